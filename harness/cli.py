@@ -1,0 +1,164 @@
+"""The command line: thin, and quick to start because each command imports what it needs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from harness.errors import BadInput, HarnessError, one_line
+
+app = typer.Typer(
+    help="Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded.",
+    epilog="Begin with: harness run quickstart",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets for the workloads.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+def _sweeps(incomplete: str) -> list[str]:
+    from harness.spec import ready_sweeps
+
+    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.y*ml"))
+    return [name for name in ready_sweeps() if name.startswith(incomplete)] + files
+
+
+def _profiles(incomplete: str) -> list[str]:
+    from harness.cluster import profiles
+
+    return [name for name in profiles() if name.startswith(incomplete)]
+
+
+def _sets(incomplete: str) -> list[str]:
+    from harness.completion import complete_set
+
+    return complete_set(incomplete)
+
+
+SweepArgument = Annotated[
+    str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=_sweeps)
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set an axis (execution=eager,compile) or any other key (length.epochs=3). Repeatable.",
+        autocompletion=_sets,
+    ),
+]
+DataOption = Annotated[
+    list[str],
+    typer.Option(
+        "--data", metavar="[LABEL=]PATH", help="Where the data lies, for all workloads that read files or for one."
+    ),
+]
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", metavar="PROFILE", help="Where to run.", autocompletion=_profiles)
+]
+ResultsOption = Annotated[
+    Path, typer.Option("--results", envvar="HARNESS_RESULTS", help="The folder for records and MLflow's database.")
+]
+UriOption = Annotated[
+    str | None,
+    typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="An MLflow server instead of results/mlflow.db."),
+]
+
+
+@app.command(epilog="Examples:  harness plan quickstart   |   harness plan sweep.yaml --set precision=bf16 --json")
+def plan(
+    sweep: SweepArgument,
+    sets: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, with every default, for machines.")] = False,
+) -> None:
+    """Show the cells and trials of a sweep, what is left out and why, and how long it will take."""
+    from harness import plan_view
+    from harness.paths import Results
+
+    asked = _load(sweep, sets, data, cluster)[0]
+    plan_view.show(asked, Results(results), as_json=as_json)
+
+
+@app.command(epilog="Examples:  harness run quickstart   |   harness run mnist --data DIR --set seeds=0,1,2")
+def run(
+    sweep: SweepArgument,
+    sets: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed/--skip-failed", help="Whether trials that failed before run again.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Run every trial again, finished ones too.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")] = False,
+) -> None:
+    """Run a sweep on this machine; run it again to go on where it stopped."""
+    from harness import sweep as runner
+    from harness.paths import Results
+    from harness.run_view import RunView
+
+    asked, profile = _load(sweep, sets, data, cluster)
+    place = Results(results)
+    view = RunView(asked, place, tracking_uri)
+    redo: runner.Redo = "all" if force else "failed" if retry_failed else "missing"
+    with view:
+        records = runner.run(asked, profile, place.sweep(asked.name), view, redo=redo, fail_fast=fail_fast)
+    view.conclude(records)
+    if any(record.status == "failed" for record in records):
+        raise typer.Exit(1)
+
+
+def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) -> tuple[Any, Any]:
+    """The sweep and the profile that it runs on, all checked."""
+    from harness import cluster as clusters
+    from harness import spec
+
+    profile = clusters.load(cluster)
+    asked = spec.load(spec.find(sweep), sets, data)
+    clusters.check_fits(profile, {cell.label: cell.axes.world_size for cell in asked.cells})
+    return asked, profile
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit codes: 0 all well, 1 a trial failed, 2 bad input, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except HarnessError as error:
+        code = _fail(str(error), error.exit_code)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        code = _fail(error.format_message(), BadInput.exit_code)
+    except KeyboardInterrupt:
+        code = _fail("interrupted; run the same command again to go on", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"harness: {one_line(message, 1000)}", file=sys.stderr)
+    return code
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Ranks: the only reader of their environment variables; process group, seeds, and what ranks tell each other."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among the ranks of a trial."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @staticmethod
+    def from_environment() -> Ranks:
+        """What torchrun says; without a launcher, one rank alone."""
+        read = os.environ.get
+        return Ranks(
+            rank=int(read("RANK", "0")),
+            local_rank=int(read("LOCAL_RANK", "0")),
+            world_size=int(read("WORLD_SIZE", "1")),
+        )
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
+
+
+def choose_device(asked: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
+    """The rank's own device; raises BadInput if a GPU was asked for and there is none for it."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if ranks.local_rank >= torch.cuda.device_count():
+        raise BadInput(f"device: found {torch.cuda.device_count()} GPUs; needed: one for local rank {ranks.local_rank}")
+    device = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def process_group(ranks: Ranks, device: torch.device, *, needed: bool, timeout: float) -> Iterator[None]:
+    """gloo on CPUs, NCCL on GPUs, for as long as the block lasts; left at once if the block raises.
+
+    A DDP object that outlives its process group can hang for ever, so the block must drop model and optimizer.
+    """
+    if not needed:
+        yield
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=bound)
+    yield
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def seed_everything(seed: int, *stream: int) -> None:
+    """Seed Python, NumPy and torch. Streams of one seed, such as ranks, are independent of each other."""
+    derived = derive_seed(seed, *stream)
+    random.seed(derived)
+    np.random.seed(derived % 2**32)
+    torch.manual_seed(derived)
+
+
+def derive_seed(seed: int, *stream: int) -> int:
+    """63 bits that depend on all the numbers."""
+    digest = hashlib.sha256(repr((seed, *stream)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def gather(value: Any, ranks: Ranks) -> list[Any]:
+    """Every rank's value at rank 0, by rank; an empty list elsewhere."""
+    if not dist.is_initialized():
+        return [value]
+    everyone: list[Any] | None = [None] * ranks.world_size if ranks.first else None
+    dist.gather_object(value, everyone)
+    return everyone or []
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's value, at every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+@torch.no_grad()
+def share_buffers(model: nn.Module) -> None:
+    """Give every rank rank 0's buffers, as DDP does, so that all evaluate the same model."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

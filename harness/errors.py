@@ -1,0 +1,43 @@
+"""What can go wrong by somebody's choice. Everything else keeps its traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HarnessError(Exception):
+    """Shown to the user as one line; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class BadInput(HarnessError):
+    """A spec, profile, data file, record or flag that can't be used: names it, what was found and what is allowed."""
+
+    exit_code = 2
+
+
+class NonFiniteLoss(HarnessError):
+    """The loss became NaN or infinite."""
+
+
+class NotApplied(HarnessError):
+    """A setting was asked for and did not take effect: what was asked is not what ran."""
+
+
+class BadCheckpoint(HarnessError):
+    """A checkpoint that is not whole, or not of this trial."""
+
+
+def did_you_mean(found: object, allowed: Iterable[str]) -> str:
+    """The hint that ends an error about a word: the nearest allowed one, then all of them."""
+    words = sorted(allowed)
+    near = difflib.get_close_matches(str(found), words, n=1, cutoff=0.6)
+    return (f"did you mean {near[0]!r}? " if near else "") + "allowed: " + (", ".join(words) or "nothing")
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """`text` without line breaks and not longer than `limit` characters."""
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"

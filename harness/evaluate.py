@@ -1,0 +1,48 @@
+"""Evaluation over the exact test set: no sample twice, none lost, at any world size."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from harness.cell import Axes
+from harness.dist import Ranks, from_first, gather, share_buffers
+from harness.errors import NotApplied
+from harness.loader import to_device
+from harness.strategy import autocast
+from workloads.base import Samples, Workload
+
+
+@torch.no_grad()
+def evaluate(
+    workload: Workload, model: nn.Module, samples: Samples, axes: Axes, ranks: Ranks, device: torch.device
+) -> dict[str, float]:
+    """The workload's metrics over all of `samples`, the same at every rank.
+
+    Sample i belongs to rank i modulo world size. Ranks make equally many forward passes, because under FSDP2 a pass
+    is collective: a rank that has run out repeats a sample and drops what comes of it.
+    """
+    share_buffers(model)
+    model.eval()
+    count, batch = len(samples), max(1, axes.batch_size // ranks.world_size)
+    mine = list(range(ranks.rank, count, ranks.world_size))
+    most = -(-count // ranks.world_size)
+    rows = []
+    for start in range(0, most, batch):
+        indices = mine[start : start + batch]
+        with autocast(axes, device):
+            result = workload.evaluate(model, to_device(samples.batch(indices or [0]), device))
+        if indices:
+            rows.append(result.double().cpu().numpy())
+    model.train()
+    parts = gather((np.asarray(mine), np.concatenate(rows) if rows else None), ranks)
+    metrics = None
+    if ranks.first:
+        order = np.concatenate([indices for indices, _ in parts])
+        found = np.concatenate([part for _, part in parts if part is not None])
+        if not np.array_equal(np.sort(order), np.arange(count)) or len(found) != count:
+            raise NotApplied(f"evaluate: gave {len(found)} rows for {count} samples; needed: one row a sample")
+        metrics = workload.metrics(torch.from_numpy(found[np.argsort(order)]))
+    shared: dict[str, float] = from_first(metrics)
+    return shared

@@ -1,0 +1,139 @@
+"""From axes to cells: the cartesian product, zipped axes, exclusions, inclusions, and combinations without sense."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_type_hints
+
+from harness.cell import Axes
+from harness.document import Document, Key
+from harness.errors import did_you_mean
+
+AXIS_TYPES = get_type_hints(Axes, include_extras=True)
+
+Values = Mapping[str, Any]  # axis -> value
+Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excluded:
+    """A point of the matrix that is not run, and why."""
+
+    workload: str
+    axes: Values
+    rule: str  # `exclude[0]`, or `conflict` for a combination that makes no sense
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """The axes part of a sweep, every value checked."""
+
+    fixed: Values
+    product: Options
+    zipped: Sequence[Options]
+    exclude: Sequence[Options]  # here `workload` is allowed beside the axes
+    include: Sequence[Options]
+    unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
+
+    def points(self, workload: str, own: Values) -> Iterator[tuple[Axes, str | None]]:
+        """Every combination for a workload with `own` fixed axes, and the exclude rule that it falls under, if any."""
+        columns = [[{axis: value} for value in values] for axis, values in self.product.items()]
+        columns += [
+            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)] for group in self.zipped
+        ]
+        for choices in itertools.product(*columns):
+            point = dict(self.fixed) | dict(own)
+            for choice in choices:
+                point |= choice
+            yield Axes(**point), self._excluded(workload, point)
+
+    def inclusions(self, workload: str, own: Values) -> Iterator[tuple[int, Axes]]:
+        """The further combinations for a workload, each with the number of its include rule."""
+        for number, rule in enumerate(self.include):
+            if workload in rule.get("workload", [workload]):
+                axes = {axis: values for axis, values in rule.items() if axis != "workload"}
+                for row in itertools.product(*axes.values()):
+                    yield number, Axes(**(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True))))
+
+    def _excluded(self, workload: str, point: Values) -> str | None:
+        complete = asdict(Axes(**point)) | {"workload": workload}
+        for number, rule in enumerate(self.exclude):
+            if all(complete[axis] in values for axis, values in rule.items()):
+                self.unused.discard(number)
+                return f"exclude[{number}]"
+        return None
+
+
+def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
+    """The `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep; raises BadInput."""
+    content = document.content
+    fixed = {axis: axis_value(document, ("axes", axis), value) for axis, value in content.get("axes", {}).items()}
+    product = {
+        axis: axis_values(document, ("matrix", axis), value) for axis, value in content.get("matrix", {}).items()
+    }
+    zipped = []
+    for number, group in enumerate(content.get("zip", [])):
+        columns = {axis: axis_values(document, ("zip", number, axis), value) for axis, value in group.items()}
+        lengths = {axis: len(values) for axis, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise document.error(("zip", number), f"found lists of lengths {lengths}; allowed: equal lengths")
+        for axis in columns:
+            if axis in product or any(axis in other for other in zipped):
+                raise document.error(("zip", number, axis), "found a second time; allowed: an axis in one place")
+        zipped.append(columns)
+    exclude, include = (
+        [_rule(document, (key, number), rule, workloads) for number, rule in enumerate(content.get(key, []))]
+        for key in ("exclude", "include")
+    )
+    unused = set(range(len(exclude)))
+    return Matrix(fixed=fixed, product=product, zipped=zipped, exclude=exclude, include=include, unused=unused)
+
+
+def axis_values(document: Document, key: Key, value: Any) -> list[Any]:
+    """The checked values of the axis that ends `key`: a list that is not empty."""
+    values: list[Any] = document.validate(list[_axis_type(document, key)], value, key)  # type: ignore[misc]
+    if not values:
+        raise document.error(key, "found an empty list; allowed: at least one value")
+    return values
+
+
+def axis_value(document: Document, key: Key, value: Any) -> Any:
+    return document.validate(_axis_type(document, key), value, key)
+
+
+def _axis_type(document: Document, key: Key) -> Any:
+    if key[-1] not in AXIS_TYPES:
+        raise document.error(key, f"unknown axis; {did_you_mean(key[-1], AXIS_TYPES)}")
+    return AXIS_TYPES[str(key[-1])]
+
+
+def _rule(document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]) -> Options:
+    """A rule's values, each a list: one value stands for a list of one."""
+    checked: dict[str, Sequence[Any]] = {}
+    for axis, value in rule.items():
+        many = value if isinstance(value, list) else [value]
+        if axis != "workload":
+            one = value if not isinstance(value, list) else None
+            checked[axis] = (
+                axis_values(document, (*key, axis), many) if one is None else [axis_value(document, (*key, axis), one)]
+            )
+            continue
+        for label in many:
+            if label not in workloads:
+                raise document.error((*key, axis), f"found {label!r}; {did_you_mean(label, workloads)}")
+        checked[axis] = many
+    if not checked:
+        raise document.error(key, f"found an empty rule; {did_you_mean('', ['workload', *AXIS_TYPES])}")
+    return checked
+
+
+def conflict(axes: Axes) -> str | None:
+    """Why a combination of axes makes no sense, or None."""
+    if axes.strategy == "single" and axes.world_size != 1:
+        return f"strategy single is one rank, world_size is {axes.world_size}"
+    if axes.batch_size % axes.world_size:
+        return f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
+    return None

@@ -1,0 +1,117 @@
+"""Where everything lies, and how a file gets there whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TrialFolder:
+    """All that one trial leaves."""
+
+    path: Path
+
+    @property
+    def assignment(self) -> Path:
+        return self.path / "trial.json"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.json"
+
+    @property
+    def failures(self) -> Path:
+        return self.path / "failures.json"
+
+    @property
+    def launch_log(self) -> Path:
+        return self.path / "logs" / "launch.log"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    def log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank{rank}.log"
+
+    def result(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.json"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """All that one sweep leaves."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    def trial(self, trial_id: str) -> TrialFolder:
+        return TrialFolder(self.path / trial_id)
+
+    def records(self) -> list[Path]:
+        return sorted(self.path.glob("*/record.json"))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder `results/`."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "mlflow.db"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / "artifacts"
+
+    def sweep(self, name: str) -> SweepFolder:
+        return SweepFolder(self.runs / folder_name(name))
+
+    def records_of(self, cell_id: str) -> list[Path]:
+        """Every record of a cell, in any sweep."""
+        return sorted(self.runs.glob(f"*/{cell_id}-s*-r*/record.json"))
+
+
+def folder_name(name: str) -> str:
+    """A name that is safe in any file system and shell; different names never share one."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
+    return safe if safe == name else f"{safe or 'sweep'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write aside, flush to the disk if durable, rename into place: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        Path(aside).chmod(0o644)
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise

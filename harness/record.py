@@ -1,0 +1,165 @@
+"""Records: the JSON file that a trial leaves, and the part of it that each rank leaves first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.cell import Trial
+from harness.errors import BadInput, did_you_mean, one_line
+from harness.paths import write_whole
+from harness.restore import restore
+from harness.series import Series
+
+SCHEMA = 1
+
+Status = Literal["done", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a trial failed: the first rank's own last error."""
+
+    kind: str  # an exception's name, or Timeout, Killed, Lost
+    message: str
+    rank: int | None = None
+    host: str | None = None
+    log: str | None = None  # relative to the trial's folder
+    traceback: str | None = None
+    at: float = 0.0  # seconds since the epoch
+
+    def __str__(self) -> str:
+        where = "" if self.rank is None else f"rank {self.rank}" + (f" on {self.host}" if self.host else "") + ": "
+        return f"{where}{self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The test set's metrics after `step` optimizer steps."""
+
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The metric that the workload is trained towards."""
+
+    name: str
+    higher_is_better: bool
+
+    def best(self, evaluations: Sequence[Evaluation]) -> Evaluation | None:
+        """The evaluation with the best value, the earliest among equals."""
+        pick = max if self.higher_is_better else min
+        return pick(evaluations, key=lambda found: found.metrics[self.name]) if evaluations else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What rank 0 knows for all ranks once the trial is done."""
+
+    target: Target
+    steps_per_epoch: int
+    parameters: int  # how many
+    flops_per_sample: float
+    evaluations: Sequence[Evaluation]
+    parameter_digest: str
+    environment: Mapping[str, Any]
+    checkpoint: str | None = None  # relative to the trial's folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """What one rank leaves in `rank<N>.json`."""
+
+    rank: int
+    host: str
+    pid: int
+    entered: float  # when the worker's code began, seconds since the epoch
+    failure: Failure | None = None
+    loss: Series | None = None  # this rank's mean loss at each step
+    step_seconds: Series | None = None
+    wait_seconds: Series | None = None  # the part of each step that waited for data
+    resumed_at: Sequence[int] = ()  # steps at which an earlier attempt was taken up
+    order: Sequence[int] = (0, 0)
+    graphs: int | None = None  # compiled ones; None for eager
+    loader_workers: int = 0  # that were seen to deliver batches
+    memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds
+    learned: Learned | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What the numbers of a trial come to; None for what could not be measured."""
+
+    throughput: float | None  # samples/s over all ranks, in the measured window
+    window_steps: int
+    step_p50: float | None  # seconds
+    step_p90: float | None
+    step_p99: float | None
+    wait_share: float | None  # of the window's time, of the rank that waited most
+    final_loss: float | None
+    final: float | None  # the target metric at the last evaluation
+    best: float | None  # and at the best one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One trial's durable truth. `loss` is the mean over ranks; `ranks` holds what belongs to each."""
+
+    schema: int = SCHEMA
+    sweep: str
+    trial: Trial
+    status: Status
+    attempt: int
+    started: float  # seconds since the epoch
+    ended: float
+    failure: Failure | None
+    earlier: Sequence[Failure]  # of the attempts before this one
+    summary: Summary | None
+    loss: Series | None
+    order_digest: str | None
+    ranks: Sequence[RankResult]
+    learned: Learned | None
+    phases: Mapping[str, float]  # seconds, of the rank that took longest
+
+    @property
+    def folder_name(self) -> str:
+        return self.trial.id
+
+
+def write(path: Path, value: Record | RankResult) -> None:
+    write_whole(path, json.dumps(asdict(value), indent=1, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> Record:
+    """Raises BadInput for what is no record, not whole, or of another schema."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: can't be read as a record: {one_line(error)}") from None
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != SCHEMA:
+        raise BadInput(f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}")
+    return _restored(Record, content, path)
+
+
+def read_rank(path: Path) -> RankResult:
+    """Raises BadInput."""
+    try:
+        return _restored(RankResult, json.loads(path.read_text(encoding="utf-8")), path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: can't be read as a rank's result: {one_line(error)}") from None
+
+
+def _restored(kind: Any, content: Any, path: Path) -> Any:
+    try:
+        return restore(kind, content)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadInput(f"{path}: no whole {kind.__name__}: {one_line(error)}") from None

@@ -1,0 +1,61 @@
+"""Frozen dataclasses from the JSON that they left: for workers and records, which need no validating library."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def restore(kind: type[T], value: Any) -> T:
+    """`value`, as `json.loads` gave it, as a `kind`: nested dataclasses, unions, tuples, lists, mappings, paths.
+
+    Raises TypeError or ValueError where the JSON does not fit. Members of a union of dataclasses are told apart by
+    their literal fields.
+    """
+    return cast(T, _restore(kind, value))
+
+
+def _restore(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _restore(arguments[0], value)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _restore(_member(arguments, value), value)
+    if origin in (Mapping, dict):
+        return {key: _restore(arguments[1], item) for key, item in value.items()}
+    if origin in (Sequence, list):
+        return [_restore(arguments[0], item) for item in value]
+    if origin is tuple:
+        return tuple(_restore(arguments[0], item) for item in value)
+    if kind is Path:
+        return Path(value)
+    if kind is float:
+        return float(value)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{kind.__name__} can't be read from {type(value).__name__}")
+        hints = get_type_hints(kind, include_extras=True)
+        known = {name: item for name, item in value.items() if name in hints}
+        if len(known) != len(value):
+            raise ValueError(f"{kind.__name__} has no field {sorted(set(value) - set(known))[0]!r}")
+        return kind(**{name: _restore(hints[name], item) for name, item in known.items()})
+    return value
+
+
+def _member(members: tuple[Any, ...], value: Any) -> Any:
+    """The member of a union that `value` is: the first whose literal fields hold the values found."""
+    candidates = [member for member in members if member is not type(None)]
+    if not isinstance(value, Mapping):
+        return candidates[0]
+    for member in candidates:
+        literals = {
+            name: get_args(hint) for name, hint in get_type_hints(member).items() if get_origin(hint) is Literal
+        }
+        if all(value.get(name, allowed[0]) in allowed for name, allowed in literals.items()):
+            return member
+    raise ValueError(f"no {' or '.join(member.__name__ for member in candidates)} in {value!r}")

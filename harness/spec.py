@@ -1,0 +1,254 @@
+"""A sweep: from its YAML file to cells and trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from harness import matrix
+from harness.cell import Axes, Cell, Choice, Length, Trial, digest_files, without_defaults
+from harness.document import Document, choose, parse_value, read
+from harness.errors import BadInput, did_you_mean
+from workloads.catalog import BUILT_IN, Entry, load_class
+from workloads.options import Between, Count, Settings, Strict
+
+READY = Path(__file__).parent.parent / "workloads" / "sweeps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadEntry(Strict):
+    """One workload of a sweep file."""
+
+    uses: str | None = None  # its own name unless given
+    options: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    length: Length | None = None
+    evaluate: Length | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFile(Strict):
+    """The keys of a sweep file and their defaults."""
+
+    name: str
+    workloads: dict[str, WorkloadEntry | None]
+    description: str = ""
+    seeds: list[Annotated[int, Between(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
+    repeats: Count = 1
+    length: Length = Length(epochs=1)
+    evaluate: Length = Length(epochs=1)
+    warmup: Annotated[int, Between(0)] = 10
+    checkpoint: Literal["none", "best"] = "none"
+    timeout: Annotated[float, Between(1)] = 3600.0
+    axes: dict[str, Any] = field(default_factory=dict)
+    matrix: dict[str, Any] = field(default_factory=dict)
+    zip: list[dict[str, Any]] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    include: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep file asks for."""
+
+    name: str
+    description: str
+    source: Path
+    seeds: Sequence[int]
+    repeats: int
+    checkpoint: Literal["none", "best"]
+    timeout: float  # seconds that one trial may take
+    cells: Sequence[Cell]
+    excluded: Sequence[matrix.Excluded]
+    unused_rules: Sequence[str]  # exclude rules that matched nothing
+
+    @property
+    def base(self) -> Path:
+        """What relative paths in the file are relative to."""
+        return self.source.absolute().parent
+
+    def blocks(self) -> list[list[Trial]]:
+        """Trials in the order they run: a block holds every cell once, so that cells compare under like conditions."""
+        return [
+            [Trial(cell=cell, seed=seed, repeat=repeat) for cell in self.cells]
+            for repeat in range(self.repeats)
+            for seed in self.seeds
+        ]
+
+    def trials(self) -> list[Trial]:
+        return [trial for block in self.blocks() for trial in block]
+
+
+def ready_sweeps() -> dict[str, Path]:
+    """The sweeps that come with the package, by name."""
+    return {path.stem: path for path in sorted(READY.glob("*.yaml"))}
+
+
+def find(name: str) -> Path:
+    """The file of a sweep given as a path or by the name of a ready one; raises BadInput."""
+    path, ready = Path(name), ready_sweeps()
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return path
+    if name in ready:
+        return ready[name]
+    raise BadInput(f"{name}: no such sweep file or ready sweep; {did_you_mean(name, ready)}")
+
+
+def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
+    """The sweep in `path` with `--set` and `--data` applied; raises BadInput, having read every data file."""
+    document = read(path)
+    document.validate(SweepFile, document.content)
+    for text in data:
+        _apply_data(document, text)
+    for text in sets:
+        _apply_set(document, text)
+    file: SweepFile = document.validate(SweepFile, document.content)
+    _check_file(document, file)
+    cells, excluded, points = [], [], matrix.read_matrix(document, list(file.workloads))
+    for label, entry in file.workloads.items():
+        found, left_out = _cells_of(document, file, label, entry or WorkloadEntry(), points)
+        cells += found
+        excluded += left_out
+    if not cells:
+        raise document.error((), f"no cell is left: {excluded[0].rule} and others exclude all ({excluded[0].why})")
+    return Sweep(
+        name=file.name,
+        description=file.description,
+        source=path,
+        seeds=file.seeds,
+        repeats=file.repeats,
+        checkpoint=file.checkpoint,
+        timeout=file.timeout,
+        cells=list({cell.id: cell for cell in reversed(cells)}.values())[::-1],
+        excluded=excluded,
+        unused_rules=[f"exclude[{number}]" for number in sorted(points.unused)],
+    )
+
+
+def _check_file(document: Document, file: SweepFile) -> None:
+    if not file.name.strip():
+        raise document.error(("name",), "found an empty name; allowed: any text")
+    if not file.workloads:
+        raise document.error(("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours")
+    if not file.seeds or len(set(file.seeds)) < len(file.seeds):
+        raise document.error(("seeds",), f"found {file.seeds}; allowed: at least one, each once")
+
+
+def _cells_of(
+    document: Document, file: SweepFile, label: str, entry: WorkloadEntry, points: matrix.Matrix
+) -> tuple[list[Cell], list[matrix.Excluded]]:
+    """The cells of one workload, and what was left out of its matrix."""
+    declared, options, data, choice = _choose(document, label, entry)
+    key = ("workloads", label)
+    own = {axis: matrix.axis_value(document, (*key, "axes", axis), value) for axis, value in entry.axes.items()}
+    own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
+    length, evaluate = entry.length or file.length, entry.evaluate or file.evaluate
+    if length.steps is not None and length.steps <= file.warmup:
+        raise document.error(
+            ("warmup",), f"found {file.warmup}; allowed: fewer than the {length.steps} steps of {label}"
+        )
+
+    def senseless(axes: Axes) -> str | None:
+        return matrix.conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
+
+    cells, excluded = [], []
+    for axes, rule in points.points(label, own):
+        why = "the sweep says so" if rule else senseless(axes)
+        if why:
+            excluded.append(matrix.Excluded(workload=label, axes=asdict(axes), rule=rule or "conflict", why=why))
+        else:
+            cells.append(Cell(choice=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup))
+    for number, axes in points.inclusions(label, own):
+        if why := senseless(axes):
+            raise document.error(("include", number), why)
+        cells.append(Cell(choice=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup))
+    return cells, excluded
+
+
+def _choose(document: Document, label: str, entry: WorkloadEntry) -> tuple[Entry, Settings, Settings, Choice]:
+    """A workload's declaration and its settings, checked against the files that they name."""
+    key, uses, base = ("workloads", label), entry.uses or label, Path(document.places[()]).absolute().parent
+    try:
+        declared = declaration(uses, base)
+    except ValueError as error:
+        raise document.error((*key, "uses") if entry.uses else key, str(error)) from None
+    options = _settings(document, declared.options, entry.options, (*key, "options"), base)
+    data = _settings(document, declared.data, entry.data, (*key, "data"), base)
+    identity = {
+        "uses": uses,
+        "options": without_defaults(options),
+        "data": without_defaults(data) | {"source": getattr(data, "source", None)},
+        "files": digest_files([*options.files(), *data.files()]),
+    }
+    choice = Choice(label=label, uses=uses, options=_plain(options), data=_plain(data), identity=identity)
+    return declared, options, data, choice
+
+
+def declaration(uses: str, base: Path) -> Entry:
+    """What planning needs to know of a workload; raises ValueError if there is none. Imports torch for users' own."""
+    if uses in BUILT_IN:
+        return BUILT_IN[uses]
+    found = load_class(uses, base)
+    return Entry(path=uses, options=found.Options, data=found.Data, batch_size=found.batch_size)
+
+
+def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tuple[str, ...], base: Path) -> Settings:
+    try:
+        member = choose(kind, values)
+    except ValueError as error:
+        raise document.error((*key, "source"), str(error)) from None
+    hint = "; give it here or as --data PATH" if key[-1] == "data" else ""
+    try:
+        settings: Settings = document.validate(member, dict(values), key)
+    except BadInput as error:
+        raise BadInput(f"{error}{hint}" if "data.path: missing" in str(error) else str(error)) from None
+    paths = {f.name: base / value for f in fields(settings) if isinstance(value := getattr(settings, f.name), Path)}
+    settings = replace(settings, **paths)
+    try:
+        settings.check()
+    except ValueError as error:
+        raise document.error(key, str(error)) from None
+    return settings
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+
+
+def _apply_set(document: Document, text: str) -> None:
+    """`--set execution=eager,compile` replaces an axis; `--set length.epochs=3` any other key."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise BadInput(f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value")
+    name, place = name.strip(), f"--set {text}"
+    if name in matrix.AXIS_TYPES:
+        for group in document.content.get("zip", []):
+            group.pop(name, None)
+        document.put(("matrix", name), [parse_value(part, place) for part in value.split(",")], place)
+    elif name == "seeds":
+        document.put(("seeds",), [parse_value(part, place) for part in value.split(",")], place)
+    else:
+        document.put(tuple(name.split(".")), parse_value(value, place), place)
+
+
+def _apply_data(document: Document, text: str) -> None:
+    """`--data PATH` for every workload whose data lies in files, `--data LABEL=PATH` for one."""
+    label, equals, path = text.partition("=")
+    entries = document.content["workloads"]
+    if equals and label not in entries:
+        raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
+    whom = [label] if equals else [name for name, entry in entries.items() if _has_files(entry)]
+    if not whom:
+        raise BadInput(f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH")
+    for name in whom:
+        document.put(
+            ("workloads", name, "data", "path"), str(Path(path if equals else text).absolute()), f"--data {text}"
+        )
+
+
+def _has_files(entry: dict[str, Any] | None) -> bool:
+    data = (entry or {}).get("data", {})
+    return data.get("source") in ("idx", "csv") or "path" in data

@@ -1,0 +1,194 @@
+"""Running a sweep on this machine: which trials, in which order, what becomes of each."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any, Literal, Protocol
+
+from harness import record
+from harness.assemble import assemble
+from harness.cell import Assignment, Trial
+from harness.cluster import Profile
+from harness.environment import describe_code
+from harness.errors import BadInput
+from harness.launch import torchrun
+from harness.paths import SweepFolder, TrialFolder, write_whole
+from harness.processes import end_group
+from harness.record import Failure, Record
+from harness.spec import Sweep
+
+POLL = 0.1  # seconds between looks at a running trial
+
+Redo = Literal["missing", "failed", "all"]  # which trials run: those without a record, failed ones too, all
+
+
+class Listener(Protocol):
+    """Told of everything that happens; shows it to somebody or delivers it somewhere."""
+
+    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+
+    def started(self, trial: Trial) -> None: ...
+
+    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+
+    def ended(self, record: Record, folder: TrialFolder) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run of a sweep has to do, given what is on disk."""
+
+    pending: Sequence[Trial]
+    finished: Sequence[Record]  # of this sweep's trials, that will not run again
+
+
+def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
+    """Raises BadInput for a record that can't be read."""
+    pending, finished = [], []
+    for trial in sweep.trials():
+        path = folder.trial(trial.id).record
+        found = record.read(path) if path.exists() else None
+        keep = found is not None and (redo == "missing" or (redo == "failed" and found.status == "done"))
+        if found is not None and keep:
+            finished.append(found)
+        else:
+            pending.append(trial)
+    return Plan(pending=pending, finished=finished)
+
+
+def run(
+    sweep: Sweep, profile: Profile, folder: SweepFolder, listener: Listener, *, redo: Redo, fail_fast: bool
+) -> list[Record]:
+    """Run what is pending, one trial after the other; returns the records of all the sweep's trials that have one.
+
+    Every record is on disk before anybody is told. Raises BadInput if another process is at this sweep; on
+    KeyboardInterrupt the running trial's processes are ended and nothing is recorded for it.
+    """
+    with lock(folder):
+        todo = plan(sweep, folder, redo)
+        write_whole(folder.spec, json.dumps(describe(sweep), indent=1) + "\n")
+        listener.planned(todo.pending, todo.finished)
+        known = {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
+        records = list(todo.finished)
+        for trial in todo.pending:
+            listener.started(trial)
+            found = _run_trial(sweep, profile, folder, trial, listener, known, fresh=redo == "all")
+            records.append(found)
+            listener.ended(found, folder.trial(trial.id))
+            if fail_fast and found.status == "failed":
+                break
+    return records
+
+
+def describe(sweep: Sweep) -> dict[str, Any]:
+    """A sweep with every default, as JSON."""
+    return {
+        **{name: value for name, value in asdict(sweep).items() if name not in ("source", "cells")},
+        "source": str(sweep.source),
+        "cells": [{"id": cell.id, "label": cell.label, **asdict(cell)} for cell in sweep.cells],
+        "trials": [trial.id for trial in sweep.trials()],
+    }
+
+
+def _run_trial(
+    sweep: Sweep,
+    profile: Profile,
+    folder: SweepFolder,
+    trial: Trial,
+    listener: Listener,
+    known: dict[str, Any],
+    *,
+    fresh: bool,
+) -> Record:
+    place = folder.trial(trial.id)
+    earlier = _clear(place, fresh=fresh)
+    assignment = Assignment(
+        trial=trial,
+        base=str(sweep.base),
+        checkpoint=sweep.checkpoint,
+        device=profile.device,
+        attempt=len(earlier) + 1,
+        environment=known,
+    )
+    write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
+    arguments = torchrun.command(place, trial.cell.axes.world_size)
+    variables = torchrun.environment(os.environ, profile.environment, trial.cell.axes.threads)
+    started = time.time()
+    process = torchrun.start(arguments, variables, place.launch_log)
+    try:
+        stopped = _watch(process, place, trial, listener, started + sweep.timeout)
+    finally:
+        end_group(process)
+    found = assemble(
+        place, sweep.name, assignment, started=started, ended=time.time(), earlier=earlier, stopped=stopped
+    )
+    record.write(place.record, found)
+    for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
+        leftover.unlink(missing_ok=True)
+    return found
+
+
+def _watch(
+    process: subprocess.Popen[bytes], place: TrialFolder, trial: Trial, listener: Listener, deadline: float
+) -> Failure | None:
+    """Wait for the ranks to end; says why if they were ended for taking too long."""
+    while True:
+        try:
+            process.wait(POLL)
+            return None
+        except subprocess.TimeoutExpired:
+            progress = read_progress(place)
+            listener.progressed(trial, progress)
+        if time.time() > deadline:
+            reached = f"step {progress['step']} of {progress['steps']}" if progress else "no step"
+            log = str(place.log(0).relative_to(place.path))
+            return Failure(kind="Timeout", message=f"took longer than its time-out; it had reached {reached}", log=log)
+
+
+def read_progress(place: TrialFolder) -> dict[str, Any]:
+    """How far a running trial has come; empty before its first word."""
+    try:
+        content: dict[str, Any] = json.loads(place.progress.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return content
+
+
+def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
+    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`."""
+    earlier: list[Failure] = []
+    if place.record.exists() and not fresh:
+        before = record.read(place.record)
+        earlier = [*before.earlier, *filter(None, [before.failure])]
+    if fresh:
+        shutil.rmtree(place.path, ignore_errors=True)
+    for leftover in [place.record, place.progress, place.failures, *place.path.glob("rank*.json")]:
+        leftover.unlink(missing_ok=True)
+    return earlier
+
+
+@contextmanager
+def lock(folder: SweepFolder) -> Iterator[None]:
+    """Only one process at a sweep; the kernel lets go of it however that process ends."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.lock.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BadInput(
+                f"{folder.path}: process {file.read().strip()} is at work on this sweep; wait for it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,139 @@
+"""One rank of one trial: `torchrun -m harness.worker FOLDER` reads FOLDER/trial.json and leaves FOLDER/rank<N>.json."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness import checkpoint, environment
+from harness.cell import Assignment
+from harness.dist import Ranks, choose_device, process_group
+from harness.errors import HarnessError, one_line
+from harness.paths import TrialFolder
+from harness.processes import die_with_parent
+from harness.record import Failure, Learned, RankResult, write
+from harness.restore import restore
+from harness.series import Series
+from harness.train import Training
+from workloads.base import Workload
+from workloads.catalog import load_class
+
+COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Ends the process: 0 when the trial is done, 1 when it failed."""
+    parser = argparse.ArgumentParser(prog="python -m harness.worker", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
+    parser.add_argument("--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log")
+    given = parser.parse_args(arguments)
+    die_with_parent()
+    ranks, folder = Ranks.from_environment(), TrialFolder(given.folder)
+    if given.write_logs:
+        _redirect(folder.log(ranks.rank))
+    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered=time.time())
+    try:
+        result = run(folder, ranks, entered)
+    except Exception as error:
+        traceback.print_exc()
+        result = replace(entered, failure=_describe(error, ranks))
+    write(folder.result(ranks.rank), result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if result.failure is None else 1)  # a failed rank must not wait for the others
+
+
+def run(folder: TrialFolder, ranks: Ranks, entered: RankResult) -> RankResult:
+    """Train as `trial.json` says."""
+    assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
+    torch.set_num_threads(assignment.trial.cell.axes.threads)
+    device = choose_device(assignment.device, ranks)
+    needed = assignment.trial.cell.axes.strategy != "single"
+    with process_group(ranks, device, needed=needed, timeout=COLLECTIVE_TIMEOUT):
+        training = Training(assignment, load_workload(assignment), folder, ranks, device)
+        training.run()
+        result = _result(training, entered)
+        del training
+        gc.collect()
+    return result
+
+
+def load_workload(assignment: Assignment) -> Workload:
+    """The cell's workload with its settings."""
+    choice = assignment.trial.cell.choice
+    kind = load_class(choice.uses, Path(assignment.base))
+    return kind(restore(kind.Options, choice.options), restore(kind.Data, choice.data))
+
+
+def _result(training: Training, entered: RankResult) -> RankResult:
+    fingerprint, trace = training.fingerprint(), training.trace
+    return replace(
+        entered,
+        loss=Series.pack(np.asarray(trace.losses, dtype=np.float32)),
+        step_seconds=Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
+        wait_seconds=Series.pack(np.asarray(trace.wait_seconds, dtype=np.float64)),
+        resumed_at=trace.resumed_at,
+        order=training.digest.sums,
+        graphs=training.graphs,
+        loader_workers=training.loader_workers,
+        memory=_peak_memory(training.device),
+        phases=training.phases,
+        learned=_learned(training, fingerprint) if training.ranks.first else None,
+    )
+
+
+def _learned(training: Training, fingerprint: str) -> Learned:
+    best = checkpoint.newest(training.folder.best)
+    return Learned(
+        target=training.target,
+        steps_per_epoch=training.order.steps,
+        parameters=training.parameters,
+        flops_per_sample=training.workload.flops_per_sample(),
+        evaluations=training.trace.evaluations_seen(),
+        parameter_digest=fingerprint,
+        environment=environment.describe() | dict(training.assignment.environment),
+        checkpoint=None if best is None else str(best.relative_to(training.folder.path)),
+    )
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    peak = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device.type == "cuda":
+        peak["allocated"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def _describe(error: Exception, ranks: Ranks) -> Failure:
+    lines = traceback.format_exception(error)
+    return Failure(
+        kind=type(error).__name__,
+        message=str(error) if isinstance(error, HarnessError) else one_line(error),
+        rank=ranks.rank,
+        host=ranks.host,
+        traceback="".join(lines)[-8000:],
+        at=time.time(),
+    )
+
+
+def _redirect(path: Path) -> None:
+    """Send this process's output, C++'s too, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Workloads: what is trained. Knows torch and nothing of the harness.
+
+A user's workload derives from `Workload` or `Classifier`. Names are loaded on first use, so importing this is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workloads.base import Batch, Classifier, Samples, Splits, Target, TensorSamples, Workload
+    from workloads.catalog import BUILT_IN, Entry, load_class
+    from workloads.options import Between, Count, Fraction, Rate, Settings
+    from workloads.schedules import one_cycle
+    from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
+
+_HOMES = {
+    "base": ("Batch", "Classifier", "Samples", "Splits", "Target", "TensorSamples", "Workload"),
+    "catalog": ("BUILT_IN", "Entry", "load_class"),
+    "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
+    "schedules": ("one_cycle",),
+    "sources": ("Csv", "Digits", "Idx", "ImageData", "TextData", "Tickets"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BUILT_IN",
+    "Batch",
+    "Between",
+    "Classifier",
+    "Count",
+    "Csv",
+    "Digits",
+    "Entry",
+    "Fraction",
+    "Idx",
+    "ImageData",
+    "Rate",
+    "Samples",
+    "Settings",
+    "Splits",
+    "Target",
+    "TensorSamples",
+    "TextData",
+    "Tickets",
+    "Workload",
+    "load_class",
+    "one_cycle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'workloads' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"workloads.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
