@@ -11,20 +11,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.dist import Ranks, gather, share_buffers
 from harness.errors import BadCheckpoint, one_line
 from harness.fingerprint import whole_state
-
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def save(
@@ -40,9 +32,12 @@ def save(
 
     `rest` is each rank's own: plain Python values and tensors.
     """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     share_buffers(model)
     weights = {name: value.contiguous().clone() for name, value in whole_state(model)}
-    optimizer_state = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    optimizer_state = get_optimizer_state_dict(model, optimizer, options=whole)
     everyone = gather(rest | {"random": _random_state()}, ranks)
     if not ranks.first:
         return
@@ -76,14 +71,21 @@ def load(
     ranks: Ranks,
 ) -> tuple[int, dict[str, Any]]:
     """Put a checkpoint's state back; returns its step and this rank's `rest`. Raises BadCheckpoint."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+
     try:
         weights = load_file(place / "model.safetensors")
         state = torch.load(place / "state.pt", map_location="cpu", weights_only=True)
         rest = state["ranks"][ranks.rank]
     except Exception as error:
         raise BadCheckpoint(f"{place}: can't be read: {one_line(error)}") from error
-    set_model_state_dict(model, weights, options=WHOLE)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    set_model_state_dict(model, dict(weights), options=whole)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=whole)
     if schedule:
         schedule.load_state_dict(state["schedule"])
     _restore_random_state(rest.pop("random"))

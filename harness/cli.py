@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from harness.errors import BadInput, HarnessError, one_line
 
@@ -38,6 +38,10 @@ def _profiles(incomplete: str) -> list[str]:
     return [name for name in profiles() if name.startswith(incomplete)]
 
 
+def _recorded(incomplete: str) -> list[str]:
+    return [path.parent.name for path in Path("results/runs").glob(f"{incomplete}*/sweep.json")]
+
+
 def _sets(incomplete: str) -> list[str]:
     from harness.completion import complete_set
 
@@ -46,6 +50,9 @@ def _sets(incomplete: str) -> list[str]:
 
 SweepArgument = Annotated[
     str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=_sweeps)
+]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="SWEEP", help="The name of a sweep that has run.", autocompletion=_recorded)
 ]
 SetOption = Annotated[
     list[str],
@@ -84,11 +91,11 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, with every default, for machines.")] = False,
 ) -> None:
     """Show the cells and trials of a sweep, what is left out and why, and how long it will take."""
-    from harness import plan_view
     from harness.paths import Results
+    from harness.view import plan as view
 
     asked = _load(sweep, sets, data, cluster)[0]
-    plan_view.show(asked, Results(results), as_json=as_json)
+    view.show(asked, Results(results), as_json=as_json)
 
 
 @app.command(epilog="Examples:  harness run quickstart   |   harness run mnist --data DIR --set seeds=0,1,2")
@@ -108,7 +115,7 @@ def run(
     """Run a sweep on this machine; run it again to go on where it stopped."""
     from harness import sweep as runner
     from harness.paths import Results
-    from harness.run_view import RunView
+    from harness.view.run import RunView, conclude
 
     asked, profile = _load(sweep, sets, data, cluster)
     place = Results(results)
@@ -116,9 +123,59 @@ def run(
     redo: runner.Redo = "all" if force else "failed" if retry_failed else "missing"
     with view:
         records = runner.run(asked, profile, place.sweep(asked.name), view, redo=redo, fail_fast=fail_fast)
-    view.conclude(records)
+    conclude(asked, records, place, trouble=view.trouble)
     if any(record.status == "failed" for record in records):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  harness show quickstart")
+def show(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
+    """Show the results of a sweep again."""
+    from harness.paths import Results
+    from harness.sweep import recorded
+    from harness.view.run import conclude
+
+    place = Results(results)
+    conclude(*recorded(place, sweep), place)
+
+
+@app.command(epilog="Example:  harness sync quickstart --tracking-uri http://127.0.0.1:5000")
+def sync(sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None) -> None:
+    """Deliver the records of a sweep to MLflow; what is there already is left alone."""
+    from harness.paths import Results
+    from harness.sweep import recorded
+    from harness.tracking import Tracker
+
+    place = Results(results)
+    asked, records = recorded(place, sweep)
+    delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
+    print(f"{delivery.delivered} trials delivered, {delivery.already_there} were there already")
+
+
+@app.command(epilog="Example:  harness ui --port 5001")
+def ui(
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="The port on 127.0.0.1; 5000 or the next free one.")
+    ] = None,
+) -> None:
+    """Serve the MLflow UI on this machine and print where each sweep's page is; Ctrl-C ends it."""
+    from harness.paths import Results
+    from harness.ui import serve
+
+    serve(Results(results), tracking_uri, port=port)
+
+
+@data_app.command(epilog="Example:  harness data fetch fashion-mnist --to data/fashion")
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to put the files in.")],
+) -> None:
+    """Download a data set from its public mirrors, checked against known checksums; resumes."""
+    from harness.fetch import fetch_with_progress
+
+    fetch_with_progress(name, to)
 
 
 def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) -> tuple[Any, Any]:
@@ -139,16 +196,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
-    except click.exceptions.Abort:
+    except typer.Abort:
         code = 130
-    except click.ClickException as error:
-        code = _fail(error.format_message(), BadInput.exit_code)
+    except TyperException as error:
+        code = _fail(f"{error.format_message()} (see {_command(error)} --help)", BadInput.exit_code)
     except KeyboardInterrupt:
         code = _fail("interrupted; run the same command again to go on", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
+
+
+def _command(error: Any) -> str:
+    """The command that an error of the command line is about."""
+    return "harness" if getattr(error, "ctx", None) is None else str(error.ctx.command_path)
 
 
 def _fail(message: str, code: int) -> int:

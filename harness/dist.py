@@ -91,6 +91,15 @@ def derive_seed(seed: int, *stream: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def least(device: torch.device, *values: int) -> list[int]:
+    """Of each value the least of all ranks', at every rank."""
+    if not dist.is_initialized():
+        return list(values)
+    everyone = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
+    return [int(value) for value in everyone]
+
+
 def gather(value: Any, ranks: Ranks) -> list[Any]:
     """Every rank's value at rank 0, by rank; an empty list elsewhere."""
     if not dist.is_initialized():

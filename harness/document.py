@@ -1,4 +1,4 @@
-"""YAML files of the user's, read once and strictly: every mistake is one line with file, line, key, found and allowed."""
+"""YAML files, read once and strictly: every mistake is one line with file, line, key, found and allowed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Document:
 
     def put(self, key: Key, value: Any, place: str) -> None:
         """Set what stands at `key`, as if the file had said so; mappings on the way are made."""
-        below = self.content
+        below: dict[Any, Any] = self.content
         for part in key[:-1]:
             if not isinstance(below.get(part), dict):
                 below[part] = {}
@@ -56,9 +56,7 @@ class Document:
         try:
             text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise self.error(
-                key, f"found {value!r}; allowed: text, whole and decimal numbers, lists, mappings"
-            ) from None
+            raise self.error(key, f"found {value!r}; allowed: text, numbers, lists, mappings") from None
         try:
             return TypeAdapter(kind).validate_json(text, strict=True)
         except ValidationError as problems:

@@ -60,12 +60,18 @@ def describe_software() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
+        "nccl": _nccl() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _nccl() -> str:
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _version(package: str) -> str | None:

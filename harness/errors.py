@@ -19,7 +19,11 @@ class BadInput(HarnessError):
 
 
 class NonFiniteLoss(HarnessError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite; `rank` saw it first."""
+
+    def __init__(self, message: str, rank: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class NotApplied(HarnessError):

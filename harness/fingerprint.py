@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor on the CPU; every rank of a sharded one must ask."""
-    tensor = tensor.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+    full = getattr(tensor, "full_tensor", None)  # a DTensor's, told without importing it: a second of start-up
+    return (full() if full is not None else tensor).detach().cpu()
 
 
 def whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -28,7 +27,5 @@ def digest_parameters(model: nn.Module) -> str:
     for name, parameter in sorted(model.named_parameters()):
         full = whole(parameter).contiguous()
         digest.update(f"{name}\0{full.dtype}\0{tuple(full.shape)}\0".encode())
-        digest.update(
-            memoryview(full.view(torch.uint8).numpy() if full.dim() else full.reshape(1).view(torch.uint8).numpy())
-        )
+        digest.update(full.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

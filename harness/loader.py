@@ -46,7 +46,7 @@ def make_loader(
     )
 
 
-def _as_is(fetched: Fetched) -> Fetched:
+def _as_is(fetched: Any) -> Any:
     return fetched
 
 

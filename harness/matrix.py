@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
-from harness.cell import Axes
+from harness.cell import AXES, Axes
 from harness.document import Document, Key
 from harness.errors import did_you_mean
 
-AXIS_TYPES = get_type_hints(Axes, include_extras=True)
+AXIS_TYPES = {axis: get_type_hints(Axes, include_extras=True)[axis] for axis in AXES}
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -74,7 +74,7 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
     product = {
         axis: axis_values(document, ("matrix", axis), value) for axis, value in content.get("matrix", {}).items()
     }
-    zipped = []
+    zipped: list[Options] = []
     for number, group in enumerate(content.get("zip", [])):
         columns = {axis: axis_values(document, ("zip", number, axis), value) for axis, value in group.items()}
         lengths = {axis: len(values) for axis, values in columns.items()}

@@ -147,15 +147,18 @@ def read(path: Path) -> Record:
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
         raise BadInput(f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}")
-    return _restored(Record, content, path)
+    whole: Record = _restored(Record, content, path)
+    return whole
 
 
 def read_rank(path: Path) -> RankResult:
     """Raises BadInput."""
     try:
-        return _restored(RankResult, json.loads(path.read_text(encoding="utf-8")), path)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: can't be read as a rank's result: {one_line(error)}") from None
+    result: RankResult = _restored(RankResult, content, path)
+    return result
 
 
 def _restored(kind: Any, content: Any, path: Path) -> Any:

@@ -36,7 +36,7 @@ def _restore(kind: Any, value: Any) -> Any:
         return Path(value)
     if kind is float:
         return float(value)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"{kind.__name__} can't be read from {type(value).__name__}")
         hints = get_type_hints(kind, include_extras=True)

@@ -15,6 +15,7 @@ from workloads.catalog import BUILT_IN, Entry, load_class
 from workloads.options import Between, Count, Settings, Strict
 
 READY = Path(__file__).parent.parent / "workloads" / "sweeps"
+ONE_EPOCH = Length(epochs=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ class SweepFile(Strict):
     description: str = ""
     seeds: list[Annotated[int, Between(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
     repeats: Count = 1
-    length: Length = Length(epochs=1)
-    evaluate: Length = Length(epochs=1)
+    length: Length = ONE_EPOCH
+    evaluate: Length = ONE_EPOCH
     warmup: Annotated[int, Between(0)] = 10
     checkpoint: Literal["none", "best"] = "none"
     timeout: Annotated[float, Between(1)] = 3600.0
@@ -48,6 +49,9 @@ class SweepFile(Strict):
     zip: list[dict[str, Any]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     include: list[dict[str, Any]] = field(default_factory=list)
+
+
+SWEEP_KEYS = [f.name for f in fields(SweepFile)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,8 @@ def _apply_set(document: Document, text: str) -> None:
         for group in document.content.get("zip", []):
             group.pop(name, None)
         document.put(("matrix", name), [parse_value(part, place) for part in value.split(",")], place)
+    elif name.split(".")[0] not in SWEEP_KEYS:
+        raise BadInput(f"--set {text}: unknown axis or key; {did_you_mean(name, [*matrix.AXIS_TYPES, *SWEEP_KEYS])}")
     elif name == "seeds":
         document.put(("seeds",), [parse_value(part, place) for part in value.split(",")], place)
     else:

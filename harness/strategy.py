@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.devi
         _shard(workload, model, axes.world_size, device)
     if axes.execution == "compile":
         torch._dynamo.reset()
-        training = torch.compile(training)
+        training = cast(nn.Module, torch.compile(training))
     return Prepared(training, model)
 
 
@@ -52,7 +53,7 @@ def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]
 
 
 def compiled_graphs(axes: Axes) -> int | None:
-    """How many graphs were compiled so far; None for eager. Raises NotApplied if compile was asked for and gave none."""
+    """How many graphs were compiled so far, None for eager; raises NotApplied if compile gave none."""
     if axes.execution != "compile":
         return None
     from torch._dynamo.utils import counters

@@ -19,11 +19,12 @@ from harness.assemble import assemble
 from harness.cell import Assignment, Trial
 from harness.cluster import Profile
 from harness.environment import describe_code
-from harness.errors import BadInput
+from harness.errors import BadInput, did_you_mean, one_line
 from harness.launch import torchrun
-from harness.paths import SweepFolder, TrialFolder, write_whole
+from harness.paths import Results, SweepFolder, TrialFolder, write_whole
 from harness.processes import end_group
 from harness.record import Failure, Record
+from harness.restore import restore
 from harness.spec import Sweep
 
 POLL = 0.1  # seconds between looks at a running trial
@@ -75,7 +76,7 @@ def run(
     """
     with lock(folder):
         todo = plan(sweep, folder, redo)
-        write_whole(folder.spec, json.dumps(describe(sweep), indent=1) + "\n")
+        write_whole(folder.spec, json.dumps(asdict(sweep), indent=1, default=str) + "\n")
         listener.planned(todo.pending, todo.finished)
         known = {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
         records = list(todo.finished)
@@ -89,14 +90,18 @@ def run(
     return records
 
 
-def describe(sweep: Sweep) -> dict[str, Any]:
-    """A sweep with every default, as JSON."""
-    return {
-        **{name: value for name, value in asdict(sweep).items() if name not in ("source", "cells")},
-        "source": str(sweep.source),
-        "cells": [{"id": cell.id, "label": cell.label, **asdict(cell)} for cell in sweep.cells],
-        "trials": [trial.id for trial in sweep.trials()],
-    }
+def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
+    """A sweep that has run, as it was asked for, and its trials' records; raises BadInput."""
+    folder = results.sweep(name)
+    if not folder.spec.exists():
+        known = {path.parent.name for path in results.runs.glob("*/sweep.json")}
+        raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {did_you_mean(name, known)}")
+    try:
+        sweep = restore(Sweep, json.loads(folder.spec.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{folder.spec}: can't be read as a sweep: {one_line(error)}") from None
+    paths = [folder.trial(trial.id).record for trial in sweep.trials()]
+    return sweep, [record.read(path) for path in paths if path.exists()]
 
 
 def _run_trial(

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from harness import checkpoint
 from harness.cell import Assignment
-from harness.dist import Ranks, derive_seed, seed_everything
+from harness.dist import Ranks, derive_seed, least, seed_everything
 from harness.errors import NonFiniteLoss, NotApplied
 from harness.evaluate import evaluate
 from harness.fingerprint import digest_parameters
 from harness.loader import Fetched, make_loader, to_device
-from harness.measure.clock import step_clock
+from harness.measure.clock import StepTimes, step_clock
 from harness.order import BatchOrder, OrderDigest
 from harness.paths import TrialFolder, write_whole
 from harness.record import Evaluation, Target
 from harness.strategy import autocast, compiled_graphs, prepare
-from workloads.base import Workload
+from workloads.base import Batch, Workload
 
-STRETCH = 0.5  # seconds of uninterrupted timing, after which losses are looked at and progress is told
+STRETCH = 0.5  # seconds that a timed stretch should take, after which ranks look at losses and agree to go on
 
 
 @dataclass
@@ -46,34 +49,31 @@ class Trace:
 
 
 class Training:
-    """One trial at one rank. Between `pause`s nothing happens but training."""
+    """One trial at one rank, stretch by stretch of nothing but training."""
 
     def __init__(
-        self, assignment: Assignment, workload: Workload, folder: TrialFolder, ranks: Ranks, device: torch.device
+        self,
+        assignment: Assignment,
+        workload: Workload,
+        folder: TrialFolder,
+        ranks: Ranks,
+        device: torch.device,
+        trace: Trace,
     ) -> None:
-        self.assignment, self.workload, self.folder, self.ranks, self.device = (
-            assignment,
-            workload,
-            folder,
-            ranks,
-            device,
-        )
+        self.assignment, self.workload, self.folder = assignment, workload, folder
+        self.ranks, self.device, self.trace = ranks, device, trace
         self.cell, self.seed = assignment.trial.cell, assignment.trial.seed
         self.axes = self.cell.axes
+        self.step = 0  # optimizer steps done
+        self.graphs: int | None = None  # compiled so far
+        self.loader_workers = 0  # seen to deliver batches
         self.phases: dict[str, float] = {}
-        self.graphs: int | None = None
-        self.trace, self.step, self.loader_workers, self.place = Trace(), 0, 0, checkpoint.newest(folder.best)
-        self._losses: list[Tensor] = []
-        self._indices: list[Any] = []
+        self.stretch = 1  # steps until the next look; longer once it is known what a step takes
         with self.phase("data"):
             self.splits = workload.splits()
-        order_seed = derive_seed(self.seed)
+        count, batch_size, seed = len(self.splits.train), self.axes.batch_size, derive_seed(self.seed)
         self.order = BatchOrder(
-            samples=len(self.splits.train),
-            batch_size=self.axes.batch_size,
-            seed=order_seed,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            samples=count, batch_size=batch_size, seed=seed, rank=ranks.rank, world_size=ranks.world_size
         )
         self.digest = OrderDigest(self.order)
         self.steps = self.cell.length.in_steps(self.order.steps)
@@ -92,13 +92,14 @@ class Training:
         )
         self.clock = step_clock(self.device)
         seed_everything(self.seed, self.ranks.rank)
-        if self.place is not None:
-            self._resume()
+        place = checkpoint.newest(self.folder.best)
+        if place is not None:
+            self._resume(place)
 
-    def _resume(self) -> None:
-        assert self.place is not None
-        self.step, rest = checkpoint.load(self.place, self.model.module, self.optimizer, self.schedule, self.ranks)
-        self.trace = Trace(**rest["trace"])
+    def _resume(self, place: Path) -> None:
+        self.step, rest = checkpoint.load(place, self.model.module, self.optimizer, self.schedule, self.ranks)
+        for name, value in rest["trace"].items():
+            setattr(self.trace, name, value)
         self.trace.resumed_at.append(self.step)
         self.digest.sums = self.trace.order
 
@@ -107,54 +108,59 @@ class Training:
         every = self.cell.evaluate.in_steps(self.order.steps)
         while self.step < self.steps:
             self.order.epoch, self.order.skip = divmod(self.step, self.order.steps)
-            stop = min(self.steps, (self.order.epoch + 1) * self.order.steps)
+            epoch_end = min(self.steps, (self.order.epoch + 1) * self.order.steps)
             with self.phase("loader"):
                 batches = iter(self.loader)
-            self.clock.start()
-            while self.step < stop:
-                elapsed = self._train_step(next(batches))
-                ends_here = self.step == stop or self.step % every == 0
-                if ends_here or elapsed > STRETCH:
-                    self._pause()
-                    if ends_here and (self.step == self.steps or self.step % every == 0):
-                        self._evaluate()
-                    self.clock.start()
+            while self.step < epoch_end:
+                evaluation = (self.step // every + 1) * every
+                self._stretch(batches, min(self.step + self.stretch, epoch_end, evaluation))
+                if self.step in (evaluation, self.steps):
+                    self._evaluate()
 
-    def _train_step(self, fetched: Fetched) -> float:
-        """Returns the seconds since the stretch began."""
-        indices, worker, batch = fetched
-        self.clock.fetched()
-        batch = to_device(batch, self.device)
+    def _stretch(self, batches: Iterator[Fetched], stop: int) -> None:
+        """Nothing but training, timed, up to the step `stop`."""
+        losses: list[Tensor] = []
+        indices: list[NDArray[np.int64]] = []
+        self.clock.start()
+        while self.step + len(losses) < stop:
+            chosen, worker, batch = next(batches)
+            self.clock.fetched()
+            losses.append(self._train_step(to_device(batch, self.device)))
+            indices.append(chosen)
+            self.clock.lap()
+        times = self.clock.stop()
+        self.loader_workers = max(self.loader_workers, worker + 1)
+        self.digest.add(self.step, indices)
+        self.step = stop
+        self._look(torch.stack(losses).float().cpu().numpy(), times)
+
+    def _train_step(self, batch: Batch) -> Tensor:
         with autocast(self.axes, self.device):
             loss = self.workload.loss(self.model.training, batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._losses.append(loss.detach())
-        self._indices.append(indices)
-        self.loader_workers = max(self.loader_workers, worker + 1)
-        self.step += 1
-        return self.clock.lap()
+        return loss.detach()
 
-    def _pause(self) -> None:
-        """End a timed stretch: read the clock, look at the losses, tell how far the trial has come."""
-        self.clock.stop()
-        first = self.step - len(self._losses)
-        losses = torch.stack(self._losses).float().cpu().numpy()
-        self.digest.add(first, self._indices)
-        self._losses, self._indices = [], []
-        self._check_applied()
-        for offset in np.flatnonzero(~np.isfinite(losses))[:1]:
-            raise NonFiniteLoss(f"the loss became {losses[offset]} at step {first + int(offset) + 1} of {self.steps}")
+    def _look(self, losses: NDArray[np.float32], times: StepTimes) -> None:
+        """After a stretch: keep its numbers, stop at a loss that is not finite, tell how far the trial has come."""
+        first, spent = self.step - len(losses), sum(times.steps)
         self.trace.losses += losses.tolist()
-        self.trace.step_seconds += self.clock.steps
-        self.trace.wait_seconds += self.clock.waits
-        spent = sum(self.clock.steps)
+        self.trace.step_seconds += times.steps
+        self.trace.wait_seconds += times.waits
         self.phases["train"] = self.phases.get("train", 0.0) + spent
+        self._check_applied()
+        bad = next(iter(np.flatnonzero(~np.isfinite(losses))), None)
+        never = self.steps * self.ranks.world_size
+        mine = never if bad is None else (first + int(bad)) * self.ranks.world_size + self.ranks.rank
+        longer = min(len(losses) * 10, math.ceil(STRETCH * len(losses) / spent))
+        earliest, self.stretch = least(self.device, mine, longer)
+        if earliest < never:
+            step, rank = divmod(earliest, self.ranks.world_size)
+            raise NonFiniteLoss(f"the loss became NaN or infinite at step {step + 1} of {self.steps}", rank=rank)
         self._tell("train", rate=len(losses) * self.axes.batch_size / spent, loss=float(losses[-1]))
-        self.clock.steps, self.clock.waits = [], []
 
     def _check_applied(self) -> None:
         self.graphs = compiled_graphs(self.axes)

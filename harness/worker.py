@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +21,13 @@ import torch
 from harness import checkpoint, environment
 from harness.cell import Assignment
 from harness.dist import Ranks, choose_device, process_group
-from harness.errors import HarnessError, one_line
+from harness.errors import HarnessError, NonFiniteLoss, one_line
 from harness.paths import TrialFolder
 from harness.processes import die_with_parent
 from harness.record import Failure, Learned, RankResult, write
 from harness.restore import restore
 from harness.series import Series
-from harness.train import Training
+from harness.train import Trace, Training
 from workloads.base import Workload
 from workloads.catalog import load_class
 
@@ -44,25 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.write_logs:
         _redirect(folder.log(ranks.rank))
     entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered=time.time())
+    trace = Trace()
     try:
-        result = run(folder, ranks, entered)
+        result = run(folder, ranks, entered, trace)
     except Exception as error:
         traceback.print_exc()
-        result = replace(entered, failure=_describe(error, ranks))
+        result = replace(entered, failure=_describe(error, ranks), **_series(trace))
     write(folder.result(ranks.rank), result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if result.failure is None else 1)  # a failed rank must not wait for the others
 
 
-def run(folder: TrialFolder, ranks: Ranks, entered: RankResult) -> RankResult:
-    """Train as `trial.json` says."""
+def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) -> RankResult:
+    """Train as `trial.json` says; `trace` fills up on the way, so that a failure leaves what was seen."""
     assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
     torch.set_num_threads(assignment.trial.cell.axes.threads)
     device = choose_device(assignment.device, ranks)
     needed = assignment.trial.cell.axes.strategy != "single"
     with process_group(ranks, device, needed=needed, timeout=COLLECTIVE_TIMEOUT):
-        training = Training(assignment, load_workload(assignment), folder, ranks, device)
+        training = Training(assignment, load_workload(assignment), folder, ranks, device, trace)
         training.run()
         result = _result(training, entered)
         del training
@@ -78,13 +80,10 @@ def load_workload(assignment: Assignment) -> Workload:
 
 
 def _result(training: Training, entered: RankResult) -> RankResult:
-    fingerprint, trace = training.fingerprint(), training.trace
+    fingerprint = training.fingerprint()
     return replace(
         entered,
-        loss=Series.pack(np.asarray(trace.losses, dtype=np.float32)),
-        step_seconds=Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
-        wait_seconds=Series.pack(np.asarray(trace.wait_seconds, dtype=np.float64)),
-        resumed_at=trace.resumed_at,
+        **_series(training.trace),
         order=training.digest.sums,
         graphs=training.graphs,
         loader_workers=training.loader_workers,
@@ -92,6 +91,15 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         phases=training.phases,
         learned=_learned(training, fingerprint) if training.ranks.first else None,
     )
+
+
+def _series(trace: Trace) -> dict[str, Any]:
+    return {
+        "loss": Series.pack(np.asarray(trace.losses, dtype=np.float32)),
+        "step_seconds": Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
+        "wait_seconds": Series.pack(np.asarray(trace.wait_seconds, dtype=np.float64)),
+        "resumed_at": trace.resumed_at,
+    }
 
 
 def _learned(training: Training, fingerprint: str) -> Learned:
@@ -120,7 +128,7 @@ def _describe(error: Exception, ranks: Ranks) -> Failure:
     return Failure(
         kind=type(error).__name__,
         message=str(error) if isinstance(error, HarnessError) else one_line(error),
-        rank=ranks.rank,
+        rank=error.rank if isinstance(error, NonFiniteLoss) else ranks.rank,
         host=ranks.host,
         traceback="".join(lines)[-8000:],
         at=time.time(),

@@ -71,10 +71,10 @@ class MLPOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CNNOptions(Settings):
-    width: Count = 16  # channels of the first convolution; each halving of the image doubles them
+    width: Count = 16  # channels of the first convolution; the second has twice as many
     batch_norm: bool = False
-    dropout: Fraction = 0.2
-    learning_rate: Rate = 3e-3  # the peak of the one-cycle schedule
+    dropout: Fraction = 0.3
+    learning_rate: Rate = 2e-3  # the peak of the one-cycle schedule
     warmup: Fraction = 0.2  # part of the steps in which the learning rate rises
 
 

@@ -1,4 +1,4 @@
-"""torchrun itself, and what it alone knows of failed ranks: `python -m harness.launch.agent FAILURES TORCHRUN_ARGUMENTS…`."""
+"""torchrun, and what it alone knows of failed ranks: `python -m harness.launch.agent FAILURES TORCHRUN_ARGUMENT…`."""
 
 from __future__ import annotations
 

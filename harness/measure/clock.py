@@ -2,87 +2,79 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 
-class StepClock(Protocol):
-    """Times steps in stretches; between stretches anything may happen untimed.
-
-    Both lists hold one number a step, in seconds: `steps` from the end of the step before (or the start of the
-    stretch) to its own end, `waits` the part of it in which the loop waited for data.
-    """
+@dataclass(frozen=True)
+class StepTimes:
+    """One number a step, in seconds: from the end of the step before (or the start of the stretch) to its own end,
+    and the part of it in which the loop waited for data."""
 
     steps: list[float]
     waits: list[float]
 
+
+class StepClock(Protocol):
+    """Times the steps of a stretch; between stretches anything may happen untimed."""
+
     def start(self) -> None:
-        """Begin a stretch."""
+        """Begin a stretch; waits for the device."""
 
     def fetched(self) -> None:
         """The step's batch has come."""
 
-    def lap(self) -> float:
-        """The step is done (on a GPU: enqueued). Returns the seconds since the stretch began."""
-        ...
+    def lap(self) -> None:
+        """The step is done (on a GPU: enqueued)."""
 
-    def stop(self) -> None:
+    def stop(self) -> StepTimes:
         """End the stretch and read its times; waits for the device."""
+        ...
 
 
 class HostClock:
     """The monotonic clock, for devices that work in step with the host."""
 
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-        self.waits: list[float] = []
-        self._marks: list[int] = []
-
     def start(self) -> None:
-        self._marks = [time.perf_counter_ns()]
+        self._ends = [time.perf_counter_ns()]
+        self._fetches: list[int] = []
 
     def fetched(self) -> None:
-        self._marks.append(time.perf_counter_ns())
+        self._fetches.append(time.perf_counter_ns())
 
-    def lap(self) -> float:
-        now = time.perf_counter_ns()
-        self._marks.append(now)
-        return (now - self._marks[0]) / 1e9
+    def lap(self) -> None:
+        self._ends.append(time.perf_counter_ns())
 
-    def stop(self) -> None:
-        ends, fetches = self._marks[::2], self._marks[1::2]
-        self.steps += [(end - before) / 1e9 for before, end in zip(ends, ends[1:], strict=False)]
-        self.waits += [(fetch - before) / 1e9 for before, fetch in zip(ends, fetches, strict=False)][: len(ends) - 1]
+    def stop(self) -> StepTimes:
+        steps = [(end - before) / 1e9 for before, end in itertools.pairwise(self._ends)]
+        waits = [(fetch - before) / 1e9 for before, fetch in zip(self._ends, self._fetches, strict=False)]
+        return StepTimes(steps, waits)
 
 
 class CudaClock(HostClock):
     """Events on the current stream for the steps; the host's clock for the waits, which are the host's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: list[torch.cuda.Event] = []
 
     def start(self) -> None:
         torch.cuda.synchronize()
         self._events = [self._event()]
         super().start()
 
-    def lap(self) -> float:
+    def lap(self) -> None:
         self._events.append(self._event())
-        return super().lap()
+        super().lap()
 
-    def stop(self) -> None:
+    def stop(self) -> StepTimes:
         torch.cuda.synchronize()
-        before = len(self.steps)
-        super().stop()
-        pairs = zip(self._events, self._events[1:], strict=False)
-        self.steps[before:] = [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        waits = super().stop().waits
+        return StepTimes([start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(self._events)], waits)
 
     @staticmethod
     def _event() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

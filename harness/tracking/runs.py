@@ -1,0 +1,220 @@
+"""The runs of one sweep in MLflow: found by their tags, written where they lack something."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import record as records_on_disk
+from harness.cell import Choice
+from harness.environment import SECRET
+from harness.paths import SweepFolder, TrialFolder
+from harness.record import Record
+from harness.tracking.contents import Contents, Outline, cell_contents, scrub, sweep_contents, trial_contents
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Run
+
+PAGE = 250  # runs in one answer
+BATCH = 800  # metric points in one request; MLflow takes 1,000 entities
+LOG_BYTES = 2**20  # of the end of each log
+WHOLE = "harness.record"  # the digest of the record that a trial's run shows in full
+SPEC = "harness.spec"  # the digest of the sweep.json that lies with a sweep's run
+
+
+class Runs:
+    """Of one sweep from one results folder, in one experiment."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        experiment_id: str,
+        origin: str,
+        sweep: str,
+        folder: SweepFolder,
+        spec: Mapping[str, Any],
+    ) -> None:
+        self.client, self.experiment_id, self.folder, self.spec = client, experiment_id, folder, spec
+        self.origin, self.sweep = origin, sweep
+        self.found: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+        self.secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) >= 8]
+
+    def find(self, cells: set[str] | None) -> None:
+        """Ask for the runs that are there: all, or a single cell's and the sweep's."""
+        mine = f"tags.`harness.origin` = '{self.origin}'"
+        filters = [mine]
+        if cells is not None and len(cells) == 1:
+            filters = [f"{mine} AND tags.`harness.kind` = 'sweep'", f"{mine} AND tags.`harness.cell` = '{min(cells)}'"]
+        for filter_string in filters:
+            token = None
+            while True:
+                answer = self.client.search_runs(
+                    [self.experiment_id], filter_string, max_results=PAGE, page_token=token
+                )
+                for run in answer:
+                    kind = run.data.tags.get("harness.kind", "")
+                    self.found[kind, run.data.tags.get(f"harness.{kind}", "")].append(run)
+                token = answer.token
+                if not token:
+                    break
+
+    def deliver(self, outlines: Sequence[Outline], chosen: Sequence[Outline]) -> tuple[str, int]:
+        """Returns the id of the sweep's run and how many trials were written."""
+        written = 0
+        sweep = self._bring(sweep_contents(self.sweep, self.spec, outlines), None)
+        self._bring_spec(sweep)
+        cells: defaultdict[str, list[Outline]] = defaultdict(list)
+        for outline in sorted(chosen, key=lambda outline: outline.started):
+            cells[outline.cell.id].append(outline)
+        for cell_id, mine in cells.items():
+            everyone = [outline for outline in outlines if outline.cell.id == cell_id]
+            contents = cell_contents(mine[-1].cell, everyone, wanted=self.spec.get("trials", ()))
+            cell = self._bring(contents, sweep.info.run_id)
+            written += sum(self._bring_trial(outline, cell.info.run_id) for outline in mine)
+        return sweep.info.run_id, written
+
+    def _bring(self, contents: Contents, parent: str | None) -> Run:
+        """Make a cell's or the sweep's run say what it should; nothing is sent that it says already."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        run, *doubles = self.found[contents.kind, contents.key] or [self._create(contents, parent)]
+        self._delete(doubles)
+        known, run_id = run.data, run.info.run_id
+        tags = self._tags(contents, parent)
+        self.client.log_batch(
+            run_id,
+            metrics=[
+                Metric(p.key, p.value, p.at, p.step) for p in contents.points if known.metrics.get(p.key) != p.value
+            ],
+            params=[Param(k, self._clean(v)) for k, v in contents.params.items() if k not in known.params],
+            tags=[RunTag(key, value) for key, value in tags.items() if known.tags.get(key) != value],
+            synchronous=True,
+        )
+        if run.info.run_name != contents.name:
+            self.client.update_run(run_id, name=contents.name)
+        if contents.status == "RUNNING":
+            if run.info.status != contents.status:
+                self.client.update_run(run_id, status=contents.status)
+        elif (run.info.status, run.info.end_time) != (contents.status, contents.ended):
+            self.client.set_terminated(run_id, contents.status, contents.ended)
+        return run
+
+    def _bring_spec(self, sweep: Run) -> None:
+        if self.folder.spec.exists():
+            text = self._clean(self.folder.spec.read_text(encoding="utf-8"))
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if sweep.data.tags.get(SPEC) != digest:
+                self.client.log_text(sweep.info.run_id, text, self.folder.spec.name)
+                self.client.set_tag(sweep.info.run_id, SPEC, digest)
+
+    def _bring_trial(self, outline: Outline, parent: str) -> bool:
+        """Whether the trial had to be written: it was not there, not whole, or shows another record."""
+        runs = self.found["trial", outline.trial]
+        whole = next((run for run in runs if run.data.tags.get(WHOLE) == outline.digest), None)
+        self._delete([run for run in runs if run is not whole])
+        if whole is None:
+            place = self.folder.trial(outline.trial)
+            self._write_trial(records_on_disk.read(place.record), place, outline.digest, parent)
+            return True
+        if whole.data.tags.get("mlflow.parentRunId") != parent:
+            self.client.set_tag(whole.info.run_id, "mlflow.parentRunId", parent)
+        return False
+
+    def _write_trial(self, record: Record, place: TrialFolder, digest: str, parent: str) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
+        run_id = self._create(contents, parent).info.run_id
+        self.client.log_inputs(run_id, datasets(record.trial.cell.choice, self._clean))
+        with tempfile.TemporaryDirectory() as aside:
+            self._gather(record, place, Path(aside))
+            self.client.log_artifacts(run_id, aside)
+        self.client.set_terminated(run_id, contents.status, contents.ended)
+        metrics = [Metric(point.key, point.value, point.at, point.step) for point in contents.points]
+        *bulk, rest = [metrics[at : at + BATCH] for at in range(0, len(metrics), BATCH)] or [[]]
+        for batch in bulk:
+            self.client.log_batch(run_id, metrics=batch, synchronous=True)
+        params = [Param(key, self._clean(value)) for key, value in contents.params.items()]
+        # MLflow's stores write the tags of a batch last: with this one the run is whole.
+        self.client.log_batch(run_id, metrics=rest, params=params, tags=[RunTag(WHOLE, digest)], synchronous=True)
+
+    def _gather(self, record: Record, place: TrialFolder, aside: Path) -> None:
+        """The files that go with a trial's run."""
+        (aside / "record.json").write_text(self._clean(place.record.read_text(encoding="utf-8")), encoding="utf-8")
+        if record.learned:
+            text = json.dumps(record.learned.environment, indent=1) + "\n"
+            (aside / "environment.json").write_text(self._clean(text), encoding="utf-8")
+        for log in sorted(place.path.glob("logs/*.log")):
+            (aside / "logs").mkdir(exist_ok=True)
+            (aside / "logs" / log.name).write_text(self._clean(tail(log)), encoding="utf-8")
+
+    def _create(self, contents: Contents, parent: str | None) -> Run:
+        tags = self._tags(contents, parent)
+        return self.client.create_run(
+            self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
+        )
+
+    def _tags(self, contents: Contents, parent: str | None) -> dict[str, str]:
+        tags = {
+            **contents.tags,
+            "harness.kind": contents.kind,
+            "harness.sweep": self.sweep,
+            "harness.origin": self.origin,
+            f"harness.{contents.kind}": contents.key,
+            "mlflow.user": _user(),
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.name": Path(self.spec.get("source", "harness")).name,
+        }
+        if parent:
+            tags["mlflow.parentRunId"] = parent
+        return {key: self._clean(value) for key, value in tags.items()}
+
+    def _delete(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self.client.delete_run(run.info.run_id)
+
+    def _clean(self, text: str) -> str:
+        return scrub(text, self.secrets)
+
+
+def datasets(choice: Choice, clean: Any) -> list[DatasetInput]:
+    """The training and the test set of a workload: the same files, told apart by name."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    settings = json.dumps(dict(choice.data), sort_keys=True)
+    digest = choice.identity.get("files") or hashlib.sha256(settings.encode()).hexdigest()
+    name = clean(Path(str(choice.data.get("source", choice.label))).name)
+    return [
+        DatasetInput(
+            Dataset(name=f"{name} {part}", digest=str(digest)[:16], source_type="local", source=clean(settings)),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for part, context in (("train", "training"), ("test", "evaluation"))
+    ]
+
+
+def tail(log: Path) -> str:
+    """The last LOG_BYTES of a log, from the beginning of a line."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG_BYTES))
+        content = file.read()
+    text = content.decode("utf-8", errors="replace")
+    if size <= LOG_BYTES:
+        return text
+    return f"[the last {LOG_BYTES} of {size} bytes]\n" + text.partition("\n")[2]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

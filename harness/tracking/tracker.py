@@ -1,0 +1,134 @@
+"""Delivers records to MLflow. The tracker itself is asked what it has: nothing is remembered here."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from harness import record as records_on_disk
+from harness.errors import BadInput
+from harness.paths import Results, SweepFolder, folder_name
+from harness.record import Record
+from harness.tracking.connect import FIRST_ANSWER, check_uri, connect, in_one_line, is_server, quiet
+from harness.tracking.contents import Outline, digest_of
+from harness.tracking.runs import Runs
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What a delivery came to, and where it is found."""
+
+    delivered: int  # trials
+    already: int  # trials that were there before
+    experiment_id: str
+    run_id: str  # of the sweep's own run
+
+
+class Tracker:
+    """One MLflow store: `uri`, or the SQLite database in the results folder."""
+
+    def __init__(self, results: Results, uri: str | None = None) -> None:
+        """Raises BadInput for a URI that no tracker can have; connects to nothing yet."""
+        self.results = results
+        self.uri = uri or f"sqlite:///{results.database.absolute()}"
+        check_uri(self.uri)
+        self._client: MlflowClient | None = None
+
+    def deliver(self, folder: SweepFolder, records: Sequence[Record] | None = None) -> Delivery:
+        """Bring to the tracker what it lacks of `records`, or of all in the folder, with their cells and the sweep.
+
+        Doing it again adds nothing; what was cut off is completed; a trial that has run again replaces its older run.
+        Raises TrackerDown if the tracker does not take it, BadInput for a record that can't be read or a folder
+        without any.
+        """
+        with self._alone() as origin:
+            outlines, spec = read_outlines(folder), _read_spec(folder)
+            name = spec.get("name") or outlines[0].sweep
+            with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, name):
+                client = self._client = self._client or connect(self.uri)
+                experiment_id, restored = self._experiment(client, name)
+            asked = None if records is None else {record.trial.id for record in records}
+            chosen = [outline for outline in outlines if asked is None or outline.trial in asked]
+            with quiet(), in_one_line(self.uri, name):
+                runs = Runs(client, experiment_id, origin, name, folder, spec)
+                cells = None if records is None or restored else {outline.cell.id for outline in chosen}
+                runs.find(cells)
+                run_id, delivered = runs.deliver(outlines, chosen)
+        return Delivery(
+            delivered=delivered, already=len(chosen) - delivered, experiment_id=experiment_id, run_id=run_id
+        )
+
+    def prepare(self) -> None:
+        """Create the store if it isn't there, so that nobody else does at the same time. Raises TrackerDown."""
+        with self._alone(), quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "SWEEP"):
+            self._client = self._client or connect(self.uri)
+
+    def _experiment(self, client: MlflowClient, name: str) -> tuple[str, bool]:
+        """The id of the sweep's experiment, and whether it had been deleted."""
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            place = None if is_server(self.uri) else (self.results.artifacts / folder_name(name)).absolute().as_uri()
+            return client.create_experiment(name, artifact_location=place), False
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+            return found.experiment_id, True
+        return found.experiment_id, False
+
+    @contextmanager
+    def _alone(self) -> Iterator[str]:
+        """One delivery from this results folder at a time; yields the id by which runs from here are known."""
+        path = Path(f"{self.results.database}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            origin = file.read().strip()
+            if not origin:
+                origin = uuid.uuid4().hex
+                file.write(origin)
+                file.flush()
+            yield origin
+
+
+def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
+    """The address of a sweep's experiment, or of one run, in MLflow's pages."""
+    return f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs" + (f"/{quote(run_id)}" if run_id else "")
+
+
+def read_outlines(folder: SweepFolder) -> list[Outline]:
+    """Of every record in the folder. Raises BadInput if one can't be read or there is none."""
+    outlines = []
+    for path in folder.records():
+        found = path.stat()
+        outlines.append(_outline(path, found.st_mtime_ns, found.st_size))
+    if not outlines:
+        raise BadInput(f"{folder.path}: holds no record of a trial")
+    return outlines
+
+
+@lru_cache(maxsize=100_000)
+def _outline(path: Path, changed: int, size: int) -> Outline:
+    """Read once for as long as the file stays as it is."""
+    return Outline.of(records_on_disk.read(path), digest_of(path.read_bytes()))
+
+
+def _read_spec(folder: SweepFolder) -> dict[str, Any]:
+    """What the sweep asked for; empty if that isn't known."""
+    if not folder.spec.exists():
+        return {}
+    try:
+        spec: dict[str, Any] = json.loads(folder.spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.spec}: can't be read as a sweep: {error}") from None
+    return spec

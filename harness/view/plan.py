@@ -1,0 +1,76 @@
+"""`harness plan`: what a sweep will do, before it does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from harness import record
+from harness.cell import Cell
+from harness.errors import BadInput
+from harness.paths import Results
+from harness.spec import Sweep
+from harness.view.table import describe_axes, duration, plan_table
+
+
+def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
+    estimates = {cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None}
+    if as_json:
+        print(json.dumps(describe(sweep, estimates), indent=1, default=str))
+        return
+    console = Console(highlight=False)
+    console.print(f"[bold]{sweep.name}[/]  {sweep.description}", style=None)
+    console.print(plan_table(sweep, estimates))
+    trials = len(sweep.trials())
+    seeds = ", ".join(map(str, sweep.seeds))
+    console.print(f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials")
+    _print_time(console, sweep, estimates)
+    for left_out in sweep.excluded:
+        console.print(
+            f"left out by {left_out.rule}: {left_out.workload} {describe_axes(dict(left_out.axes))} ({left_out.why})",
+            soft_wrap=True,
+        )
+    for rule in sweep.unused_rules:
+        console.print(f"[yellow]{rule} matches no cell[/]")
+
+
+def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
+    """A sweep with every default and every id."""
+    return {
+        **asdict(sweep),
+        "cells": [
+            {"id": cell.id, "label": cell.label, "estimated_seconds": estimates.get(cell.id), **asdict(cell)}
+            for cell in sweep.cells
+        ],
+        "trials": [trial.id for trial in sweep.trials()],
+    }
+
+
+def _print_time(console: Console, sweep: Sweep, estimates: dict[str, float]) -> None:
+    each = len(sweep.trials()) // len(sweep.cells)
+    total = duration(sum(estimates.values()) * each)
+    unknown = len(sweep.cells) - len(estimates)
+    if not estimates:
+        console.print("time: unknown, no cell has a record yet")
+    elif unknown:
+        console.print(f"time: {total} for the {len(estimates)} cells that have records, unknown for {unknown}")
+    else:
+        console.print(f"time: {total} by earlier records")
+
+
+def estimate(cell: Cell, results: Results) -> float | None:
+    """Mean seconds of the cell's earlier trials that were done, in any sweep; None without any."""
+    seconds = []
+    for path in results.records_of(cell.id):
+        try:
+            found = record.read(path)
+        except BadInput:
+            continue  # an estimate needs no record in particular
+        if found.status == "done":
+            seconds.append(found.ended - found.started)
+    return fmean(seconds) if seconds else None

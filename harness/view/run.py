@@ -1,0 +1,134 @@
+"""`harness run` as its user sees it: a progress bar, a line for each trial, a table, and delivery to MLflow."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from harness.cell import Trial
+from harness.errors import HarnessError
+from harness.paths import Results, TrialFolder
+from harness.record import Record
+from harness.spec import Sweep
+from harness.view.table import duration, result_table
+
+if TYPE_CHECKING:
+    from harness.tracking import Tracker
+
+
+class RunView:
+    """Listens to a running sweep. A tracker that is down is told of once and costs no trial."""
+
+    def __init__(self, sweep: Sweep, results: Results, tracking_uri: str | None) -> None:
+        self.sweep, self.results, self.uri = sweep, results, tracking_uri
+        self.console = Console(highlight=False)
+        self.tracker: Tracker | None = None
+        self.trouble: str | None = None
+        self.count = self.done = 0
+        self.began = time.monotonic()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+        )
+        self.progress = Progress(*columns, console=self.console, transient=True)
+        self.bar = self.progress.add_task("trials", total=None, news="")
+
+    def __enter__(self) -> RunView:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+        self.count = len(pending)
+        self.began = time.monotonic()
+        self.progress.update(self.bar, total=len(pending))
+        skipped = f", {len(finished)} already there" if finished else ""
+        self.say(f"[bold]{escape(self.sweep.name)}[/]: {len(pending)} trials of {len(self.sweep.cells)} cells{skipped}")
+
+    def started(self, trial: Trial) -> None:
+        self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
+
+    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None:
+        if not progress:
+            return
+        news = f"step {progress['step']}/{progress['steps']}"
+        if "rate" in progress:
+            news += f" · {progress['rate']:,.0f} samples/s · loss {progress['loss']:.3f}"
+        within = progress["step"] / max(1, progress["steps"])
+        self.progress.update(self.bar, news=f"{news} · {self._left(within)}")
+
+    def _left(self, within: float) -> str:
+        """The time that the rest will take if trials go on taking what they took so far."""
+        so_far = self.done + within
+        left = (time.monotonic() - self.began) / so_far * (self.count - so_far) if so_far else 0.0
+        return f"{duration(left)} left"
+
+    def ended(self, record: Record, folder: TrialFolder) -> None:
+        self.done += 1
+        self.progress.advance(self.bar)
+        self.say(trial_line(record, folder, self.done, self.count))
+        self._deliver(record)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def _deliver(self, record: Record) -> None:
+        if self.trouble:
+            return
+        self.progress.update(self.bar, news="recording in MLflow")
+        try:
+            if self.tracker is None:
+                from harness.tracking import Tracker
+
+                self.tracker = Tracker(self.results, self.uri)
+            self.tracker.deliver(self.results.sweep(self.sweep.name), [record])
+        except HarnessError as error:
+            self.trouble = str(error)
+            self.say(f"[yellow]{escape(self.trouble)}[/]")
+
+
+def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None) -> None:
+    """The table of a sweep's results, and what to do next."""
+    console = Console(highlight=False)
+    console.print(result_table(sweep, records))
+    failed = sum(record.status == "failed" for record in records)
+    name = shlex.quote(sweep.name)
+    lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
+    if failed:
+        lines.append(f"[red]{failed} failed[/]; the same command again retries them")
+    if trouble:
+        lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness sync {name}")
+    lines += [
+        "[bold]next[/]  harness ui                    curves and comparisons in MLflow",
+        f"      harness show {name}  this table again",
+        "      harness run … --set seeds=0,1,2   more seeds; what is done is not repeated",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:
+    """What became of a trial: its numbers, or its error with rank, node and log."""
+    head = f"[dim]{number}/{count}[/] {escape(record.trial.cell.label)} seed {record.trial.seed}"
+    if record.failure is not None:
+        log = folder.path / (record.failure.log or "")
+        return f"[red]✗[/] {head}: [red]{escape(str(record.failure))}[/]\n    log: {escape(str(log))}"
+    summary, learned = record.summary, record.learned
+    assert summary is not None
+    assert learned is not None
+    speed = "speed not measured" if summary.throughput is None else f"{summary.throughput:,.0f} samples/s"
+    metric = "" if summary.final is None else f", {learned.target.name} {summary.final:.4f}"
+    return f"[green]✓[/] {head}: {speed}{metric} [dim]({duration(record.ended - record.started)})[/]"

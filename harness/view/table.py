@@ -1,0 +1,122 @@
+"""Tables for the terminal: the cells of a plan, the results of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.cell import Axes, Cell
+from harness.record import Record, Target
+from harness.spec import Sweep
+
+STATUS_STYLE = {"done": "green", "failed": "red", "missing": "yellow"}
+
+
+def telling_axes(cells: Sequence[Cell]) -> list[str]:
+    """The axes in which the cells differ, in their usual order."""
+    values = [asdict(cell.axes) for cell in cells]
+    names = [axis.name for axis in fields(Axes) if len({row[axis.name] for row in values}) > 1]
+    order = ["execution", "precision", "strategy", "world_size", "workers", "batch_size", "threads"]
+    return sorted(names, key=order.index)
+
+
+def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    right = set(numbers)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != "error")
+    return table
+
+
+def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
+    """One row a cell; `estimates` are seconds a trial by cell id."""
+    axes = telling_axes(sweep.cells)
+    table = _table(
+        ["cell", "workload", *axes, "length", "estimate"], ["workers", "world_size", "batch_size", "estimate"]
+    )
+    for cell in sweep.cells:
+        values = [str(getattr(cell.axes, axis)) for axis in axes]
+        estimate = duration(estimates[cell.id]) if cell.id in estimates else "unknown"
+        table.add_row(cell.id, cell.choice.label, *values, str(cell.length), estimate)
+    return table
+
+
+def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
+    """One row a cell: means over its trials that are done; the best of each workload is marked."""
+    axes, by_cell = telling_axes(sweep.cells), group(records)
+    wanted = len(sweep.seeds) * sweep.repeats
+    numbers = ["samples/s", "step ms", "metric", "trials", "world_size", "workers", "batch_size", "threads"]
+    table = _table(["cell", "workload", *axes, "samples/s", "step ms", "metric", "", "trials", "status"], numbers)
+    fastest, most_accurate = _best(sweep, by_cell)
+    for cell in sweep.cells:
+        own = by_cell.get(cell.id, [])
+        done = [record for record in own if record.status == "done"]
+        status = "missing" if len(own) < wanted else "failed" if len(done) < len(own) else "done"
+        speed, metric = mean(done, "throughput"), mean(done, "final")
+        step, target = mean(done, "step_p50"), next((record.learned.target for record in done if record.learned), None)
+        table.add_row(
+            cell.id,
+            cell.choice.label,
+            *(str(getattr(cell.axes, axis)) for axis in axes),
+            _marked("–" if speed is None else f"{speed:,.0f}", cell.id in fastest),
+            "–" if step is None else f"{step * 1e3:.2f}",
+            _marked("–" if metric is None else f"{metric:.4f}", cell.id in most_accurate),
+            "" if target is None else target.name,
+            f"{len(done)}/{wanted}",
+            Text(status, style=STATUS_STYLE[status]),
+        )
+    return table
+
+
+def group(records: Sequence[Record]) -> dict[str, list[Record]]:
+    by_cell: dict[str, list[Record]] = {}
+    for record in records:
+        by_cell.setdefault(record.trial.cell.id, []).append(record)
+    return by_cell
+
+
+def mean(records: Sequence[Record], name: str) -> float | None:
+    """Of a number of the summaries, over the trials that have it."""
+    values = [getattr(record.summary, name) for record in records if record.summary]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set[str]]:
+    """The cell of each workload with the highest throughput, and the one with the best target metric."""
+    speed: dict[str, dict[str, float]] = {}
+    metric: dict[str, dict[str, float]] = {}
+    for cell in sweep.cells:
+        done = [record for record in by_cell.get(cell.id, []) if record.status == "done"]
+        target = next(
+            (record.learned.target for record in done if record.learned), Target(name="", higher_is_better=True)
+        )
+        for found, name, sign in ((speed, "throughput", 1), (metric, "final", 1 if target.higher_is_better else -1)):
+            value = mean(done, name)
+            if value is not None:
+                found.setdefault(cell.choice.label, {})[cell.id] = sign * value
+    return tuple({max(row, key=row.__getitem__) for row in found.values()} for found in (speed, metric))  # type: ignore[return-value]
+
+
+def _marked(text: str, best: bool) -> Text:
+    return Text(f"{text} ★", style="bold green") if best else Text(f"{text}  ")
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def describe_axes(axes: dict[str, Any]) -> str:
+    """The axes that differ from their defaults, as in `strategy=ddp world_size=2`."""
+    defaults = asdict(Axes(batch_size=axes["batch_size"]))
+    return " ".join(f"{name}={value}" for name, value in axes.items() if value != defaults[name]) or "all defaults"

@@ -1,0 +1,95 @@
+"""A workload for tests: fits a line, with a known step time and known misbehaviour."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workloads import Batch, Between, Settings, Splits, Target, TensorSamples, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Misbehaviour happens at a step, counted from 1, of the rank named; 0 is never."""
+
+    step_seconds: Annotated[float, Between(0)] = 0.0
+    nan_at: int = 0
+    raise_at: int = 0
+    kill_at: int = 0
+    hang_at: int = 0
+    rank: int = 0
+    samples: int = 256
+    sequential: bool = False  # a bare nn.Sequential as the model
+    dropout: float = 0.0
+
+
+class Line(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+class LineFit(Workload):
+    Options = Options
+    batch_size = 32
+    target = Target("error", higher_is_better=False)
+
+    def splits(self) -> Splits:
+        source = torch.Generator().manual_seed(7)
+        inputs = torch.randn(self.options.samples + 65, 8, generator=source)
+        outputs = inputs.sum(1, keepdim=True) + 0.1 * torch.randn(len(inputs), 1, generator=source)
+        self.step = 0
+        return Splits(
+            train=TensorSamples((inputs[:-65], outputs[:-65])), test=TensorSamples((inputs[-65:], outputs[-65:]))
+        )
+
+    def build_model(self) -> nn.Module:
+        model = Line(self.options.dropout)
+        return model.inner if self.options.sequential else model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        began = time.perf_counter()
+        self.step += 1
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        if int(os.environ.get("RANK", "0")) == self.options.rank:
+            loss = self._misbehave(loss)
+        while self.options.step_seconds and time.perf_counter() - began < self.options.step_seconds:
+            time.sleep(max(0.0, self.options.step_seconds - (time.perf_counter() - began)))
+        return loss
+
+    def _misbehave(self, loss: Tensor) -> Tensor:
+        options = self.options
+        if self.step == options.nan_at:
+            return loss * float("nan")
+        if self.step == options.raise_at:
+            raise ValueError("the dog ate batch 17")
+        if self.step == options.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.step == options.hang_at:
+            time.sleep(600)
+        return loss
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Columns: squared error, and the sample's first input, which says which sample it was."""
+        return torch.stack([(model(batch[0]) - batch[1]).flatten() ** 2, batch[0][:, 0]], dim=1)
+
+    def metrics(self, rows: Tensor) -> dict[str, float]:
+        return {"error": float(rows[:, 0].mean()), "samples": float(len(rows)), "checksum": float(rows[:, 1].sum())}
+
+    def flops_per_sample(self) -> float:
+        """Two linear layers of 8x16 and 16x1: forward 2mn each, backward twice that less the first input gradient."""
+        return 6 * (8 * 16 + 16) - 2 * 8 * 16
