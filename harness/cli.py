@@ -123,6 +123,7 @@ def run(
     redo: runner.Redo = "all" if force else "failed" if retry_failed else "missing"
     with view:
         records = runner.run(asked, profile, place.sweep(asked.name), view, redo=redo, fail_fast=fail_fast)
+        view.deliver(records)
     conclude(asked, records, place, trouble=view.trouble)
     if any(record.status == "failed" for record in records):
         raise typer.Exit(1)
@@ -149,7 +150,7 @@ def sync(sweep: NameArgument, results: ResultsOption = Path("results"), tracking
     place = Results(results)
     asked, records = recorded(place, sweep)
     delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
-    print(f"{delivery.delivered} trials delivered, {delivery.already_there} were there already")
+    print(f"{delivery.delivered} trials delivered, {delivery.already} were there already")
 
 
 @app.command(epilog="Example:  harness ui --port 5001")

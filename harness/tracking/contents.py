@@ -128,7 +128,10 @@ def sweep_contents(name: str, spec: Mapping[str, Any], outlines: Sequence[Outlin
     if outlines:
         metrics["duration_s"] = max(o.ended for o in outlines) - min(o.started for o in outlines)
     if spec:
-        metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
+        metrics |= {
+            "cells_planned": len(spec["cells"]),
+            "trials_planned": len(spec["cells"]) * len(spec["seeds"]) * spec["repeats"],
+        }
     tags = {"mlflow.note.content": spec.get("description") or None}
     return _group("sweep", name, name, outlines, spec.get("trials", ()), metrics, tags, {})
 

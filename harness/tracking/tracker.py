@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from harness import record as records_on_disk
 from harness.errors import BadInput
@@ -19,10 +18,12 @@ from harness.paths import Results, SweepFolder, folder_name
 from harness.record import Record
 from harness.tracking.connect import FIRST_ANSWER, check_uri, connect, in_one_line, is_server, quiet
 from harness.tracking.contents import Outline, digest_of
+from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.runs import Runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +58,22 @@ class Tracker:
             name = spec.get("name") or outlines[0].sweep
             with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, name):
                 client = self._client = self._client or connect(self.uri)
-                experiment_id, restored = self._experiment(client, name)
+                experiment, restored = self._experiment(client, name)
             asked = None if records is None else {record.trial.id for record in records}
             chosen = [outline for outline in outlines if asked is None or outline.trial in asked]
             with quiet(), in_one_line(self.uri, name):
-                runs = Runs(client, experiment_id, origin, name, folder, spec)
+                runs = Runs(client, experiment.experiment_id, origin, name, folder, spec)
                 cells = None if records is None or restored else {outline.cell.id for outline in chosen}
                 runs.find(cells)
                 run_id, delivered = runs.deliver(outlines, chosen)
+                for key, value in experiment_tags(outlines, run_id).items():
+                    if experiment.tags.get(key) != value:
+                        client.set_experiment_tag(experiment.experiment_id, key, value)
         return Delivery(
-            delivered=delivered, already=len(chosen) - delivered, experiment_id=experiment_id, run_id=run_id
+            delivered=delivered,
+            already=len(chosen) - delivered,
+            experiment_id=experiment.experiment_id,
+            run_id=run_id,
         )
 
     def prepare(self) -> None:
@@ -74,16 +81,23 @@ class Tracker:
         with self._alone(), quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "SWEEP"):
             self._client = self._client or connect(self.uri)
 
-    def _experiment(self, client: MlflowClient, name: str) -> tuple[str, bool]:
-        """The id of the sweep's experiment, and whether it had been deleted."""
+    def pages(self, base: str) -> dict[str, str]:
+        """The address of each sweep's page, by the sweep's name. Raises TrackerDown."""
+        with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "SWEEP"):
+            client = self._client = self._client or connect(self.uri)
+            found = client.search_experiments(filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"])
+        return {experiment.name: page(experiment.experiment_id, base=base) for experiment in found}
+
+    def _experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
+        """The sweep's experiment, and whether it had been deleted."""
         found = client.get_experiment_by_name(name)
         if found is None:
             place = None if is_server(self.uri) else (self.results.artifacts / folder_name(name)).absolute().as_uri()
-            return client.create_experiment(name, artifact_location=place), False
+            return client.get_experiment(client.create_experiment(name, artifact_location=place)), False
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
-            return found.experiment_id, True
-        return found.experiment_id, False
+            return found, True
+        return found, False
 
     @contextmanager
     def _alone(self) -> Iterator[str]:
@@ -99,11 +113,6 @@ class Tracker:
                 file.write(origin)
                 file.flush()
             yield origin
-
-
-def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
-    """The address of a sweep's experiment, or of one run, in MLflow's pages."""
-    return f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs" + (f"/{quote(run_id)}" if run_id else "")
 
 
 def read_outlines(folder: SweepFolder) -> list[Outline]:

@@ -16,6 +16,7 @@ from harness.errors import BadInput
 from harness.paths import Results
 from harness.spec import Sweep
 from harness.view.table import describe_axes, duration, plan_table
+from harness.view.table import show as show_table
 
 
 def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
@@ -25,7 +26,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(f"[bold]{sweep.name}[/]  {sweep.description}", style=None)
-    console.print(plan_table(sweep, estimates))
+    show_table(console, plan_table(sweep, estimates))
     trials = len(sweep.trials())
     seeds = ", ".join(map(str, sweep.seeds))
     console.print(f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials")

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness.cell import Trial
-from harness.errors import HarnessError
+from harness.errors import HarnessError, one_line
 from harness.paths import Results, TrialFolder
 from harness.record import Record
 from harness.spec import Sweep
-from harness.view.table import duration, result_table
+from harness.view.table import duration, result_table, show
 
 if TYPE_CHECKING:
     from harness.tracking import Tracker
@@ -80,12 +80,13 @@ class RunView:
         self.done += 1
         self.progress.advance(self.bar)
         self.say(trial_line(record, folder, self.done, self.count))
-        self._deliver(record)
+        self.deliver([record])
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
 
-    def _deliver(self, record: Record) -> None:
+    def deliver(self, records: Sequence[Record]) -> None:
+        """Bring records to MLflow; those that are there already cost one query."""
         if self.trouble:
             return
         self.progress.update(self.bar, news="recording in MLflow")
@@ -94,27 +95,32 @@ class RunView:
                 from harness.tracking import Tracker
 
                 self.tracker = Tracker(self.results, self.uri)
-            self.tracker.deliver(self.results.sweep(self.sweep.name), [record])
-        except HarnessError as error:
-            self.trouble = str(error)
+            self.tracker.deliver(self.results.sweep(self.sweep.name), records)
+        except Exception as error:  # the record is on disk; no trouble with the tracker may cost the trials to come
+            known = isinstance(error, HarnessError)
+            self.trouble = str(error) if known else f"MLflow: {type(error).__name__}: {one_line(error)}"
             self.say(f"[yellow]{escape(self.trouble)}[/]")
 
 
 def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
-    console.print(result_table(sweep, records))
+    show(console, result_table(sweep, records))
     failed = sum(record.status == "failed" for record in records)
     name = shlex.quote(sweep.name)
+    hints = [
+        ("harness ui", "curves and comparisons in MLflow"),
+        (f"harness show {name}", "this table again"),
+        ("harness run … --set seeds=0,1,2", "more seeds; what is done is not repeated"),
+    ]
+    width = max(len(command) for command, _ in hints)
     lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
     if trouble:
         lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness sync {name}")
     lines += [
-        "[bold]next[/]  harness ui                    curves and comparisons in MLflow",
-        f"      harness show {name}  this table again",
-        "      harness run … --set seeds=0,1,2   more seeds; what is done is not repeated",
+        *(f"{'next' if n == 0 else '':6}{command:{width}}  [dim]{what}[/]" for n, (command, what) in enumerate(hints)),
     ]
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -7,6 +7,8 @@ from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,12 @@ def telling_axes(cells: Sequence[Cell]) -> list[str]:
     names = [axis.name for axis in fields(Axes) if len({row[axis.name] for row in values}) > 1]
     order = ["execution", "precision", "strategy", "world_size", "workers", "batch_size", "threads"]
     return sorted(names, key=order.index)
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table in full: a narrow terminal wraps its lines rather than cutting its words."""
+    width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    console.print(table, width=max(width, 1), crop=False, no_wrap=True, soft_wrap=True)
 
 
 def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -50,25 +58,25 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     """One row a cell: means over its trials that are done; the best of each workload is marked."""
     axes, by_cell = telling_axes(sweep.cells), group(records)
     wanted = len(sweep.seeds) * sweep.repeats
-    numbers = ["samples/s", "step ms", "metric", "trials", "world_size", "workers", "batch_size", "threads"]
-    table = _table(["cell", "workload", *axes, "samples/s", "step ms", "metric", "", "trials", "status"], numbers)
+    metrics = {record.learned.target.name for record in records if record.learned}
+    metric_column = metrics.pop() if len(metrics) == 1 else "metric"
+    numbers = ["samples/s", "step ms", metric_column, "world_size", "workers", "batch_size", "threads"]
+    table = _table(["cell", "workload", *axes, "samples/s", "step ms", metric_column, "trials"], numbers)
     fastest, most_accurate = _best(sweep, by_cell)
     for cell in sweep.cells:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
         status = "missing" if len(own) < wanted else "failed" if len(done) < len(own) else "done"
-        speed, metric = mean(done, "throughput"), mean(done, "final")
-        step, target = mean(done, "step_p50"), next((record.learned.target for record in done if record.learned), None)
+        speed, step, metric = (mean(done, name) for name in ("throughput", "step_p50", "final"))
+        name = next((f"{record.learned.target.name} " for record in done if record.learned), "") if metrics else ""
         table.add_row(
             cell.id,
             cell.choice.label,
             *(str(getattr(cell.axes, axis)) for axis in axes),
             _marked("–" if speed is None else f"{speed:,.0f}", cell.id in fastest),
             "–" if step is None else f"{step * 1e3:.2f}",
-            _marked("–" if metric is None else f"{metric:.4f}", cell.id in most_accurate),
-            "" if target is None else target.name,
-            f"{len(done)}/{wanted}",
-            Text(status, style=STATUS_STYLE[status]),
+            _marked("–" if metric is None else f"{name}{metric:.4f}", cell.id in most_accurate),
+            Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
         )
     return table
 

@@ -1,0 +1,42 @@
+# make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test setup setup-test lint clean
+.DELETE_ON_ERROR:
+
+demo: setup
+	@echo "==> Running the quickstart sweep (about two minutes)"
+	@$(BIN)/harness run quickstart
+
+test: setup-test lint
+	@echo "==> Tests"
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: setup-test
+	@echo "==> ruff and mypy"
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/mypy
+
+setup: $(VENV)/.installed
+setup-test: $(VENV)/.installed-test
+	@sh tests/system_packages.sh
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; give it as make PYTHON=python3.11")'
+	@echo "==> Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "==> Installing the harness into $(VENV) (a few minutes the first time: torch and MLflow are large)"
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "==> Installing what the tests need"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

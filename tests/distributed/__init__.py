@@ -1,0 +1,1 @@
+"""Real ranks through real torchrun."""

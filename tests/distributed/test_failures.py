@@ -1,0 +1,106 @@
+"""A trial that fails is failed by name, and stops no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.record import Record
+from tests.support.running import by_label, line_sweep, processes_below, run
+
+pytestmark = pytest.mark.distributed
+
+TWO: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nan": {"options": {"nan_at": 17}, "axes": TWO},
+    "raises": {"options": {"raise_at": 9, "rank": 1}, "axes": TWO},
+    "killed": {"options": {"kill_at": 9, "rank": 1}, "axes": TWO},
+    "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
+    "fine": {"axes": TWO},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("failures")
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> dict[str, Record]:
+    return by_label(run(line_sweep(folder, VARIANTS, length={"steps": 40})))
+
+
+def failure(records: dict[str, Record], label: str) -> Any:
+    assert records[label].status == "failed"
+    assert records[label].failure is not None
+    return records[label].failure
+
+
+def test_one_failed_trial_does_not_stop_the_others(records: dict[str, Record]) -> None:
+    assert set(records) == set(VARIANTS)
+    assert records["fine"].status == "done"
+
+
+def test_a_loss_that_is_no_number_is_named_at_its_step_and_rank(records: dict[str, Record]) -> None:
+    found = failure(records, "nan")
+    assert (found.kind, found.rank) == ("NonFiniteLoss", 0)
+    assert "step 17 of 40" in found.message
+
+
+def test_an_exception_is_the_ranks_own_with_host_and_log(records: dict[str, Record], folder: Path) -> None:
+    found = failure(records, "raises")
+    assert (found.kind, found.message, found.rank) == ("ValueError", "the dog ate batch 17", 1)
+    assert found.host
+    assert found.traceback is not None
+    assert "line.py" in found.traceback
+    log = folder / "results" / "runs" / "line" / records["raises"].trial.id / found.log
+    assert "the dog ate batch 17" in log.read_text(encoding="utf-8")
+
+
+def test_what_was_seen_before_the_failure_is_kept(records: dict[str, Record]) -> None:
+    first = records["nan"].ranks[0]
+    assert first.loss is not None
+    assert first.loss.count >= 17
+
+
+def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> None:
+    found = failure(records, "killed")
+    assert (found.kind, found.rank) == ("Killed", 1)
+    assert "SIGKILL" in found.message
+
+
+def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
+    (record,) = run(line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=15))
+    assert record.failure is not None
+    assert record.failure.kind == "Timeout"
+    assert 15 <= record.ended - record.started < 30
+    assert processes_below(tmp_path) == []
+
+
+def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Record]) -> None:
+    found = failure(records, "bare")
+    assert found.kind == "NotApplied"
+    assert "compiled no graph" in found.message
+
+
+def test_no_process_is_left_behind(records: dict[str, Record], folder: Path) -> None:
+    assert processes_below(folder) == []
+
+
+def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
+    variants = {"raises": {"options": {"raise_at": 1}}, "fine": {}}
+    records = run(line_sweep(tmp_path, variants, length={"steps": 4}), fail_fast=True)
+    assert [record.status for record in records] == ["failed"]
+
+
+def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path) -> None:
+    path = line_sweep(tmp_path, {"raises": {"options": {"raise_at": 1}}, "fine": {}}, length={"steps": 4})
+    before = by_label(run(path))
+    kept = by_label(run(path, redo="missing"))
+    assert kept == before
+    after = by_label(run(path))
+    assert after["fine"] == before["fine"]
+    assert after["raises"].attempt == 2
+    assert [failure.message for failure in after["raises"].earlier] == ["the dog ate batch 17"]

@@ -1,0 +1,79 @@
+"""Running real sweeps of the test workload."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness import spec
+from harness import sweep as runner
+from harness.cell import Trial
+from harness.cluster import Profile
+from harness.paths import Results, TrialFolder
+from harness.record import Record
+
+LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
+
+
+class Silent:
+    """A listener that remembers the records."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+
+    def started(self, trial: Trial) -> None: ...
+
+    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+
+    def ended(self, record: Record, folder: TrialFolder) -> None:
+        self.records.append(record)
+
+
+def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys: Any) -> Path:
+    """A sweep file over variants of the test workload: label -> the keys of its entry."""
+    entries = {label: {"uses": LINE, **entry} for label, entry in workloads.items()}
+    content = {"name": "line", "workloads": entries, "warmup": 2, **keys}
+    path = folder / "line.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def run(path: Path, *, slots: int = 2, fail_fast: bool = False, redo: runner.Redo = "failed") -> list[Record]:
+    """All records of the sweep after running what is pending, in the sweep's order."""
+    sweep = spec.load(path)
+    folder = Results(path.parent / "results").sweep(sweep.name)
+    return runner.run(sweep, Profile(slots=slots, device="cpu"), folder, Silent(), redo=redo, fail_fast=fail_fast)
+
+
+def by_label(records: Sequence[Record]) -> dict[str, Record]:
+    return {record.trial.cell.choice.label: record for record in records}
+
+
+def processes_below(folder: Path) -> list[int]:
+    """The processes whose command line names something in `folder`, but not this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it ended while we looked
+            if str(folder).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
+    """Raises TimeoutError if `condition()` has not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds} s")
+        time.sleep(0.05)
