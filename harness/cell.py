@@ -41,7 +41,8 @@ class Length(Strict):
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give either steps or epochs")
+            found = "neither steps nor epochs" if self.steps is None else "both steps and epochs"
+            raise ValueError(f"found {found}; allowed: one of them")
 
     def in_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch

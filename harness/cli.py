@@ -197,11 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
-    except typer.Abort:
-        code = 130
     except TyperException as error:
         code = _fail(f"{error.format_message()} (see {_command(error)} --help)", BadInput.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted; run the same command again to go on", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -17,13 +19,36 @@ from harness.errors import BadInput, did_you_mean, one_line
 Key = tuple[str | int, ...]
 
 
+TAG = "tag:yaml.org,2002:"
+PLAIN = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain data only: dates stay text, because no key of ours is a date."""
+    """What JSON can say and no more: a date stays text. As in YAML 1.2, 1e-3 is a number."""
 
 
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in PLAIN
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in PLAIN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    f"{TAG}float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+ALLOWED = {  # pydantic's error types in the words of a sweep's author
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "keys with values",
+    "dataclass_type": "keys with values",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
 }
 
 
@@ -42,9 +67,10 @@ class Document:
     def put(self, key: Key, value: Any, place: str) -> None:
         """Set what stands at `key`, as if the file had said so; mappings on the way are made."""
         below: dict[Any, Any] = self.content
-        for part in key[:-1]:
+        for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(below.get(part), dict):
                 below[part] = {}
+                self.places[key[:depth]] = place
             below = below[part]
         below[key[-1]] = value
         for old in [known for known in self.places if known[: len(key)] == key]:
@@ -53,15 +79,13 @@ class Document:
 
     def validate(self, kind: Any, value: Any, key: Key = ()) -> Any:
         """`value`, found at `key`, as a `kind`: dataclasses with unknown keys refused, no type converted silently."""
+        for place, found in _numberless(value):
+            raise self.error(key + place, f"found {found}; allowed: a finite number")
         try:
-            text = json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            raise self.error(key, f"found {value!r}; allowed: text, numbers, lists, mappings") from None
-        try:
-            return TypeAdapter(kind).validate_json(text, strict=True)
+            return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
             first = problems.errors()[0]
-            place: Key = first["loc"]
+            place = first["loc"]
             if first["type"] == "unexpected_keyword_argument":
                 allowed = [f.name for f in fields(_kind_at(kind, place[:-1]))]
                 raise self.error(key + place, f"unknown key; {did_you_mean(place[-1], allowed)}") from None
@@ -71,9 +95,13 @@ class Document:
 def read(path: Path) -> Document:
     """The YAML mapping in `path`; raises BadInput."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read: {getattr(error, 'strerror', None) or one_line(error)}") from None
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read: {error.strerror}; allowed: a YAML file") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{path}:{line}: found byte 0x{content[error.start]:02x}; allowed: UTF-8 text") from None
     return parse(text, str(path))
 
 
@@ -86,10 +114,14 @@ def parse(text: str, source: str) -> Document:
             raise BadInput(f"{source}: found {'nothing' if root is None else 'no mapping'}; allowed: keys with values")
         _note_places(root, (), places, source)
         content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = source if mark is None else f"{source}:{mark.line + 1}"
         raise BadInput(f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
+    except RecursionError:
+        raise BadInput(
+            f"{source}: found an alias inside its own anchor, or endless nesting; allowed: neither"
+        ) from None
     return Document(content, places | {(): source})
 
 
@@ -99,9 +131,10 @@ def _note_places(node: yaml.Node, key: Key, places: dict[Key, str], source: str)
         seen: set[str] = set()
         for name, value in node.value:
             line = name.start_mark.line + 1
-            if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
-                found = getattr(name, "value", "a collection")
-                raise BadInput(f"{source}:{line}: {dotted(key)}: found the key {found!r}; allowed: words (quote it)")
+            if not isinstance(name, yaml.ScalarNode) or name.tag != f"{TAG}str":
+                where = dotted((*key, name.value if isinstance(name, yaml.ScalarNode) else "?"))
+                kind = name.tag.removeprefix(TAG)
+                raise BadInput(f"{source}:{line}: {where}: found a key of YAML type {kind}; allowed: text (quote it)")
             if name.value in seen:
                 raise BadInput(f"{source}:{line}: {dotted((*key, name.value))}: given twice; allowed: once")
             seen.add(name.value)
@@ -110,6 +143,15 @@ def _note_places(node: yaml.Node, key: Key, places: dict[Key, str], source: str)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             _note_places(value, (*key, index), places, source)
+
+
+def _numberless(value: Any, key: Key = ()) -> Iterator[tuple[Key, float]]:
+    """Where NaN and infinities stand in `value`: JSON has no such numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, item in items:
+        yield from _numberless(item, (*key, part))
 
 
 def dotted(key: Key) -> str:
@@ -142,7 +184,8 @@ def _explain(error: Any) -> str:
     if kind == "literal_error":
         words = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
         return f"found {shown}; {did_you_mean(found, words)}"
-    return f"found {shown}; {error['msg'].removeprefix('Input ')}".replace("; should be", "; allowed:")
+    allowed = ALLOWED.get(kind, "").format_map(context) or error["msg"].removeprefix("Input should be ")
+    return f"found {shown}; allowed: {allowed}"
 
 
 def choose(kind: Any, value: Mapping[str, Any]) -> Any:
@@ -161,5 +204,5 @@ def parse_value(text: str, place: str) -> Any:
     """One YAML value from the command line, `3`, `eager` or `[1, 2]`; raises BadInput."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None

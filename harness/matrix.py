@@ -38,11 +38,17 @@ class Matrix:
     include: Sequence[Options]
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
+    def varies(self, axis: str) -> bool:
+        """Whether the product or a zip decides the axis."""
+        return axis in self.product or any(axis in group for group in self.zipped)
+
     def points(self, workload: str, own: Values) -> Iterator[tuple[Axes, str | None]]:
         """Every combination for a workload with `own` fixed axes, and the exclude rule that it falls under, if any."""
         columns = [[{axis: value} for value in values] for axis, values in self.product.items()]
         columns += [
-            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)] for group in self.zipped
+            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+            for group in self.zipped
+            if group
         ]
         for choices in itertools.product(*columns):
             point = dict(self.fixed) | dict(own)
@@ -80,10 +86,14 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
         lengths = {axis: len(values) for axis, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise document.error(("zip", number), f"found lists of lengths {lengths}; allowed: equal lengths")
-        for axis in columns:
-            if axis in product or any(axis in other for other in zipped):
-                raise document.error(("zip", number, axis), "found a second time; allowed: an axis in one place")
         zipped.append(columns)
+    seen: set[str] = set()
+    groups = [(("zip", number), group) for number, group in enumerate(zipped)]
+    for place, axes in [(("axes",), fixed), (("matrix",), product), *groups]:
+        for axis in axes:
+            if axis in seen:
+                raise document.error((*place, axis), "found a second time; allowed: an axis in one place")
+            seen.add(axis)
     exclude, include = (
         [_rule(document, (key, number), rule, workloads) for number, rule in enumerate(content.get(key, []))]
         for key in ("exclude", "include")
@@ -106,7 +116,8 @@ def axis_value(document: Document, key: Key, value: Any) -> Any:
 
 def _axis_type(document: Document, key: Key) -> Any:
     if key[-1] not in AXIS_TYPES:
-        raise document.error(key, f"unknown axis; {did_you_mean(key[-1], AXIS_TYPES)}")
+        rules = ["workload"] if key[0] in ("exclude", "include") else []
+        raise document.error(key, f"unknown axis; {did_you_mean(key[-1], [*AXIS_TYPES, *rules])}")
     return AXIS_TYPES[str(key[-1])]
 
 
@@ -114,20 +125,25 @@ def _rule(document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequ
     """A rule's values, each a list: one value stands for a list of one."""
     checked: dict[str, Sequence[Any]] = {}
     for axis, value in rule.items():
-        many = value if isinstance(value, list) else [value]
-        if axis != "workload":
-            one = value if not isinstance(value, list) else None
-            checked[axis] = (
-                axis_values(document, (*key, axis), many) if one is None else [axis_value(document, (*key, axis), one)]
-            )
-            continue
-        for label in many:
-            if label not in workloads:
-                raise document.error((*key, axis), f"found {label!r}; {did_you_mean(label, workloads)}")
-        checked[axis] = many
+        place = (*key, axis)
+        if axis == "workload":
+            checked[axis] = _labels(document, place, value, workloads)
+        elif isinstance(value, list):
+            checked[axis] = axis_values(document, place, value)
+        else:
+            checked[axis] = [axis_value(document, place, value)]
     if not checked:
         raise document.error(key, f"found an empty rule; {did_you_mean('', ['workload', *AXIS_TYPES])}")
     return checked
+
+
+def _labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) -> list[str]:
+    labels = value if isinstance(value, list) else [value]
+    unknown = [label for label in labels if label not in workloads]
+    if unknown or not labels:
+        found = unknown[0] if unknown else "an empty list"
+        raise document.error(key, f"found {found!r}; {did_you_mean(found, workloads)}")
+    return labels
 
 
 def conflict(axes: Axes) -> str | None:

@@ -33,15 +33,19 @@ class TrialFolder:
         return self.path / "failures.json"
 
     @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
     def launch_log(self) -> Path:
-        return self.path / "logs" / "launch.log"
+        return self.logs / "launch.log"
 
     @property
     def best(self) -> Path:
         return self.path / "best"
 
     def log(self, rank: int) -> Path:
-        return self.path / "logs" / f"rank{rank}.log"
+        return self.logs / f"rank{rank}.log"
 
     def result(self, rank: int) -> Path:
         return self.path / f"rank{rank}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from harness.cell import Axes, Cell, Choice, Length, Trial, digest_files, withou
 from harness.document import Document, choose, parse_value, read
 from harness.errors import BadInput, did_you_mean
 from workloads.catalog import BUILT_IN, Entry, load_class
-from workloads.options import Between, Count, Settings, Strict
+from workloads.options import Between, Settings, Strict
 
 READY = Path(__file__).parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
+MOST_REPEATS = 10_000  # a slip of the finger must not fill the memory with trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class SweepFile(Strict):
     workloads: dict[str, WorkloadEntry | None]
     description: str = ""
     seeds: list[Annotated[int, Between(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
-    repeats: Count = 1
+    repeats: Annotated[int, Between(1, MOST_REPEATS)] = 1
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH
     warmup: Annotated[int, Between(0)] = 10
@@ -104,12 +106,11 @@ def find(name: str) -> Path:
 def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
     """The sweep in `path` with `--set` and `--data` applied; raises BadInput, having read every data file."""
     document = read(path)
-    document.validate(SweepFile, document.content)
-    for text in data:
-        _apply_data(document, text)
-    for text in sets:
-        _apply_set(document, text)
     file: SweepFile = document.validate(SweepFile, document.content)
+    for apply, texts in ((_apply_data, data), (_apply_set, sets)):
+        for text in texts:
+            apply(document, text)
+            file = document.validate(SweepFile, document.content)
     _check_file(document, file)
     cells, excluded, points = [], [], matrix.read_matrix(document, list(file.workloads))
     for label, entry in file.workloads.items():
@@ -117,7 +118,9 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         cells += found
         excluded += left_out
     if not cells:
-        raise document.error((), f"no cell is left: {excluded[0].rule} and others exclude all ({excluded[0].why})")
+        reasons = Counter(f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded)
+        listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))
+        raise document.error((), f"found no cell to run: {listed}; allowed: at least one cell")
     return Sweep(
         name=file.name,
         description=file.description,
@@ -148,11 +151,14 @@ def _cells_of(
     declared, options, data, choice = _choose(document, label, entry)
     key = ("workloads", label)
     own = {axis: matrix.axis_value(document, (*key, "axes", axis), value) for axis, value in entry.axes.items()}
+    if twice := [axis for axis in own if points.varies(axis)]:
+        raise document.error((*key, "axes", twice[0]), "found in matrix or zip too; allowed: an axis in one place")
     own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
     length, evaluate = entry.length or file.length, entry.evaluate or file.evaluate
     if length.steps is not None and length.steps <= file.warmup:
+        default = "" if ("warmup",) in document.places else ", the default"
         raise document.error(
-            ("warmup",), f"found {file.warmup}; allowed: fewer than the {length.steps} steps of {label}"
+            ("warmup",), f"found {file.warmup}{default}; allowed: fewer than the {length.steps} steps of {label}"
         )
 
     def senseless(axes: Axes) -> str | None:
@@ -175,10 +181,14 @@ def _cells_of(
 def _choose(document: Document, label: str, entry: WorkloadEntry) -> tuple[Entry, Settings, Settings, Choice]:
     """A workload's declaration and its settings, checked against the files that they name."""
     key, uses, base = ("workloads", label), entry.uses or label, Path(document.places[()]).absolute().parent
+    named = (*key, "uses") if entry.uses else key
     try:
         declared = declaration(uses, base)
     except ValueError as error:
-        raise document.error((*key, "uses") if entry.uses else key, str(error)) from None
+        raise document.error(named, str(error)) from None
+    except SyntaxError as error:
+        place = f"{error.filename}:{error.lineno}" if error.filename else uses
+        raise document.error(named, f"{place}: found {error.msg}; allowed: valid Python") from None
     options = _settings(document, declared.options, entry.options, (*key, "options"), base)
     data = _settings(document, declared.data, entry.data, (*key, "data"), base)
     identity = {
@@ -204,7 +214,7 @@ def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tup
         member = choose(kind, values)
     except ValueError as error:
         raise document.error((*key, "source"), str(error)) from None
-    hint = "; give it here or as --data PATH" if key[-1] == "data" else ""
+    hint = f"; give it here or as --data {key[1]}=PATH"
     try:
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
@@ -214,7 +224,9 @@ def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tup
     try:
         settings.check()
     except ValueError as error:
-        raise document.error(key, str(error)) from None
+        name, _, problem = str(error).partition(": ")
+        named = name in {f.name for f in fields(settings)}
+        raise document.error((*key, name), problem) if named else document.error(key, str(error)) from None
     return settings
 
 
@@ -227,17 +239,28 @@ def _apply_set(document: Document, text: str) -> None:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise BadInput(f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value")
-    name, place = name.strip(), f"--set {text}"
+    name, place, entries = name.strip(), f"--set {text}", document.content["workloads"]
+    key, last = tuple(name.split(".")), name.rpartition(".")[2]
     if name in matrix.AXIS_TYPES:
-        for group in document.content.get("zip", []):
-            group.pop(name, None)
-        document.put(("matrix", name), [parse_value(part, place) for part in value.split(",")], place)
-    elif name.split(".")[0] not in SWEEP_KEYS:
-        raise BadInput(f"--set {text}: unknown axis or key; {did_you_mean(name, [*matrix.AXIS_TYPES, *SWEEP_KEYS])}")
+        own = [(entry or {}).get("axes", {}) for entry in entries.values()]
+        for axes in [document.content.get("axes", {}), *document.content.get("zip", []), *own]:
+            axes.pop(name, None)
+        document.put(("matrix", name), _many(value, place), place)
+    elif key[0] not in SWEEP_KEYS:
+        raise BadInput(f"{place}: unknown axis or key; {did_you_mean(name, [*matrix.AXIS_TYPES, *SWEEP_KEYS])}")
+    elif key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
+        raise BadInput(f"{place}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
     elif name == "seeds":
-        document.put(("seeds",), [parse_value(part, place) for part in value.split(",")], place)
+        document.put(("seeds",), _many(value, place), place)
+    elif key[-2:-1] in (("length",), ("evaluate",)) and last in ("steps", "epochs"):
+        document.put(key[:-1], {last: parse_value(value, place)}, place)  # it has one of the two, never both
     else:
-        document.put(tuple(name.split(".")), parse_value(value, place), place)
+        document.put(key, parse_value(value, place), place)
+
+
+def _many(value: str, place: str) -> Any:
+    """The list in `a,b` or `[a, b]`."""
+    return parse_value(value if value.startswith("[") else f"[{value}]", place)
 
 
 def _apply_data(document: Document, text: str) -> None:

@@ -32,7 +32,6 @@ def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.devi
     elif axes.strategy == "fsdp2":
         _shard(workload, model, axes.world_size, device)
     if axes.execution == "compile":
-        torch._dynamo.reset()
         training = cast(nn.Module, torch.compile(training))
     return Prepared(training, model)
 

@@ -137,8 +137,7 @@ def _run_trial(
         place, sweep.name, assignment, started=started, ended=time.time(), earlier=earlier, stopped=stopped
     )
     record.write(place.record, found)
-    for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
-        leftover.unlink(missing_ok=True)
+    _tidy(place)
     return found
 
 
@@ -169,16 +168,25 @@ def read_progress(place: TrialFolder) -> dict[str, Any]:
 
 
 def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
-    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`."""
+    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`.
+
+    The record of the attempt before stays until the next one replaces it.
+    """
     earlier: list[Failure] = []
     if place.record.exists() and not fresh:
         before = record.read(place.record)
         earlier = [*before.earlier, *filter(None, [before.failure])]
     if fresh:
-        shutil.rmtree(place.path, ignore_errors=True)
-    for leftover in [place.record, place.progress, place.failures, *place.path.glob("rank*.json")]:
-        leftover.unlink(missing_ok=True)
+        for folder in (place.best, place.logs):
+            shutil.rmtree(folder, ignore_errors=True)
+    _tidy(place)
     return earlier
+
+
+def _tidy(place: TrialFolder) -> None:
+    """Remove what only a running trial needs."""
+    for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
+        leftover.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -57,9 +57,9 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
     port = _free_port(host, port)
     tracker.prepare()
     command = [
-        sys.executable, "-m", "harness.ui", sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracker.uri,
-        "--artifacts-destination", str(tracker.results.artifacts.absolute()), "--host", host, "--port", str(port),
-        "--workers", "1",
+        sys.executable, "-m", "harness.ui", sys.executable, "-m", "mlflow", "server", "--workers", "1",
+        "--backend-store-uri", tracker.uri, "--artifacts-destination", str(tracker.results.artifacts.absolute()),
+        "--host", host, "--port", str(port),
     ]  # fmt: skip
     variables = {**SETTINGS, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryFile() as log:

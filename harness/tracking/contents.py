@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -123,10 +124,10 @@ def cell_contents(cell: Cell, outlines: Sequence[Outline], *, wanted: Iterable[s
 
 
 def sweep_contents(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline]) -> Contents:
-    """The run of a whole sweep: how many trials have ended how, and how long it has taken."""
+    """The run of a whole sweep: how many of its trials have ended how, and how long it has taken."""
+    outlines = [outline for outline in outlines if outline.trial in spec.get("trials", ())] or outlines
     metrics = _counts(outlines)
-    if outlines:
-        metrics["duration_s"] = max(o.ended for o in outlines) - min(o.started for o in outlines)
+    metrics["duration_s"] = max(outline.ended for outline in outlines) - min(outline.started for outline in outlines)
     if spec:
         metrics |= {
             "cells_planned": len(spec["cells"]),
@@ -146,20 +147,23 @@ def _group(
     tags: Mapping[str, Any],
     settings: Mapping[str, str],
 ) -> Contents:
-    """A run over several trials. The step of its metrics is how many have ended, so that the newest are shown."""
-    ended = _ms(max((outline.ended for outline in outlines), default=0.0))
+    """A run over several trials.
+
+    Its metrics are of the moment, so that MLflow shows the newest, and all of step 0, so that it draws them as bars.
+    """
+    now, ended = _ms(time.time()), _ms(max(outline.ended for outline in outlines))
     failed = any(outline.status == "failed" for outline in outlines)
     complete = set(wanted) <= {outline.trial for outline in outlines}
     return Contents(
         name=name,
         kind=kind,
         key=key,
-        started=_ms(min((outline.started for outline in outlines), default=0.0)),
+        started=_ms(min(outline.started for outline in outlines)),
         ended=ended,
         status="RUNNING" if not complete else "FAILED" if failed else "FINISHED",
         tags=_texts(tags),
         params=settings,
-        points=[Point(key, value, ended, len(outlines)) for key, value in metrics.items()],
+        points=[Point(key, value, now, 0) for key, value in metrics.items()],
     )
 
 

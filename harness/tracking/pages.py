@@ -1,4 +1,4 @@
-"""How MLflow's own pages open on a sweep: which columns, what is unfolded, where."""
+"""How MLflow's own pages open on a sweep: its cells side by side, with columns for what tells them apart."""
 
 from __future__ import annotations
 
@@ -9,28 +9,53 @@ from urllib.parse import quote
 from harness.tracking.contents import Outline, params
 
 VIEW = "harness"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # where MLflow keeps a view that has been shared
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in a tag of the experiment
 METRICS = ("throughput_samples_per_s", "step_time_p50_ms", "wait_share", "trials_done", "trials_failed")
+LETTER, MARGIN = 8, 40  # pixels
 
 
 def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
-    """The address of a sweep's experiment, or of one run in it, in MLflow's pages."""
+    """The address of a sweep's cells in MLflow's pages, or of one run."""
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
-    return f"{runs}/{quote(run_id)}" if run_id else f"{runs}?viewStateShareKey={VIEW}"
+    return f"{runs}/{quote(run_id)}" if run_id else f"{runs}?viewStateShareKey={VIEW}&workflowType=machine_learning"
 
 
-def experiment_tags(outlines: Sequence[Outline], sweep_run: str) -> dict[str, str]:
-    """Opens the page with the sweep's run unfolded, and columns for what differs between cells and what they measure."""
+def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
+    """What makes `page` show cells by name, the params that differ between them, and what they measured.
+
+    MLflow folds runs under their parents as long as they are sorted by time; by name they are all there to see.
+    """
     settings = [params(outline.cell) for outline in outlines]
-    names = list(dict.fromkeys(name for mine in settings for name in mine))
+    names = dict.fromkeys(name for mine in settings for name in mine if "." not in name and name != "uses")
     differing = [name for name in names if len({mine.get(name) for mine in settings}) > 1]
-    own = [name for name in differing if not name.startswith(("options.", "data."))] or ["workload"]
-    targets = {key for outline in outlines for key in outline.scalars if key.startswith("final_")}
-    columns = [f"params.`{name}`" for name in own if name != "uses"]
-    columns += [f"metrics.`{name}`" for name in (METRICS[0], *sorted(targets), *METRICS[1:])]
-    view = {"selectedColumns": columns, "runsExpanded": {sweep_run: True}}
-    return {
-        VIEW_TAG: json.dumps(view),
-        "mlflow.experimentKind": "custom_model_development",
-        "mlflow.experiment.primaryMetric.name": METRICS[0],
+    targets = sorted({key for outline in outlines for key in outline.scalars if key.startswith("final_")})
+    columns = {f"params.`{name}`": name for name in differing}
+    columns |= {f"metrics.`{name}`": name for name in (METRICS[0], *targets, *METRICS[1:])}
+    name_column = "attributes.`Run Name`"
+    view = {
+        "searchFilter": "tags.`harness.kind` = 'cell'",
+        "orderByKey": "tags.`mlflow.runName`",
+        "orderByAsc": True,
+        "selectedColumns": list(columns),
+        "columnOrder": [name_column, *columns],
+        "columnWidths": {column: MARGIN + LETTER * len(name) for column, name in columns.items()}
+        | {name_column: 2 * MARGIN + LETTER * max(len(outline.cell.label) for outline in outlines)},
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "compareRunSections": [
+            {
+                "uuid": section,
+                "name": name,
+                "display": True,
+                "isReordered": False,
+                "deleted": False,
+                "isGenerated": True,
+            }
+            for section, name in (("harness", "At a glance"), ("rest", "Model metrics"))
+        ],
+        "compareRunCharts": [
+            {"uuid": f"harness-{name}", "type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20}
+            | {"metricSectionId": "harness", "deleted": False, "isGenerated": False}
+            for name in (METRICS[0], *targets, *METRICS[1:3])
+        ],
     }
+    return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}

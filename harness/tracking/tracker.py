@@ -66,7 +66,7 @@ class Tracker:
                 cells = None if records is None or restored else {outline.cell.id for outline in chosen}
                 runs.find(cells)
                 run_id, delivered = runs.deliver(outlines, chosen)
-                for key, value in experiment_tags(outlines, run_id).items():
+                for key, value in experiment_tags(outlines).items():
                     if experiment.tags.get(key) != value:
                         client.set_experiment_tag(experiment.experiment_id, key, value)
         return Delivery(

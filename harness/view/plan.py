@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from harness import record
 from harness.cell import Cell
@@ -25,19 +26,18 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
     console = Console(highlight=False)
-    console.print(f"[bold]{sweep.name}[/]  {sweep.description}", style=None)
+    console.print(f"[bold]{escape(sweep.name)}[/]  {escape(sweep.description)}", soft_wrap=True)
     show_table(console, plan_table(sweep, estimates))
     trials = len(sweep.trials())
     seeds = ", ".join(map(str, sweep.seeds))
     console.print(f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials")
     _print_time(console, sweep, estimates)
     for left_out in sweep.excluded:
-        console.print(
-            f"left out by {left_out.rule}: {left_out.workload} {describe_axes(dict(left_out.axes))} ({left_out.why})",
-            soft_wrap=True,
-        )
+        axes = describe_axes(dict(left_out.axes))
+        line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.why})"
+        console.print(line, markup=False, soft_wrap=True)
     for rule in sweep.unused_rules:
-        console.print(f"[yellow]{rule} matches no cell[/]")
+        console.print(f"{rule} matches no cell", style="yellow", markup=False)
 
 
 def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import record
+from harness import record, spec
+from harness import sweep as runner
 from harness.paths import Results, TrialFolder
 from tests.support.running import line_sweep, processes_below, run, wait_until
 
@@ -21,25 +24,6 @@ pytestmark = pytest.mark.distributed
 
 TWO = {"strategy": "ddp", "world_size": 2}
 SLOW = {"options": {"step_seconds": 0.05}, "axes": TWO}
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    return line_sweep(tmp_path, {"slow": SLOW}, length={"steps": 60}, seeds=[0, 1])
-
-
-@pytest.fixture
-def started(sweep: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`harness run`, in the middle of its first trial."""
-    process = subprocess.Popen(command(sweep), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=quiet())
-    trial = first_trial(sweep)
-    try:
-        wait_until(lambda: trial.progress.exists() or process.poll() is not None)
-        assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def command(sweep: Path) -> list[str]:
@@ -51,30 +35,19 @@ def quiet() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
 
 
-def first_trial(sweep: Path) -> TrialFolder:
-    from harness import spec
-
+def folders(sweep: Path) -> list[TrialFolder]:
+    """Of the sweep's trials, in their order."""
     asked = spec.load(sweep)
-    return Results(sweep.parent / "results").sweep(asked.name).trial(asked.trials()[0].id)
-
-
-def finish(sweep: Path) -> None:
-    """Run again, and see that it is complete: two trials, one record and one MLflow run each, and nothing running."""
-    subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
-    folder = Results(sweep.parent / "results").sweep("line")
-    found = [record.read(path) for path in folder.records()]
-    assert sorted((one.trial.seed, one.status) for one in found) == [(0, "done"), (1, "done")]
-    assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
-    assert processes_below(sweep.parent) == []
+    folder = Results(sweep.parent / "results").sweep(asked.name)
+    return [folder.trial(trial.id) for trial in asked.trials()]
 
 
 def mlflow_trials(sweep: Path) -> list[str]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{(sweep.parent / 'results' / 'mlflow.db').absolute()}")
-    (experiment,) = client.search_experiments(filter_string="name = 'line'")
-    runs = client.search_runs([experiment.experiment_id], filter_string="tags.`harness.kind` = 'trial'")
-    return [run.data.tags["harness.trial"] for run in runs]
+    """The trials that MLflow's database has a live run for, one entry a run."""
+    query = """select tags.value from tags join runs using (run_uuid)
+               where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
+    with closing(sqlite3.connect(sweep.parent / "results" / "mlflow.db")) as database:
+        return [value for (value,) in database.execute(query)]
 
 
 def children(pid: int) -> list[int]:
@@ -82,47 +55,68 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in listed]
 
 
-def test_the_harness_is_killed(started: subprocess.Popen[bytes], sweep: Path) -> None:
-    started.kill()
-    started.wait()
-    wait_until(lambda: processes_below(sweep.parent) == [], 15)
-    assert not first_trial(sweep).record.exists()
-    finish(sweep)
+@contextmanager
+def running(sweep: Path, trial: TrialFolder, step: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """`harness run`, in the middle of a trial."""
+    began = time.time()
+    process = subprocess.Popen(command(sweep), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=quiet(), text=True)
+    try:
+        wait_until(lambda: process.poll() is not None or reached(trial, began) >= step, 120)
+        assert process.poll() is None, process.communicate()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def test_torchrun_is_killed(started: subprocess.Popen[bytes], sweep: Path) -> None:
-    (torchrun,) = children(started.pid)
-    os.kill(torchrun, signal.SIGKILL)
-    assert started.wait(120) == 1
-    failure = record.read(first_trial(sweep).record).failure
-    assert failure is not None
-    assert failure.kind == "Lost"
-    finish(sweep)
+def reached(trial: TrialFolder, since: float) -> int:
+    """The step that the trial has told of; 0 if it has told nothing since then."""
+    told = runner.read_progress(trial)
+    return int(told["step"]) if told and told["at"] > since else 0
 
 
-def test_a_rank_is_killed(started: subprocess.Popen[bytes], sweep: Path) -> None:
-    (torchrun,) = children(started.pid)
-    os.kill(children(torchrun)[-1], signal.SIGKILL)
-    assert started.wait(120) == 1
-    failure = record.read(first_trial(sweep).record).failure
-    assert failure is not None
-    assert failure.kind == "Killed"
-    finish(sweep)
+def failure_kind(trial: TrialFolder) -> str | None:
+    failure = record.read(trial.record).failure
+    return failure.kind if failure else None
 
 
-def test_ctrl_c_ends_every_child_and_leaves_a_resumable_sweep(started: subprocess.Popen[bytes], sweep: Path) -> None:
-    started.send_signal(signal.SIGINT)
-    output = started.communicate(timeout=30)[0].decode()
-    assert started.returncode == 130
-    assert "run the same command again" in output
-    assert processes_below(sweep.parent) == []
-    finish(sweep)
+def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
+    sweep = line_sweep(
+        tmp_path, {"slow": {"options": {"step_seconds": 0.05}, "axes": TWO}}, length={"steps": 60}, seeds=[0, 1]
+    )
+    first, second = folders(sweep)
 
+    with running(sweep, first) as harness:  # a rank is killed, then in the next trial torchrun
+        (torchrun,) = children(harness.pid)
+        os.kill(children(torchrun)[-1], signal.SIGKILL)
+        wait_until(lambda: reached(second, 0.0) > 0, 120)
+        (torchrun,) = children(harness.pid)
+        os.kill(torchrun, signal.SIGKILL)
+        assert harness.wait(120) == 1
+    assert [failure_kind(first), failure_kind(second)] == ["Killed", "Lost"]
 
-def test_a_second_run_of_the_same_sweep_is_refused(started: subprocess.Popen[bytes], sweep: Path) -> None:
-    second = subprocess.run(command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False)
-    assert second.returncode == 2
-    assert f"process {started.pid} is at work on this sweep" in second.stderr
+    with running(sweep, first) as harness:  # the harness itself
+        refused = subprocess.run(command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False)
+        assert refused.returncode == 2
+        assert f"process {harness.pid} is at work on this sweep" in refused.stderr
+        harness.kill()
+        harness.wait()
+    wait_until(lambda: processes_below(tmp_path) == [], 15)
+
+    with running(sweep, first) as harness:  # Ctrl-C
+        harness.send_signal(signal.SIGINT)
+        output = harness.communicate(timeout=30)[0]
+        assert harness.returncode == 130
+        assert "run the same command again" in output
+        assert processes_below(tmp_path) == []
+
+    subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
+    found = [record.read(trial.record) for trial in (first, second)]
+    assert [one.status for one in found] == ["done", "done"]
+    assert [[failure.kind for failure in one.earlier] for one in found] == [["Killed"], ["Lost"]]
+    assert len(Results(tmp_path / "results").sweep("line").records()) == 2
+    assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
+    assert processes_below(tmp_path) == []
 
 
 def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -133,11 +127,8 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tm
         folder.mkdir()
     (whole,) = run(line_sweep(whole_folder, {"line": {"options": options, "axes": TWO}}, **keys))
     path = line_sweep(cut_folder, {"line": {"options": options, "axes": TWO}}, **keys)
-    process = subprocess.Popen(command(path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=quiet())
-    place = first_trial(path)
-    wait_until(lambda: place.progress.exists() and json.loads(place.progress.read_text())["step"] >= 30)
-    process.kill()
-    process.wait()
+    with running(path, folders(path)[0], step=30) as harness:
+        harness.kill()
     wait_until(lambda: processes_below(cut_folder) == [], 15)
     (resumed,) = run(path)
     assert resumed.ranks[0].resumed_at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "single": {},
     "ddp1": {"axes": {"strategy": "ddp"}},
     "ddp2": {"axes": {"strategy": "ddp", "world_size": 2}},

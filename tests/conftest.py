@@ -1,0 +1,47 @@
+"""Fixtures that several kinds of test share."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.paths import Results
+from harness.tracking import Tracker
+from harness.ui import server
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with nothing in it, because making one takes seconds."""
+    results = Results(tmp_path_factory.mktemp("empty"))
+    Tracker(results).prepare()
+    return results.database
+
+
+@pytest.fixture
+def results(tmp_path: Path, empty_store: Path) -> Results:
+    """A results folder with an MLflow store in it."""
+    place = Results(tmp_path / "results")
+    place.path.mkdir()
+    shutil.copy(empty_store, place.database)
+    return place
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
+    """The address of a real MLflow server; nothing of it is left when the tests have ended."""
+    place = Results(tmp_path_factory.mktemp("server"))
+    shutil.copy(empty_store, place.database)
+    with server(Tracker(place), port=free_port()) as base:
+        yield base

@@ -1,0 +1,164 @@
+"""Records of trials that never ran, as real ones would be; for whatever reads records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from harness import record as records
+from harness.assemble import summarize
+from harness.cell import Axes, Cell, Choice, Length, Trial
+from harness.order import join_digests
+from harness.paths import SweepFolder
+from harness.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
+from harness.series import Series
+
+BEGUN = 1_700_000_000.0  # seconds since the epoch
+ENVIRONMENT = {
+    "software": {"python": "3.11.7", "torch": "2.13.0"},
+    "hardware": {"cpu": "Test CPU", "cores": 2, "gpus": []},
+    "variables": {"OMP_NUM_THREADS": "1"},
+    "harness": {"version": "0.1.0", "commit": "c0ffee" * 6 + "c0ff", "dirty": False},
+}
+
+
+def make_cell(label: str = "mlp", *, steps: int = 20, options: Mapping[str, Any] | None = None, **axes: Any) -> Cell:
+    """A cell of the MLP; `axes` are those that differ from eager fp32 on one rank."""
+    options = {"hidden": [256, 128], "dropout": 0.2} if options is None else options
+    data = {"source": "digits", "split_seed": 0}
+    return Cell(
+        choice=Choice(
+            label=label,
+            uses="mlp",
+            options=options,
+            data=data,
+            identity={"uses": "mlp", "options": dict(options), "data": {"source": "digits"}, "files": None},
+        ),
+        axes=Axes(**{"batch_size": 64, **axes}),
+        length=Length(steps=steps),
+        evaluate=Length(steps=10),
+        warmup=2,
+    )
+
+
+def make_record(
+    cell: Cell | None = None,
+    *,
+    seed: int = 0,
+    repeat: int = 0,
+    status: Status = "done",
+    sweep: str = "demo",
+    started: float = BEGUN,
+    attempt: int = 1,
+    step_seconds: float = 0.01,
+    failure: Failure | None = None,
+) -> Record:
+    """One trial's record: consistent in itself, and the same every time for the same arguments."""
+    cell = cell or make_cell()
+    trial = Trial(cell=cell, seed=seed, repeat=repeat)
+    done = status == "done"
+    learned = _learned(cell, seed)
+    ranks = [_rank(rank, trial, started, step_seconds, learned if rank == 0 else None) for rank in _ranks(cell)]
+    if not done:
+        failure = failure or Failure(
+            kind="ValueError", message="no such thing", rank=0, host="node1", log="logs/rank0.log",
+            traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
+        )  # fmt: skip
+        blank = [replace(rank, loss=None, step_seconds=None, wait_seconds=None, learned=None) for rank in ranks]
+        ranks = [replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank]
+    losses = np.array([rank.loss.unpack() for rank in ranks if rank.loss], dtype=np.float64)
+    return Record(
+        sweep=sweep,
+        trial=trial,
+        status=status,
+        attempt=attempt,
+        started=started,
+        ended=started + 5.0 + step_seconds * cell.length.in_steps(10),
+        failure=failure,
+        earlier=(),
+        summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
+        loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
+        order_digest=join_digests([rank.order for rank in ranks]) if done else None,
+        ranks=ranks,
+        learned=learned if done else None,
+        phases={"startup": 2.0, "build": 0.5, "train": step_seconds * cell.length.in_steps(10)},
+    )
+
+
+def write_sweep(folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = "") -> None:
+    """Leave in `folder` what a sweep with these records leaves; `planned` trials have not run yet."""
+    trials = [record.trial for record in found] + list(planned)
+    cells = {trial.cell.id: trial.cell for trial in trials}
+    spec = {
+        "name": found[0].sweep,
+        "description": "A sweep for tests",
+        "seeds": sorted({trial.seed for trial in trials}),
+        "repeats": max(trial.repeat for trial in trials) + 1,
+        "source": "demo.yaml",
+        "cells": [{"id": cell.id, "label": cell.label, **asdict(cell)} for cell in cells.values()],
+        "trials": [trial.id for trial in trials],
+    }
+    for record in found:
+        write_record(folder, record, logs=logs)
+    folder.spec.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+
+
+def write_record(folder: SweepFolder, record: Record, *, logs: str = "") -> None:
+    """Leave what one trial leaves."""
+    place = folder.trial(record.trial.id)
+    records.write(place.record, record)
+    place.launch_log.parent.mkdir(exist_ok=True)
+    place.launch_log.write_text(f"launched\n{logs}", encoding="utf-8")
+    for rank in record.ranks:
+        place.log(rank.rank).write_text(f"rank {rank.rank}\n{logs}", encoding="utf-8")
+
+
+def _ranks(cell: Cell) -> range:
+    return range(cell.axes.world_size)
+
+
+def _rank(rank: int, trial: Trial, started: float, step_seconds: float, learned: Learned | None) -> RankResult:
+    steps = trial.cell.length.in_steps(10)
+    rng = np.random.default_rng([trial.seed, trial.repeat, rank])
+    seconds = step_seconds * rng.uniform(0.95, 1.05, steps)
+    loss = 2.3 * np.exp(-np.arange(steps) / steps) + rng.normal(0, 0.01, steps)
+    return RankResult(
+        rank=rank,
+        host="node1",
+        pid=1000 + rank,
+        entered=started + 2.0,
+        loss=Series.pack(loss.astype(np.float32)),
+        step_seconds=Series.pack(seconds),
+        wait_seconds=Series.pack(seconds * 0.1),
+        order=(12345 + trial.seed, 67890 + rank),
+        memory={"resident": (300 + rank) * 2**20},
+        phases={"build": 0.5, "train": float(seconds.sum())},
+        learned=learned,
+    )
+
+
+def _learned(cell: Cell, seed: int) -> Learned:
+    steps = cell.length.in_steps(10)
+    every = cell.evaluate.in_steps(10)
+    evaluations = [
+        Evaluation(step=step, epoch=step / 10, metrics=_metrics(step / steps, seed), seconds=0.05)
+        for step in sorted({*range(every, steps + 1, every), steps})
+    ]
+    return Learned(
+        target=Target(name="accuracy", higher_is_better=True),
+        steps_per_epoch=10,
+        parameters=235_146,
+        flops_per_sample=1_007_104.0,
+        evaluations=evaluations,
+        parameter_digest=f"{seed:064x}",
+        environment=ENVIRONMENT,
+    )
+
+
+def _metrics(progress: float, seed: int) -> dict[str, float]:
+    accuracy = 0.9 * progress + 0.001 * seed
+    return {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "test_loss": 2.3 - 2 * progress}

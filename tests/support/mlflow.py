@@ -1,0 +1,107 @@
+"""Looking at what is in MLflow, and getting in the way of those who write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.tracking.connect import connect, quiet
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Run
+
+WRITES = (
+    "create_experiment", "create_run", "delete_run", "log_artifacts", "log_batch", "log_inputs", "log_text",
+    "restore_experiment", "set_experiment_tag", "set_tag", "set_terminated", "update_run",
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for the end of a process between two calls."""
+
+
+class Meddler:
+    """A client that does something before its `at`-th writing call; counts them all."""
+
+    def __init__(self, client: MlflowClient, at: int, meddle: Callable[[], None]) -> None:
+        self.client, self.at, self.meddle, self.calls = client, at, meddle, 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+        if name not in WRITES:
+            return method
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if self.calls == self.at:
+                self.meddle()
+            self.calls += 1
+            return method(*arguments, **keywords)
+
+        return call
+
+
+def runs_of(uri: str, sweep: str) -> list[Run]:
+    """Every run of a sweep's experiment that is not deleted."""
+    with quiet():
+        client = connect(uri)
+        experiment = client.get_experiment_by_name(sweep)
+        return [] if experiment is None else list(client.search_runs([experiment.experiment_id], max_results=5000))
+
+
+def by_name(uri: str, sweep: str) -> dict[str, Run]:
+    """The runs of a sweep; fails where two have the same name."""
+    runs = runs_of(uri, sweep)
+    named = {run.info.run_name: run for run in runs}
+    assert len(named) == len(runs), sorted(run.info.run_name for run in runs)
+    return named
+
+
+def everything(uri: str, sweep: str) -> dict[str, Any]:
+    """All that MLflow shows of a sweep, without what differs between two deliveries of the same: ids and moments."""
+    runs = by_name(uri, sweep)
+    names = {run.info.run_id: name for name, run in runs.items()}
+    with quiet():
+        client = connect(uri)
+        return {name: _describe(client, run, names) for name, run in runs.items()}
+
+
+def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str, Any]:
+    tags = dict(run.data.tags)
+    tags.pop("harness.origin")
+    parent = tags.pop("mlflow.parentRunId", None)
+    trial = tags["harness.kind"] == "trial"
+    history = {
+        key: [(m.step, m.value, m.timestamp if trial else 0) for m in client.get_metric_history(run.info.run_id, key)]
+        for key in run.data.metrics
+    }
+    return {
+        "parent": parent and names[parent],
+        "status": run.info.status,
+        "times": (run.info.start_time, run.info.end_time),
+        "params": run.data.params,
+        "tags": tags,
+        "metrics": history,
+        "artifacts": artifacts(client, run.info.run_id),
+        "inputs": sorted(_input(found) for found in (run.inputs.dataset_inputs if run.inputs else [])),
+    }
+
+
+def _input(found: DatasetInput) -> tuple[str, str, str]:
+    return found.dataset.name, found.dataset.digest, found.tags[0].value
+
+
+def artifacts(client: MlflowClient, run_id: str, path: str | None = None) -> list[str]:
+    """The paths of all files with a run."""
+    found = []
+    for item in client.list_artifacts(run_id, path):
+        found += artifacts(client, run_id, item.path) if item.is_dir else [item.path]
+    return sorted(found)
+
+
+def artifact_text(uri: str, run: Run, path: str, folder: Path) -> str:
+    """The content of a file with a run."""
+    with quiet():
+        folder.mkdir(exist_ok=True)
+        return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""From records to names, params, tags and metrics; no MLflow needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.record import Evaluation, Record
+from harness.tracking.contents import CURVE, Outline, cell_contents, curves, scalars, scrub, thin, trial_contents
+from harness.tracking.pages import VIEW_TAG, experiment_tags, page
+from tests.factories import make_cell, make_record
+
+
+def outlines(*found: Record) -> list[Outline]:
+    return [Outline.of(record, str(at)) for at, record in enumerate(found)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 123_456])
+def test_thinning_keeps_both_ends_and_is_even(count: int) -> None:
+    places = thin(count)
+    assert (places[0], places[-1], len(places)) == (0, count - 1, min(count, CURVE))
+    gaps = np.diff(places)
+    assert not len(gaps) or gaps.max() - gaps.min() <= 1
+
+
+def test_a_long_loss_curve_is_thinned_and_ends_where_the_training_ended() -> None:
+    record = make_record(make_cell(steps=3000))
+    points = [point for point in curves(record) if point.key == "loss"]
+    assert record.loss
+    assert len(points) == CURVE
+    assert (points[0].step, points[-1].step) == (1, 3000)
+    assert points[-1].value == record.loss.unpack()[-1]
+
+
+def test_curves_run_in_the_time_of_the_record() -> None:
+    record = make_record(make_cell(steps=100), step_seconds=0.1)
+    times = [point.at / 1000 - record.started for point in curves(record) if point.key == "loss"]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(2.5 + 0.1, abs=0.02)  # after start-up and building
+    assert times[-1] == pytest.approx(2.5 + 10 + 9 * 0.05, abs=0.3)  # with nine evaluations in between
+
+
+def test_a_metric_never_shares_a_name_with_another() -> None:
+    record = make_record()
+    assert record.learned
+    evaluation = Evaluation(step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1)
+    record = replace(record, learned=replace(record.learned, evaluations=[evaluation]))
+    found = {point.key: point.value for point in curves(record) if point.step == 20}
+    assert found["test_loss"] == 1.0
+    assert found["loss"] != 1.0
+    assert found["top_5"] == 0.7
+
+
+def test_what_is_unknown_has_no_metric() -> None:
+    record = make_record(make_cell(steps=3))
+    assert record.summary
+    assert record.summary.throughput is None
+    assert not {"throughput_samples_per_s", "step_time_p50_ms", "wait_share"} & set(scalars(record))
+    assert "final_loss" in scalars(record)
+
+
+def test_a_failed_trial_says_why() -> None:
+    contents = trial_contents(make_record(status="failed"), repeats=1)
+    assert contents.status == "FAILED"
+    assert contents.tags["harness.status"] == "failed"
+    assert "Traceback" in contents.tags["mlflow.note.content"]
+
+
+def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
+    first, second = make_record(), make_record(seed=1, status="failed")
+    wanted = [first.trial.id, second.trial.id]
+    assert cell_contents(first.trial.cell, outlines(first), wanted=wanted).status == "RUNNING"
+    assert cell_contents(first.trial.cell, outlines(first, second), wanted=wanted).status == "FAILED"
+    assert cell_contents(first.trial.cell, outlines(first), wanted=["another-s0-r0"]).status == "FINISHED"
+
+
+def test_secrets_are_cut_out() -> None:
+    text = scrub("git+https://me:pw@host/x and s3cr3t-value", ["s3cr3t-value"])
+    assert text == "git+https://[redacted]@host/x and [redacted]"
+
+
+def test_the_page_opens_on_the_cells_with_what_tells_them_apart() -> None:
+    found = outlines(make_record(), make_record(make_cell(precision="bf16", workers=2)))
+    view = json.loads(experiment_tags(found)[VIEW_TAG])
+    assert view["selectedColumns"][:3] == [
+        "params.`precision`",
+        "params.`workers`",
+        "metrics.`throughput_samples_per_s`",
+    ]
+    assert "metrics.`final_accuracy`" in view["selectedColumns"]
+    assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
+
+
+def test_pages() -> None:
+    assert page("7", "abc", "https://mlflow.example.org/") == "https://mlflow.example.org/#/experiments/7/runs/abc"
+    assert page("7").startswith("http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=harness")

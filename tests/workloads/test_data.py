@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from workloads.base import TensorSamples
+from workloads.data import HELD_OUT, load_images, load_texts, stratified
+from workloads.sources import Csv, Digits, Idx, Tickets
+
+
+def tensors(samples: object) -> tuple[torch.Tensor, ...]:
+    assert isinstance(samples, TensorSamples)
+    return samples.tensors
+
+
+def test_every_class_is_held_out_in_proportion() -> None:
+    labels = [*random.Random(0).choices(["a", "b", "c"], weights=[100, 20, 1], k=2000), "rare", "rare"]
+    kept, held = stratified(labels, seed=0)
+    assert sorted(kept + held) == list(range(len(labels)))
+    assert (kept, held) == (sorted(kept), sorted(held))
+    counts, tested = Counter(labels), Counter(labels[row] for row in held)
+    assert {label: tested[label] for label in counts} == {
+        label: max(1, round(HELD_OUT * count)) for label, count in counts.items()
+    }
+
+
+def test_the_split_follows_its_seed() -> None:
+    labels = ["a", "b"] * 50
+    assert stratified(labels, seed=1) == stratified(labels, seed=1)
+    assert stratified(labels, seed=1) != stratified(labels, seed=2)
+
+
+def test_digits() -> None:
+    images = load_images(Digits())
+    (pixels, labels), (test_pixels, test_labels) = tensors(images.splits.train), tensors(images.splits.test)
+    assert pixels.shape[1:] == test_pixels.shape[1:] == (1, 28, 28)
+    assert (images.size, images.classes) == ((28, 28), 10)
+    assert len(labels) + len(test_labels) == 1797
+    assert (pixels.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert float(pixels.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(pixels.std()) == pytest.approx(1, abs=1e-4)
+    again = tensors(load_images(Digits()).splits.train)
+    assert torch.equal(pixels, again[0])
+    other = tensors(load_images(Digits(split_seed=1)).splits.train)
+    assert not torch.equal(labels, other[1])
+
+
+def test_idx_files_are_read_and_normalised_by_the_training_set(tmp_path: Path) -> None:
+    pixels = torch.randint(256, (20, 1, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for split, rows in (("train", slice(0, 16)), ("t10k", slice(16, 20))):
+        part = pixels[rows]
+        content = struct.pack(">4B3I", 0, 0, 8, 3, len(part), 5, 4) + part.numpy().tobytes()
+        (tmp_path / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+        labels = bytes(i % 2 for i in range(len(part)))
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(part)) + labels)
+    images = load_images(Idx(path=tmp_path, classes=2))
+    grey = pixels.double()
+    mean, deviation = grey[:16].mean(), grey[:16].std(correction=0)
+    assert (images.size, images.classes) == ((5, 4), 2)
+    torch.testing.assert_close(tensors(images.splits.train)[0], ((grey[:16] - mean) / deviation).float())
+    torch.testing.assert_close(tensors(images.splits.test)[0], ((grey[16:] - mean) / deviation).float())
+    assert tensors(images.splits.test)[1].tolist() == [0, 1, 0, 1]
+
+
+def test_csv_labels_are_numbered_in_alphabetical_order(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\none,b\ntwo,a\nthree, b \n")
+    (tmp_path / "test.csv").write_text("text,label\nfour,a\n")
+    texts = load_texts(Csv(path=tmp_path))
+    assert texts.classes == ("a", "b")
+    assert texts.train_labels.tolist() == [1, 0, 1]
+    assert (texts.test, texts.test_labels.tolist()) == (["four"], [0])
+
+
+def test_a_single_csv_file_is_split(tmp_path: Path) -> None:
+    rows = "".join(f"{label}{i},{label}\n" for i in range(20) for label in "ab")
+    (tmp_path / "all.csv").write_text("text,label\n" + rows)
+    texts = load_texts(Csv(path=tmp_path / "all.csv"))
+    assert texts.test_labels.bincount().tolist() == [3, 3]
+    assert set(texts.train).isdisjoint(texts.test)
+
+
+def test_tickets_are_split_by_class() -> None:
+    texts = load_texts(Tickets(rows=300))
+    assert texts.classes == ("account", "billing", "technical")
+    assert texts.test_labels.bincount().tolist() == [15, 15, 15]
+
+
+def test_real_images(real_data: Path) -> None:
+    data = Idx(path=real_data / "mnist10k")
+    data.check()
+    images = load_images(data)
+    assert (len(images.splits.train), len(images.splits.test), images.size) == (10000, 10000, (28, 28))
+
+
+def test_real_texts(real_data: Path) -> None:
+    data = Csv(path=real_data / "banking77", label="category")
+    data.check()
+    texts = load_texts(data)
+    assert (len(texts.train), len(texts.test), len(texts.classes)) == (10003, 3080, 77)

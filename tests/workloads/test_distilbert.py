@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
+
+from tests.workloads.flops import counted_per_sample
+from workloads.distilbert import DistilBert, SequenceClassifier
+from workloads.options import DistilBertOptions
+from workloads.sources import Tickets
+from workloads.tickets import tickets
+from workloads.tokenizer import trained
+
+DATA = Tickets(rows=120)
+
+
+def workload(**options: object) -> DistilBert:
+    return DistilBert(DistilBertOptions(**{"vocabulary": 512, **options}), DATA)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence": 16}, {"size": "small", "label_smoothing": 0.1}])
+def test_flops_agree_with_torchs_counter(options: dict[str, object]) -> None:
+    fixed = workload(padding="fixed", dropout=0.0, **options)
+    assert fixed.flops_per_sample() == counted_per_sample(fixed, 4)
+
+
+def test_flops_without_padding_count_the_tokens_of_each_text() -> None:
+    longest = workload()
+    lengths = longest.samples[0].lengths.tolist()
+    counted = 0.0
+    for length in set(lengths):
+        fixed = workload(padding="fixed", sequence=length)
+        counted += fixed.flops_per_sample() * lengths.count(length) / len(lengths)
+    assert longest.flops_per_sample() == pytest.approx(counted, rel=1e-9)
+
+
+def test_padding() -> None:
+    longest, fixed = workload().splits().train, workload(padding="fixed", sequence=64).splits().train
+    rows = [0, 1, 3]
+    tokens, labels = longest.batch(rows)
+    padded, _ = fixed.batch(rows)
+    assert padded.shape == (5, 64)
+    assert tokens.shape[1] == int((padded != 0).sum(1).max())
+    assert (tokens.dtype, labels.dtype) == (torch.int64, torch.int64)
+
+
+def test_padding_changes_no_logits() -> None:
+    torch.manual_seed(0)
+    longest = workload(sequence=64)
+    model = longest.build_model().eval()
+    tokens, _ = longest.splits().train.batch([0])
+    padded = torch.nn.functional.pad(tokens, (0, 64 - tokens.shape[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), model(padded))
+
+
+def test_the_published_architecture() -> None:
+    base = DistilBert(DistilBertOptions(size="base"), DATA)
+    with torch.device("meta"):
+        model = base.build_model()
+    # 66,362,880 as published, and a head of 768 * 768 + 768 + 768 * 3 + 3
+    assert sum(p.numel() for p in model.parameters()) == 66_362_880 + 592_899
+    assert len(base.blocks(model)) == 6
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tiny random model and a tokenizer, as save_pretrained leaves them."""
+    torch.manual_seed(1)
+    config = DistilBertConfig(vocab_size=512, n_layers=1, n_heads=2, dim=16, hidden_dim=32)
+    DistilBertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer = trained([text for text, _ in tickets(120, 7)], 512)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_a_pretrained_folder(checkpoint: Path) -> None:
+    options = DistilBertOptions(pretrained=checkpoint, dropout=0.3)
+    options.check()
+    pretrained = DistilBert(options, DATA)
+    pretrained.splits()
+    model = pretrained.build_model()
+    assert isinstance(model, SequenceClassifier)
+    source = DistilBertForSequenceClassification.from_pretrained(checkpoint)
+    for (name, loaded), saved in zip(
+        model.bert.distilbert.named_parameters(), source.distilbert.parameters(), strict=True
+    ):
+        assert torch.equal(loaded, saved), name
+    assert model.bert.classifier.out_features == 3
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
+    assert len(pretrained.blocks(model)) == 1
+
+
+def test_the_tokenizer_of_a_pretrained_folder_is_used(checkpoint: Path) -> None:
+    ours, theirs = workload().samples[0], DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0]
+    assert not torch.equal(ours.batch([0])[0], theirs.batch([0])[0])
+
+
+def test_one_graph_and_no_break_when_compiled() -> None:
+    fixed = workload(padding="fixed", dropout=0.0)
+    batch = fixed.splits().train.batch(range(4))
+    torch.manual_seed(0)
+    model = fixed.build_model()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(batch[0]), model(batch[0]))
+
+
+def test_decay_spares_biases_and_norms() -> None:
+    tiny = workload()
+    decayed, spared = tiny.optimizer(tiny.build_model()).param_groups
+    assert {p.ndim for p in decayed["params"]} == {2}
+    assert {p.ndim for p in spared["params"]} == {1}
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (DistilBertOptions().weight_decay, 0.0)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Discriminator, TypeAdapter, ValidationError
+
+from workloads.files import CHECKPOINT
+from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
+from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
+
+
+def read(kind: Any, document: str) -> Any:
+    return TypeAdapter(kind).validate_json(document, strict=True)
+
+
+@pytest.mark.parametrize("module", ["workloads", "workloads.options", "workloads.sources", "workloads.catalog"])
+def test_planning_imports_nothing_heavy(module: str) -> None:
+    heavy = "{'torch', 'numpy', 'transformers', 'tokenizers', 'sklearn'}"
+    code = f"import sys, {module}; print(*{heavy}.intersection(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "expected"),
+    [
+        (MLPOptions, '{"hidden": [8, 4], "dropout": 0}', MLPOptions(hidden=(8, 4), dropout=0.0)),
+        (CNNOptions, '{"width": 4, "batch_norm": true}', CNNOptions(width=4, batch_norm=True)),
+        (DistilBertOptions, '{"size": "base"}', DistilBertOptions(size="base")),
+        (DistilBertOptions, '{"pretrained": "model"}', DistilBertOptions(pretrained=Path("model"))),
+    ],
+)
+def test_options_are_read_strictly(kind: type[Settings], document: str, expected: Settings) -> None:
+    assert read(kind, document) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (MLPOptions, '{"hiden": [8]}'),
+        (MLPOptions, '{"hidden": [0]}'),
+        (MLPOptions, '{"hidden": ["8"]}'),
+        (MLPOptions, '{"dropout": 1}'),
+        (MLPOptions, '{"learning_rate": 0}'),
+        (CNNOptions, '{"width": 1.5}'),
+        (DistilBertOptions, '{"size": "large"}'),
+        (DistilBertOptions, '{"sequence": 513}'),
+        (DistilBertOptions, '{"size": "base", "hub": "owner/name"}'),
+        (DistilBertOptions, '{"vocabulary": 512, "pretrained": "model"}'),
+    ],
+)
+def test_options_refuse_what_they_do_not_know(kind: type[Settings], document: str) -> None:
+    with pytest.raises(ValidationError):
+        read(kind, document)
+
+
+@pytest.mark.parametrize(
+    ("union", "document", "expected"),
+    [
+        (ImageData, '{"source": "digits"}', Digits()),
+        (ImageData, '{"source": "idx", "path": "mnist"}', Idx(path=Path("mnist"))),
+        (
+            TextData,
+            '{"source": "csv", "path": "a.csv", "label": "category"}',
+            Csv(path=Path("a.csv"), label="category"),
+        ),
+        (TextData, '{"source": "tickets", "rows": 100}', Tickets(rows=100)),
+    ],
+)
+def test_sources_are_told_apart(union: Any, document: str, expected: Settings) -> None:
+    assert read(Annotated[union, Discriminator("source")], document) == expected
+
+
+def test_a_source_does_not_take_the_keys_of_another() -> None:
+    with pytest.raises(ValidationError, match="Unexpected keyword"):
+        read(Annotated[TextData, Discriminator("source")], '{"source": "tickets", "path": "a.csv"}')
+
+
+def test_the_published_architecture() -> None:
+    base = DistilBertOptions(size="base").architecture
+    assert (base.layers, base.width, base.heads, base.feedforward, base.vocabulary) == (6, 768, 12, 3072, 30522)
+    assert DistilBertOptions(size="base", vocabulary=512).architecture.vocabulary == 512
+    assert DistilBertOptions().architecture == DistilBertOptions(size="tiny").architecture
+
+
+def test_compile_asks_for_fixed_padding() -> None:
+    reason = DistilBertOptions().conflict({"execution": "compile"})
+    assert reason is not None
+    assert "set padding to fixed" in reason
+    assert DistilBertOptions(padding="fixed").conflict({"execution": "compile"}) is None
+    assert DistilBertOptions().conflict({"execution": "eager"}) is None
+
+
+def test_a_pretrained_folder_counts_by_content_and_a_hub_name_by_name(tmp_path: Path) -> None:
+    local = DistilBertOptions(pretrained=tmp_path)
+    assert local.files() == [tmp_path / name for name in CHECKPOINT]
+    assert "pretrained" not in local.identity()
+    assert DistilBertOptions(hub="owner/name@main").identity()["hub"] == "owner/name@main"
+
+
+def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
+    assert Csv(path=tmp_path).identity() == Csv(path=tmp_path / "elsewhere").identity()
+    assert Idx(path=tmp_path).identity() == {"source": "idx", "classes": 10}

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+from workloads.data import load_texts
+from workloads.sources import Tickets
+from workloads.tickets import tickets
+
+
+def test_tickets_repeat_with_their_seed() -> None:
+    assert tickets(100, seed=3) == tickets(100, seed=3)
+    assert tickets(100, seed=3) != tickets(100, seed=4)
+
+
+def test_classes_are_balanced() -> None:
+    assert Counter(label for _, label in tickets(300, seed=0)) == {"account": 100, "billing": 100, "technical": 100}
+
+
+def test_hardly_any_ticket_occurs_twice() -> None:
+    texts = [text for text, _ in tickets(4000, seed=0)]
+    assert len(set(texts)) > 0.95 * len(texts)
+
+
+def test_a_good_classifier_gets_most_tickets_right_but_not_all() -> None:
+    texts = load_texts(Tickets())
+    classifier = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=500))
+    classifier.fit(texts.train, texts.train_labels.numpy())
+    assert 0.75 < classifier.score(texts.test, texts.test_labels.numpy()) < 0.97
