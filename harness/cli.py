@@ -14,6 +14,8 @@ from typer.exceptions import TyperException
 
 from harness.errors import BadInput, HarnessError, one_line
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     help="Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded.",
     epilog="Begin with: harness run quickstart",
@@ -199,11 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:
         code = _fail(f"{error.format_message()} (see {_command(error)} --help)", BadInput.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted; run the same command again to go on", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    if code == INTERRUPTED:  # typer has turned the interrupt into this
+        _fail("interrupted; run the same command again to go on", code)
     sys.exit(code)
 
 

@@ -117,6 +117,9 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         found, left_out = _cells_of(document, file, label, entry or WorkloadEntry(), points)
         cells += found
         excluded += left_out
+    distinct: dict[str, Cell] = {}
+    for cell in cells:
+        distinct.setdefault(cell.id, cell)
     if not cells:
         reasons = Counter(f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded)
         listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))
@@ -129,7 +132,7 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         repeats=file.repeats,
         checkpoint=file.checkpoint,
         timeout=file.timeout,
-        cells=list({cell.id: cell for cell in reversed(cells)}.values())[::-1],
+        cells=list(distinct.values()),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(points.unused)],
     )

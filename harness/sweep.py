@@ -76,7 +76,8 @@ def run(
     """
     with lock(folder):
         todo = plan(sweep, folder, redo)
-        write_whole(folder.spec, json.dumps(asdict(sweep), indent=1, default=str) + "\n")
+        asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
+        write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
         listener.planned(todo.pending, todo.finished)
         known = {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
         records = list(todo.finished)
@@ -97,8 +98,10 @@ def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
         known = {path.parent.name for path in results.runs.glob("*/sweep.json")}
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {did_you_mean(name, known)}")
     try:
-        sweep = restore(Sweep, json.loads(folder.spec.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
+        asked = json.loads(folder.spec.read_text(encoding="utf-8"))
+        del asked["trials"]  # they follow from the rest
+        sweep = restore(Sweep, asked)
+    except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder.spec}: can't be read as a sweep: {one_line(error)}") from None
     paths = [folder.trial(trial.id).record for trial in sweep.trials()]
     return sweep, [record.read(path) for path in paths if path.exists()]

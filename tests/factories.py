@@ -27,16 +27,16 @@ ENVIRONMENT = {
 
 
 def make_cell(label: str = "mlp", *, steps: int = 20, options: Mapping[str, Any] | None = None, **axes: Any) -> Cell:
-    """A cell of the MLP; `axes` are those that differ from eager fp32 on one rank."""
+    """A cell of the workload `label`; `axes` are those that differ from eager fp32 on one rank."""
     options = {"hidden": [256, 128], "dropout": 0.2} if options is None else options
     data = {"source": "digits", "split_seed": 0}
     return Cell(
         choice=Choice(
             label=label,
-            uses="mlp",
+            uses=label,
             options=options,
             data=data,
-            identity={"uses": "mlp", "options": dict(options), "data": {"source": "digits"}, "files": None},
+            identity={"uses": label, "options": dict(options), "data": {"source": "digits"}, "files": None},
         ),
         axes=Axes(**{"batch_size": 64, **axes}),
         length=Length(steps=steps),

@@ -19,7 +19,7 @@ from transformers.models.distilbert.modeling_distilbert import DistilBertForSequ
 
 from workloads.base import Batch, Classifier, Splits
 from workloads.data import Texts, load_texts
-from workloads.files import CHECKPOINT, TOKENIZER
+from workloads.files import CHECKPOINT, TOKENIZER, WEIGHTS
 from workloads.options import POSITIONS, DistilBertOptions
 from workloads.schedules import one_cycle
 from workloads.sources import TextData
@@ -98,7 +98,13 @@ class DistilBert(Classifier):
         from huggingface_hub import snapshot_download
 
         name, _, revision = self.options.hub.partition("@")
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(CHECKPOINT)))
+        try:
+            return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(CHECKPOINT)))
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"hub: found no {self.options.hub} ({reason}); allowed: what the hub or its cache has"
+            ) from error
 
     @cached_property
     def config(self) -> DistilBertConfig:
@@ -129,13 +135,19 @@ class DistilBert(Classifier):
         return Splits(*self.samples)
 
     def build_model(self) -> nn.Module:
+        """Raises ValueError if a pretrained model lacks weights other than those of the head, which starts anew."""
         if self.folder is None:
             return SequenceClassifier(DistilBertForSequenceClassification(self.config))
-        return SequenceClassifier(
-            DistilBertForSequenceClassification.from_pretrained(
-                self.folder, config=self.config, dtype=torch.float32, ignore_mismatched_sizes=True
-            )
+        loaded: Any = DistilBertForSequenceClassification.from_pretrained(
+            self.folder, config=self.config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
+        bert, report = loaded
+        unset = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+        if lacking := sorted(name for name in unset if not name.startswith(("pre_classifier.", "classifier."))):
+            raise ValueError(
+                f"{self.folder / WEIGHTS}: found no fitting {lacking[0]}; allowed: all weights of the encoder"
+            )
+        return SequenceClassifier(bert)
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, SequenceClassifier)

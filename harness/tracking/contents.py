@@ -114,12 +114,13 @@ def cell_contents(cell: Cell, outlines: Sequence[Outline], *, wanted: Iterable[s
     for scalar in done:
         for key, value in scalar.items():
             found.setdefault(key, []).append(value)
-    metrics = _counts(outlines)
+    metrics: dict[str, float] = {}
     for key, values in found.items():
         metrics[key] = float(np.mean(values))
         if len(values) > 1 and key.startswith(HEADLINES):
             metrics |= {f"{key}_min": min(values), f"{key}_max": max(values)}
     mine = [trial for trial in wanted if trial.startswith(f"{cell.id}-s")]
+    metrics |= _counts(outlines)
     return _group("cell", cell.id, cell.label, outlines, mine, metrics, {"harness.cell": cell.id}, params(cell))
 
 
@@ -129,10 +130,7 @@ def sweep_contents(name: str, spec: Mapping[str, Any], outlines: Sequence[Outlin
     metrics = _counts(outlines)
     metrics["duration_s"] = max(outline.ended for outline in outlines) - min(outline.started for outline in outlines)
     if spec:
-        metrics |= {
-            "cells_planned": len(spec["cells"]),
-            "trials_planned": len(spec["cells"]) * len(spec["seeds"]) * spec["repeats"],
-        }
+        metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
     tags = {"mlflow.note.content": spec.get("description") or None}
     return _group("sweep", name, name, outlines, spec.get("trials", ()), metrics, tags, {})
 

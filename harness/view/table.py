@@ -108,7 +108,7 @@ def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set
             value = mean(done, name)
             if value is not None:
                 found.setdefault(cell.choice.label, {})[cell.id] = sign * value
-    return tuple({max(row, key=row.__getitem__) for row in found.values()} for found in (speed, metric))  # type: ignore[return-value]
+    return tuple({max(row, key=row.__getitem__) for row in found.values() if len(row) > 1} for found in (speed, metric))  # type: ignore[return-value]
 
 
 def _marked(text: str, best: bool) -> Text:

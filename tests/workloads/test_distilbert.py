@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
@@ -42,7 +43,7 @@ def test_padding() -> None:
     rows = [0, 1, 3]
     tokens, labels = longest.batch(rows)
     padded, _ = fixed.batch(rows)
-    assert padded.shape == (5, 64)
+    assert padded.shape == (3, 64)
     assert tokens.shape[1] == int((padded != 0).sum(1).max())
     assert (tokens.dtype, labels.dtype) == (torch.int64, torch.int64)
 
@@ -92,6 +93,22 @@ def test_a_pretrained_folder(checkpoint: Path) -> None:
     assert model.bert.classifier.out_features == 3
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
     assert len(pretrained.blocks(model)) == 1
+
+
+def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights["distilbert.transformer.layer.0.ffn.lin1.bias"]
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"model.safetensors: found no fitting distilbert.transformer.layer.0.ffn.lin1"
+    ):
+        DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
+
+
+def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"hub: found no nobody/nothing@main .*; allowed: "):
+        DistilBert(DistilBertOptions(hub="nobody/nothing@main"), DATA).splits()
 
 
 def test_the_tokenizer_of_a_pretrained_folder_is_used(checkpoint: Path) -> None:

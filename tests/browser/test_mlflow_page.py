@@ -1,0 +1,182 @@
+"""What a person sees in MLflow's own pages, in a real browser, of records delivered to a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.paths import Results
+from harness.tracking import Delivery, Tracker, page
+from tests.factories import make_cell, make_record, write_sweep
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = Path(os.environ.get("HARNESS_CHROMIUM", "/usr/bin/chromium"))
+PATIENCE = 40_000  # milliseconds for a page to show what it should
+LABELS = [  # sorted by name, and from the newest to the oldest
+    f"{workload} eager {precision} {ranks} w0 b64 t1"
+    for workload, precision, ranks in product(("cnn", "mlp"), ("bf16", "fp32"), ("ddp×2", "single"))
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        reason = f"no browser at {CHROMIUM}: install Chromium or set HARNESS_CHROMIUM"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--disable-background-networking", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> Delivery:
+    """Two workloads by two precisions by two strategies, two seeds each; one trial failed."""
+    place = Results(tmp_path_factory.mktemp("results"))
+    axes = product(("mlp", "cnn"), ("fp32", "bf16"), (("single", 1), ("ddp", 2)))
+    cells = [
+        make_cell(label, precision=precision, steps=60, strategy=strategy, world_size=ranks)
+        for label, precision, (strategy, ranks) in axes
+    ]
+    found = [
+        make_record(cell, seed=seed, sweep="pages", started=1_700_000_000.0 + 100 * at, step_seconds=0.001 * (at + 1))
+        for at, (cell, seed) in enumerate(product(cells, (0, 1)))
+    ]
+    found[-1] = make_record(cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0)
+    write_sweep(place.sweep("pages"), found)
+    return Tracker(place, mlflow_server).deliver(place.sweep("pages"))
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """Opens an address and puts MLflow's assistant out of the way."""
+    context = browser.new_context(viewport={"width": 1700, "height": 1150})
+    context.set_default_timeout(PATIENCE)
+
+    def open_page(address: str) -> Page:
+        found = context.new_page()
+        found.goto(address)
+        found.locator("[data-component-id='mlflow.assistant.chat_panel.close']").click()
+        return found
+
+    yield open_page
+    context.close()
+
+
+def shoot(shown: Page, name: str) -> None:
+    """Keep a picture for people if HARNESS_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("HARNESS_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shown.wait_for_timeout(1500)
+        shown.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def rows(shown: Page) -> list[str]:
+    """The names of the runs in the table, from the top."""
+    found = shown.locator(".ag-row").evaluate_all(
+        "rows => rows.map(row => [+row.getAttribute('row-index'), row.querySelector('a')?.innerText])"
+    )
+    return [name for _, name in sorted((index, name) for index, name in found if name)]
+
+
+def wait_for_rows(shown: Page, expected: list[str]) -> None:
+    """Wait until these are the runs in the table, in this order."""
+    for _ in range(PATIENCE // 250):
+        if rows(shown) == expected:
+            return
+        shown.wait_for_timeout(250)
+    assert rows(shown) == expected
+
+
+def test_the_sweeps_page_opens_on_its_cells(
+    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+) -> None:
+    shown = opened(page(delivery.experiment_id, base=mlflow_server))
+    wait_for_rows(shown, LABELS)
+    for column in ("workload", "precision", "strategy", "throughput_samples_per_s", "final_accuracy"):
+        assert shown.get_by_test_id(f"sort-header-{column}").is_visible(), column
+    shoot(shown, "cells")
+    shown.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
+    shown.get_by_text("At a glance").wait_for()
+    shown.locator(".js-plotly-plot .bars").first.wait_for()
+    shoot(shown, "charts")
+
+
+def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
+    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+) -> None:
+    shown = opened(f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs")
+    wait_for_rows(shown, ["pages"])
+    unfold(shown, "pages")
+    wait_for_rows(shown, ["pages", *LABELS])
+    unfold(shown, LABELS[-1])
+    wait_for_rows(shown, ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))])
+    shoot(shown, "nested")
+
+
+def unfold(shown: Page, name: str) -> None:
+    """Show the runs below the run of this name."""
+    row = shown.locator(".ag-row", has=shown.get_by_text(name, exact=True))
+    row.locator("[col-id='attributes.`Run Name`'] button").click()
+
+
+def test_an_axis_filters(opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery) -> None:
+    shown = opened(page(delivery.experiment_id, base=mlflow_server))
+    wait_for_rows(shown, LABELS)
+    box = shown.get_by_test_id("search-box")
+    box.fill('params.precision = "bf16" and tags.`harness.kind` = "cell"')
+    box.press("Enter")
+    wait_for_rows(shown, [label for label in LABELS if "bf16" in label])
+    box.fill('params.precision = "bf16"')
+    box.press("Enter")
+    shown.get_by_text("12 matching runs").wait_for()
+    shoot(shown, "filtered")
+    assert all("bf16" in name for name in rows(shown))
+
+
+def test_two_cells_compare(opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery) -> None:
+    shown = opened(page(delivery.experiment_id, base=mlflow_server))
+    wait_for_rows(shown, LABELS)
+    for label in LABELS[4:7:2]:
+        shown.locator(".ag-row", has=shown.get_by_text(label, exact=True)).locator(
+            ".ag-selection-checkbox input"
+        ).click()
+    shown.get_by_role("button", name="Compare", exact=True).click()
+    shown.wait_for_url(re.compile("compare-runs"))
+    shown.get_by_text("Comparing 2 Runs").first.wait_for()
+    text = shown.locator("body")
+    text.get_by_text("precision", exact=True).first.wait_for()
+    shoot(shown, "compared")
+    for word in (*LABELS[4:7:2], "throughput_samples_per_s"):
+        text.get_by_text(word, exact=True).first.wait_for()
+
+
+def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(
+    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+) -> None:
+    shown = opened(page(delivery.experiment_id, base=mlflow_server))
+    wait_for_rows(shown, LABELS)
+    box = shown.get_by_test_id("search-box")
+    box.fill("tags.`harness.status` = 'failed'")
+    box.press("Enter")
+    wait_for_rows(shown, ["cnn eager bf16 ddp×2 w0 b64 t1 seed 1"])
+    shown.get_by_text("cnn eager bf16 ddp×2 w0 b64 t1 seed 1").click()
+    shown.get_by_text("ValueError: no such thing").first.wait_for()
+    shoot(shown, "failed")
+    shown.get_by_role("tab", name="Artifacts").click()
+    shown.get_by_text("record.json").first.wait_for()
+    shown.get_by_text("logs", exact=True).first.wait_for()
+    shoot(shown, "artifacts")

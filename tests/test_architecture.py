@@ -1,0 +1,131 @@
+"""What keeps the code in order: who may import whom, what starts without what, and how long things may get."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parent.parent
+LONGEST_FILE = 330  # lines
+LONGEST_FUNCTION = 55
+
+# A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.
+ROWS = [
+    {"__init__", "errors", "cell", "paths", "series", "restore", "processes", "fingerprint"},
+    {"document", "record", "order", "environment", "dist", "measure", "fetch"},
+    {"matrix", "cluster", "strategy", "checkpoint", "loader", "launch"},
+    {"spec", "assemble", "evaluate", "completion"},
+    {"sweep", "train", "tracking"},
+    {"worker", "ui"},
+    {"view"},
+    {"cli"},
+]
+ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
+
+RANK_VARIABLES = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID",
+    "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
+}  # fmt: skip
+
+
+def files(package: str) -> list[Path]:
+    return sorted((TOP / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for package in ("harness", "workloads") for path in files(package)}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module of the project that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else str(node.module) for name in inner]
+        yield from (name for name in names if name in MODULES)
+
+
+def unit(module: str) -> str:
+    """The row's name of a module: `tracking` for `harness.tracking.runs`."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_every_module_has_a_row() -> None:
+    units = {unit(module_name(path)) for path in files("harness")}
+    assert units - set(ROW) == set(), "give it a row in ROWS"
+    assert set(ROW) - units == set(), "it is gone: take it out of ROWS"
+    assert sum(len(row) for row in ROWS) == len(ROW)
+
+
+@pytest.mark.parametrize("path", files("harness"), ids=module_name)
+def test_module_imports_only_from_rows_above(path: Path) -> None:
+    own = unit(module_name(path))
+    used = {unit(name) for name in imports(path) if name.startswith("harness")} - {own, "__init__"}
+    assert {name for name in used if ROW.get(name, len(ROWS)) >= ROW.get(own, len(ROWS))} == set()
+
+
+def test_no_cycles() -> None:
+    graph = {name: set(imports(path)) - {name} for name, path in MODULES.items()}
+    graph["workloads"] = set()  # its names are loaded on first use
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
+
+
+@pytest.mark.parametrize("path", files("workloads"), ids=module_name)
+def test_workloads_know_nothing_of_the_harness(path: Path) -> None:
+    assert [name for name in imports(path) if name.startswith("harness")] == []
+
+
+@pytest.mark.parametrize("path", files("harness") + files("workloads"), ids=module_name)
+def test_rank_variables_are_read_in_one_place(path: Path) -> None:
+    if path == TOP / "harness" / "dist.py":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert found & RANK_VARIABLES == set()
+
+
+def loaded(program: str) -> set[str]:
+    """The packages that are loaded in a fresh process after `program`."""
+    program += "\nimport json, sys\nprint(json.dumps([name for name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return {name.partition(".")[0] for name in names}
+
+
+def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
+    found = loaded("import harness.worker")
+    assert "torch" in found
+    assert (
+        found & {"mlflow", "submitit", "typer", "pydantic", "rich", "yaml", "transformers", "sklearn", "scipy"} == set()
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "quickstart"]], ids=" ".join)
+def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
+    found = loaded(f"from harness.cli import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass")
+    assert "typer" in found
+    heavy = {"torch", "mlflow", "transformers", "tokenizers", "sklearn", "scipy", "matplotlib", "pandas", "submitit"}
+    assert found & heavy == set()
+
+
+@pytest.mark.parametrize("path", files("harness") + files("workloads"), ids=module_name)
+def test_nothing_is_too_long_to_read(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= LONGEST_FILE
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}

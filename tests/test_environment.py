@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness import environment
+from harness.environment import REDACTED, redact, variables
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HARNESS_TOKEN",
+        "MLFLOW_TRACKING_PASSWORD",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "SSH_PRIVATE_KEY",
+        "HTTP_AUTHORIZATION",
+        "torch_passwd",
+        "HF_APIKEY",
+    ],
+)
+def test_value_of_a_secret_is_not_kept(name: str) -> None:
+    assert redact(name, "hunter2") == REDACTED
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("https://me:hunter2@host:5000/x", f"https://{REDACTED}@host:5000/x"),
+        ("postgresql://me:hunter2@host/db", f"postgresql://{REDACTED}@host/db"),
+        ("https://t0ken@host", f"https://{REDACTED}@host"),
+        ("a=http://u:p@one;b=http://u:p@two", f"a=http://{REDACTED}@one;b=http://{REDACTED}@two"),
+        ("https://host/x@y", "https://host/x@y"),
+        ("me@host", "me@host"),
+        ("4", "4"),
+    ],
+)
+def test_credentials_are_cut_out_of_addresses(value: str, kept: str) -> None:
+    assert redact("TORCH_HOME", value) == kept
+
+
+def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
+    given = {
+        "OMP_NUM_THREADS": "4",
+        "NCCL_DEBUG": "INFO",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache",
+        "SLURM_JOB_ID": "7",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",
+        "HARNESS_TOKEN": "hunter2",
+        "TORCH_MIRROR": "https://me:hunter2@host/x",
+        "HOME": "/home/me",
+        "USER": "me",
+        "PATH": "/bin",
+        "MY_CUDA": "no",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+    }
+    kept = variables(given)
+    assert set(given) - set(kept) == {"HOME", "USER", "PATH", "MY_CUDA", "AWS_SECRET_ACCESS_KEY"}
+    assert kept["OMP_NUM_THREADS"] == "4"
+    assert list(kept) == sorted(kept)
+    assert "hunter2" not in json.dumps(kept)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the harness seems to run from."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness" / "__init__.py"))
+    return tmp_path
+
+
+def test_code_is_described_by_commit_and_whether_it_was_changed(checkout: Path) -> None:
+    git(checkout, "init", "-q")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "first")
+    commit = git(checkout, "rev-parse", "HEAD")
+    clean = environment.describe_code()
+    assert clean == {"version": harness.__version__, "commit": commit, "dirty": False}
+    (checkout / "notes.txt").write_text("untracked", encoding="utf-8")
+    assert environment.describe_code() == clean
+    (checkout / "harness" / "__init__.py").write_text("changed = True\n", encoding="utf-8")
+    assert environment.describe_code() == {**clean, "dirty": True}
+
+
+def test_code_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
+    assert environment.describe_code() == {"version": harness.__version__, "commit": None, "dirty": None}
+
+
+def test_checkout_without_a_commit_has_none(checkout: Path) -> None:
+    git(checkout, "init", "-q")
+    assert environment.describe_code()["commit"] is None
+
+
+def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_TOKEN", "hunter2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    found = environment.describe()
+    assert "hunter2" not in json.dumps(found, allow_nan=False)
+    assert found["variables"]["OMP_NUM_THREADS"] == "3"
+    assert found["software"]["packages"]["torch"]
+    assert found["hardware"]["usable_cores"] >= 1
+    assert found["hardware"]["memory_bytes"] > 2**28
