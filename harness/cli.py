@@ -12,18 +12,17 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+import harness
 from harness.errors import BadInput, HarnessError, one_line
 
 INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded.",
     epilog="Begin with: harness run quickstart",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Data sets for the workloads.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Data sets for the workloads.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
 
@@ -81,6 +80,21 @@ UriOption = Annotated[
     str | None,
     typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="An MLflow server instead of results/mlflow.db."),
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"harness {harness.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded."""
 
 
 @app.command(epilog="Examples:  harness plan quickstart   |   harness plan sweep.yaml --set precision=bf16 --json")
@@ -160,7 +174,7 @@ def ui(
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="The port on 127.0.0.1; 5000 or the next free one.")
+        int | None, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1; 5000 or the next free one.")
     ] = None,
 ) -> None:
     """Serve the MLflow UI on this machine and print where each sweep's page is; Ctrl-C ends it."""
@@ -188,15 +202,16 @@ def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) ->
 
     profile = clusters.load(cluster)
     asked = spec.load(spec.find(sweep), sets, data)
-    clusters.check_fits(profile, {cell.label: cell.axes.world_size for cell in asked.cells})
+    clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes.world_size for cell in asked.cells})
     return asked, profile
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 all well, 1 a trial failed, 2 bad input, 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name="harness", standalone_mode=False)
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:

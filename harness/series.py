@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from typing import Any
 
-Numbers = NDArray[Any]
+    from numpy.typing import NDArray
+
+Numbers: TypeAlias = "NDArray[Any]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +26,16 @@ class Series:
     @staticmethod
     def pack(values: Numbers) -> Series:
         """From a one-dimensional array."""
+        import numpy as np  # here, because planning reads no series and should start at once
+
         little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
         packed = base64.b64encode(zlib.compress(little.tobytes())).decode()
         return Series(dtype=little.dtype.str, count=little.size, data=packed)
 
     def unpack(self) -> Numbers:
         """Raises ValueError if the content is not what the header says."""
+        import numpy as np
+
         values = np.frombuffer(zlib.decompress(base64.b64decode(self.data)), dtype=self.dtype)
         if values.size != self.count:
             raise ValueError(f"a series of {values.size} numbers says that it has {self.count}")

@@ -119,7 +119,9 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         excluded += left_out
     distinct: dict[str, Cell] = {}
     for cell in cells:
-        distinct.setdefault(cell.id, cell)
+        first = distinct.setdefault(cell.id, cell).choice.label
+        if first != cell.choice.label:
+            raise document.error(("workloads", cell.choice.label), f"found the same as {first}; allowed: a difference")
     if not cells:
         reasons = Counter(f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded)
         listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))

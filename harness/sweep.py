@@ -195,8 +195,12 @@ def _tidy(place: TrialFolder) -> None:
 @contextmanager
 def lock(folder: SweepFolder) -> Iterator[None]:
     """Only one process at a sweep; the kernel lets go of it however that process ends."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.lock.open("a+", encoding="utf-8") as file:
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = folder.lock.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -185,7 +185,7 @@ VALUES = [
     param(
         "workload",
         "name: demo\nworkloads:\n  mpl: {}\n",
-        "sweep.yaml:3: workloads.mpl: found no workload 'mpl', did you mean 'mlp'?",
+        "sweep.yaml:3: workloads.mpl: found no workload 'mpl' (did you mean 'mlp'?)",
         "allowed: cnn, distilbert, mlp, ",
     ),
     param(

@@ -70,7 +70,7 @@ def _named(name: str) -> type[Workload]:
 
 def _nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _from_package(name: str) -> ModuleType:

@@ -93,7 +93,7 @@ def _labelled(path: Path, reader: Iterator[list[str]], text: str, label: str) ->
     header = next(reader, [])
     for key, name in (("text", text), ("label", label)):
         if header.count(name) != 1:
-            found = ", ".join(header)
+            found = ", ".join(header) or "a header line with the names of columns"
             raise ValueError(f"{path}: found no single column {name!r} ({key}); allowed: one of {found}")
     columns = header.index(text), header.index(label)
     rows = []

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from workloads.files import blame, find_idx, read_idx, read_labelled
 from workloads.options import Between, Settings
 
+Seed = Annotated[int, Between(0, 2**32 - 1)]
 Row = tuple[str, str]  # a text and its label
 
 
@@ -19,7 +20,7 @@ class Digits(Settings):
     """Scikit-learn's embedded 1,797 handwritten digits, enlarged from 8x8 to 28x28; 15% of each class is held out."""
 
     source: Literal["digits"] = "digits"
-    split_seed: int = 0
+    split_seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Csv(Settings):
     test: Path | None = None
     text: str = "text"  # the column with the text
     label: str = "label"  # the column with the label
-    split_seed: int = 0
+    split_seed: Seed = 0
 
     def files(self) -> list[Path]:
         """The training file, and the test file if there is one."""
@@ -121,7 +122,7 @@ class Tickets(Settings):
 
     source: Literal["tickets"] = "tickets"
     rows: Annotated[int, Between(60)] = 4000
-    seed: int = 0
+    seed: Seed = 0
 
 
 ImageData = Digits | Idx

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,19 +17,17 @@ from harness.errors import HarnessError, one_line
 from harness.paths import Results, TrialFolder
 from harness.record import Record
 from harness.spec import Sweep
+from harness.tracking import Tracker
 from harness.view.table import duration, result_table, show
-
-if TYPE_CHECKING:
-    from harness.tracking import Tracker
 
 
 class RunView:
     """Listens to a running sweep. A tracker that is down is told of once and costs no trial."""
 
     def __init__(self, sweep: Sweep, results: Results, tracking_uri: str | None) -> None:
-        self.sweep, self.results, self.uri = sweep, results, tracking_uri
+        self.sweep, self.results = sweep, results
         self.console = Console(highlight=False)
-        self.tracker: Tracker | None = None
+        self.tracker = Tracker(results, tracking_uri)  # connects when the first record is there
         self.trouble: str | None = None
         self.count = self.done = 0
         self.began = time.monotonic()
@@ -91,10 +89,6 @@ class RunView:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         try:
-            if self.tracker is None:
-                from harness.tracking import Tracker
-
-                self.tracker = Tracker(self.results, self.uri)
             self.tracker.deliver(self.results.sweep(self.sweep.name), records)
         except Exception as error:  # the record is on disk; no trouble with the tracker may cost the trials to come
             known = isinstance(error, HarnessError)

@@ -71,10 +71,10 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("uses", "said"),
     [
-        ("mpl", "found no workload 'mpl', did you mean 'mlp'.; allowed: cnn, distilbert, mlp, package.module:Class"),
+        ("mpl", "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, mlp, package.module:Class"),
         ("workloads.mpl:MLP", "workloads.mpl: found no such module"),
-        ("workloads.mlp:MPL", "found no workload 'MPL', did you mean 'MLP'.; allowed: MLP"),
-        ("min.py:Mine", "min.py: found no such file, did you mean 'mine.py'"),
+        ("workloads.mlp:MPL", "found no workload 'MPL' .did you mean 'MLP'..; allowed: MLP"),
+        ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
         ("mine.py:Options", "mine.py: found no workload 'Options'"),
         ("mine.py:Unfinished", "found no build_model, flops_per_sample, optimizer in Unfinished"),
     ],
