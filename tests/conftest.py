@@ -45,3 +45,11 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
     shutil.copy(empty_store, place.database)
     with server(Tracker(place), port=free_port()) as base:
         yield base
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tokenizers are cached here, not in the home of whoever runs the tests."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder

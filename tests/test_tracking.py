@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ from harness.tracking import Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect, quiet
 from tests.factories import make_cell, make_record, write_record, write_sweep
-from tests.support.mlflow import Killed, Meddler, artifact_text, by_name, everything, runs_of
+from tests.support.mlflow import Killed, Meddler, by_name, everything, runs_of
 
 DELIVER = """
 import sys
@@ -158,6 +156,18 @@ def test_a_trial_that_ran_again_replaces_its_older_run(results: Results, folder:
     assert runs["demo"].info.status == runs["mlp eager fp32 single w0 b64 t1"].info.status == "FINISHED"
 
 
+def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: SweepFolder) -> None:
+    write_sweep(folder, [make_record(), make_record(seed=1, status="failed")])
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    tracker.deliver(folder)
+    again = make_record(status="failed", attempt=2, started=1_700_000_200.0)
+    write_record(folder, again)
+    tracker.deliver(folder, [again])
+    shown = everything(uri, "demo")
+    assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {"trials_done", "trials_failed"}
+    assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2
+
+
 def meddle_with(monkeypatch: pytest.MonkeyPatch, at: int, meddle: Callable[[], None]) -> list[Meddler]:
     """Trackers made from now on do something before their `at`-th write."""
     made: list[Meddler] = []
@@ -248,48 +258,6 @@ def test_two_results_folders_share_a_tracker_without_harm(results: Results, tmp_
         small_sweep(place.sweep("demo"))
         assert Tracker(place, uri).deliver(place.sweep("demo")).delivered == 3
     assert len(runs_of(uri, "demo")) == 12
-
-
-def test_no_secret_leaves(results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = "hunter2-hunter2"
-    monkeypatch.setenv("MY_API_TOKEN", secret)
-    record = make_record(make_cell(options={"mirror": f"https://me:{secret}@example.org/x", "note": secret}))
-    failed = make_record(seed=1, status="failed")
-    assert failed.failure
-    failed = dataclasses.replace(failed, failure=dataclasses.replace(failed.failure, message=f"bad token {secret}"))
-    write_sweep(folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n")
-    Tracker(results).deliver(folder)
-    kept = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
-    for word in (secret, "swordfish"):
-        assert [path.name for path in kept if word.encode() in path.read_bytes()] == []
-
-
-def test_logs_are_cut_and_the_record_is_exact(results: Results, folder: SweepFolder, tmp_path: Path) -> None:
-    record = make_record()
-    write_sweep(folder, [record], logs="x" * 99 + "\n")
-    place = folder.trial(record.trial.id)
-    place.log(0).write_text("".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8")
-    Tracker(results).deliver(folder)
-    uri = f"sqlite:///{results.database}"
-    run = by_name(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
-    log = artifact_text(uri, run, "logs/rank0.log", tmp_path / "got")
-    assert len(log) < 2**20 + 100
-    assert log.endswith("line 199999\n")
-    assert log.splitlines()[1].startswith("line ")
-    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record.read_text(encoding="utf-8")
-    assert json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"]["cores"] == 2
-
-
-def test_the_spec_goes_with_the_sweep_and_is_renewed(results: Results, folder: SweepFolder, tmp_path: Path) -> None:
-    small_sweep(folder)
-    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    for description in ("first", "second"):
-        spec = json.loads(folder.spec.read_text(encoding="utf-8")) | {"description": description}
-        folder.spec.write_text(json.dumps(spec), encoding="utf-8")
-        tracker.deliver(folder)
-        run = by_name(uri, "demo")["demo"]
-        assert json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description)) == spec
-        assert run.data.tags["mlflow.note.content"] == description
 
 
 def test_repeats_are_told_apart(results: Results, folder: SweepFolder) -> None:

@@ -34,7 +34,7 @@ class Entry:
 BUILT_IN = {
     "mlp": Entry("workloads.mlp:MLP", MLPOptions, ImageData, 64),
     "cnn": Entry("workloads.cnn:CNN", CNNOptions, ImageData, 64),
-    "distilbert": Entry("workloads.distilbert:DistilBert", DistilBertOptions, TextData, 32),
+    "distilbert": Entry("workloads.distilbert:DistilBert", DistilBertOptions, TextData, 64),
 }
 
 

@@ -70,7 +70,7 @@ class DistilBert(Classifier):
 
     Options = DistilBertOptions
     Data: ClassVar = TextData
-    batch_size = 32
+    batch_size = 64
     options: DistilBertOptions
     data: TextData
 

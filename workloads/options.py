@@ -109,8 +109,8 @@ class DistilBertOptions(Settings):
     sequence: Annotated[int, Between(3, POSITIONS)] = 48  # most tokens of a text; what is longer is cut
     padding: Literal["longest", "fixed"] = "longest"  # to the longest text of a batch, or always to `sequence`
     dropout: Fraction = 0.1
-    label_smoothing: Fraction = 0.0
-    learning_rate: Rate = 1e-3  # the peak of the one-cycle schedule
+    label_smoothing: Fraction = 0.1
+    learning_rate: Rate = 2e-3  # the peak of the one-cycle schedule
     weight_decay: Annotated[float, Between(0, 10)] = 0.01
     warmup: Fraction = 0.1  # part of the steps in which the learning rate rises
 

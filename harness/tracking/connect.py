@@ -27,6 +27,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -88,7 +89,10 @@ def in_one_line(uri: str, sweep: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = one_line(CREDENTIALS_IN_URL.sub("", str(error)), 160)
+        root: BaseException = error
+        while root.__context__ is not None:
+            root = root.__context__
+        reason = one_line(CREDENTIALS_IN_URL.sub("", str(root if isinstance(root, OSError) else error)), 160)
         raise TrackerDown(
             f"MLflow at {shown(uri)} did not take the results; `harness sync {sweep}` delivers them later: {reason}"
         ) from error

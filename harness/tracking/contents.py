@@ -54,6 +54,7 @@ class Outline:
     sweep: str
     trial: str
     cell: Cell
+    cell_id: str
     digest: str
     status: Status
     started: float  # seconds since the epoch
@@ -66,6 +67,7 @@ class Outline:
             sweep=record.sweep,
             trial=record.trial.id,
             cell=record.trial.cell,
+            cell_id=record.trial.cell.id,
             digest=digest,
             status=record.status,
             started=record.started,
@@ -107,8 +109,9 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
     )
 
 
-def cell_contents(cell: Cell, outlines: Sequence[Outline], *, wanted: Iterable[str]) -> Contents:
-    """The run of a cell: the means of what its done trials measured."""
+def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str]) -> Contents:
+    """The run of the cell of these trials: the means of what the done ones measured."""
+    cell, cell_id = outlines[-1].cell, outlines[-1].cell_id
     done = [outline.scalars for outline in outlines if outline.status == "done"]
     found: dict[str, list[float]] = {}
     for scalar in done:
@@ -119,20 +122,21 @@ def cell_contents(cell: Cell, outlines: Sequence[Outline], *, wanted: Iterable[s
         metrics[key] = float(np.mean(values))
         if len(values) > 1 and key.startswith(HEADLINES):
             metrics |= {f"{key}_min": min(values), f"{key}_max": max(values)}
-    mine = [trial for trial in wanted if trial.startswith(f"{cell.id}-s")]
     metrics |= _counts(outlines)
-    return _group("cell", cell.id, cell.label, outlines, mine, metrics, {"harness.cell": cell.id}, params(cell))
+    mine = [trial for trial in wanted if trial.startswith(f"{cell_id}-s")]
+    return _group("cell", cell_id, cell.label, outlines, mine, metrics, {}, params(cell))
 
 
 def sweep_contents(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline]) -> Contents:
     """The run of a whole sweep: how many of its trials have ended how, and how long it has taken."""
-    outlines = [outline for outline in outlines if outline.trial in spec.get("trials", ())] or outlines
+    wanted = set(spec.get("trials", ()))
+    outlines = [outline for outline in outlines if outline.trial in wanted] or outlines
     metrics = _counts(outlines)
     metrics["duration_s"] = max(outline.ended for outline in outlines) - min(outline.started for outline in outlines)
     if spec:
         metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
     tags = {"mlflow.note.content": spec.get("description") or None}
-    return _group("sweep", name, name, outlines, spec.get("trials", ()), metrics, tags, {})
+    return _group("sweep", name, name, outlines, wanted, metrics, tags, {})
 
 
 def _group(
@@ -211,11 +215,11 @@ def curves(record: Record) -> list[Point]:
     points = []
     if record.loss is not None:
         loss = record.loss.unpack()
-        points = [Point("loss", float(loss[at]), times(at + 1), at + 1) for at in thin(len(loss))]
+        points = [Point("loss", float(loss[at]), times[at + 1], at + 1) for at in thin(len(loss))]
     for evaluation in evaluations:
         for name, value in evaluation.metrics.items():
             key = metric_name(name)
-            points.append(Point(f"test_{key}" if key in taken else key, value, times(evaluation.step), evaluation.step))
+            points.append(Point(f"test_{key}" if key in taken else key, value, times[evaluation.step], evaluation.step))
     return points
 
 
@@ -225,18 +229,19 @@ def thin(count: int) -> list[int]:
     return places
 
 
-def _times(record: Record) -> Any:
-    """A function from a step to when it was done, in milliseconds since the epoch: its training time and all before."""
-    first = next((rank.step_seconds for rank in record.ranks if rank.step_seconds), None)
-    spent = np.concatenate([[0.0], np.cumsum(first.unpack() if first else [])])
-    begun = record.started + sum(record.phases.get(phase, 0.0) for phase in ("startup", "data", "build"))
+def _times(record: Record) -> list[int]:
+    """When each step was done, from step 0, in milliseconds since the epoch: after its training time and all before."""
     evaluations = record.learned.evaluations if record.learned else ()
-
-    def at(step: int) -> int:
-        paused = sum(evaluation.seconds for evaluation in evaluations if evaluation.step < step)
-        return _ms(begun + paused + float(spent[min(step, len(spent) - 1)]))
-
-    return at
+    steps = max([record.loss.count if record.loss else 0, *(evaluation.step for evaluation in evaluations)])
+    first = next((rank.step_seconds for rank in record.ranks if rank.step_seconds), None)
+    spent = np.zeros(steps + 1)
+    if first is not None:
+        spent[1 : first.count + 1] = first.unpack()[:steps]
+    for evaluation in evaluations:
+        spent[evaluation.step + 1 : evaluation.step + 2] += evaluation.seconds
+    spent[0] = record.started + sum(record.phases.get(phase, 0.0) for phase in ("startup", "data", "build"))
+    times: list[int] = (np.cumsum(spent) * 1000).round().astype(int).tolist()
+    return times
 
 
 def metric_name(name: str) -> str:

@@ -16,8 +16,8 @@ LETTER, MARGIN = 8, 40  # pixels
 
 def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
     """The address of a sweep's cells in MLflow's pages, or of one run."""
-    runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
-    return f"{runs}/{quote(run_id)}" if run_id else f"{runs}?viewStateShareKey={VIEW}&workflowType=machine_learning"
+    runs, view = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs", "workflowType=machine_learning"
+    return f"{runs}/{quote(run_id)}?{view}" if run_id else f"{runs}?viewStateShareKey={VIEW}&{view}"
 
 
 def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
@@ -25,7 +25,8 @@ def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
 
     MLflow folds runs under their parents as long as they are sorted by time; by name they are all there to see.
     """
-    settings = [params(outline.cell) for outline in outlines]
+    cells = {outline.cell_id: outline.cell for outline in outlines}
+    settings = [params(cell) for cell in cells.values()]
     names = dict.fromkeys(name for mine in settings for name in mine if "." not in name and name != "uses")
     differing = [name for name in names if len({mine.get(name) for mine in settings}) > 1]
     targets = sorted({key for outline in outlines for key in outline.scalars if key.startswith("final_")})
@@ -39,7 +40,7 @@ def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
         "selectedColumns": list(columns),
         "columnOrder": [name_column, *columns],
         "columnWidths": {column: MARGIN + LETTER * len(name) for column, name in columns.items()}
-        | {name_column: 2 * MARGIN + LETTER * max(len(outline.cell.label) for outline in outlines)},
+        | {name_column: 2 * MARGIN + LETTER * max(len(cell.label) for cell in cells.values())},
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunSections": [
             {

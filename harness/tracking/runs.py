@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness import record as records_on_disk
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
 PAGE = 250  # runs in one answer
-BATCH = 800  # metric points in one request; MLflow takes 1,000 entities
+BATCH = 900  # metric points in one request; MLflow takes 1,000 entities
 LOG_BYTES = 2**20  # of the end of each log
-WHOLE = "harness.record"  # the digest of the record that a trial's run shows in full
+RECORD = "harness.record"  # the digest of the record that a trial's run shows: in full once it is no longer RUNNING
 SPEC = "harness.spec"  # the digest of the sweep.json that lies with a sweep's run
 
 
@@ -66,27 +67,38 @@ class Runs:
                 if not token:
                     break
 
-    def deliver(self, outlines: Sequence[Outline], chosen: Sequence[Outline]) -> tuple[str, int]:
-        """Returns the id of the sweep's run and how many trials were written."""
-        written = 0
+    def deliver(
+        self, outlines: Sequence[Outline], chosen: Sequence[Outline], known: Mapping[str, Record]
+    ) -> tuple[str, int]:
+        """Returns the id of the sweep's run and how many trials were written; `known` saves reading records again."""
         sweep = self._bring(sweep_contents(self.sweep, self.spec, outlines), None)
         self._bring_spec(sweep)
         cells: defaultdict[str, list[Outline]] = defaultdict(list)
-        for outline in sorted(chosen, key=lambda outline: outline.started):
-            cells[outline.cell.id].append(outline)
-        for cell_id, mine in cells.items():
-            everyone = [outline for outline in outlines if outline.cell.id == cell_id]
-            contents = cell_contents(mine[-1].cell, everyone, wanted=self.spec.get("trials", ()))
+        for outline in sorted(outlines, key=lambda outline: outline.started):
+            cells[outline.cell_id].append(outline)
+        asked, written = {outline.trial for outline in chosen}, 0
+        for cell_id in dict.fromkeys(outline.cell_id for outline in chosen):
+            contents = cell_contents(cells[cell_id], wanted=self.spec.get("trials", ()))
             cell = self._bring(contents, sweep.info.run_id)
-            written += sum(self._bring_trial(outline, cell.info.run_id) for outline in mine)
+            for outline in cells[cell_id]:
+                whole = self._find_whole(outline, cell)
+                if outline.trial in asked:
+                    self._delete([run for run in self.found["trial", outline.trial] if run is not whole])
+                    if whole is None:
+                        self._write_trial(outline, cell, known.get(outline.trial))
+                        written += 1
         return sweep.info.run_id, written
 
     def _bring(self, contents: Contents, parent: str | None) -> Run:
-        """Make a cell's or the sweep's run say what it should; nothing is sent that it says already."""
+        """Make a cell's or the sweep's run say what it should; nothing is sent that it says already.
+
+        A run that shows a metric which there is no more makes way for a new one: metrics can't be taken back.
+        """
         from mlflow.entities import Metric, Param, RunTag
 
-        run, *doubles = self.found[contents.kind, contents.key] or [self._create(contents, parent)]
-        self._delete(doubles)
+        keys, runs = {point.key for point in contents.points}, self.found[contents.kind, contents.key]
+        run = next((run for run in runs if set(run.data.metrics) <= keys), None) or self._create(contents, parent)
+        self._delete([other for other in runs if other is not run])
         known, run_id = run.data, run.info.run_id
         tags = self._tags(contents, parent)
         self.client.log_batch(
@@ -115,36 +127,36 @@ class Runs:
                 self.client.log_text(sweep.info.run_id, text, self.folder.spec.name)
                 self.client.set_tag(sweep.info.run_id, SPEC, digest)
 
-    def _bring_trial(self, outline: Outline, parent: str) -> bool:
-        """Whether the trial had to be written: it was not there, not whole, or shows another record."""
-        runs = self.found["trial", outline.trial]
-        whole = next((run for run in runs if run.data.tags.get(WHOLE) == outline.digest), None)
-        self._delete([run for run in runs if run is not whole])
-        if whole is None:
-            place = self.folder.trial(outline.trial)
-            self._write_trial(records_on_disk.read(place.record), place, outline.digest, parent)
-            return True
-        if whole.data.tags.get("mlflow.parentRunId") != parent:
-            self.client.set_tag(whole.info.run_id, "mlflow.parentRunId", parent)
-        return False
+    def _find_whole(self, outline: Outline, cell: Run) -> Run | None:
+        """The run that shows the trial's record in full; it is hung below the trial's cell if it isn't there."""
+        for run in self.found["trial", outline.trial]:
+            if run.data.tags.get(RECORD) == outline.digest and _ended(run):
+                if run.data.tags.get("mlflow.parentRunId") != cell.info.run_id:
+                    self.client.set_tag(run.info.run_id, "mlflow.parentRunId", cell.info.run_id)
+                return run
+        return None
 
-    def _write_trial(self, record: Record, place: TrialFolder, digest: str, parent: str) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+    def _write_trial(self, outline: Outline, cell: Run, known: Record | None) -> None:
+        from mlflow.entities import Metric, Param
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+        place = self.folder.trial(outline.trial)
+        same = known is not None and (known.started, known.ended) == (outline.started, outline.ended)
+        record = known if known and same else records_on_disk.read(place.record)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
-        run_id = self._create(contents, parent).info.run_id
+        run = self._create(contents, cell.info.run_id, {RECORD: outline.digest})
+        run_id = run.info.run_id
         self.client.log_inputs(run_id, datasets(record.trial.cell.choice, self._clean))
         with tempfile.TemporaryDirectory() as aside:
             self._gather(record, place, Path(aside))
-            self.client.log_artifacts(run_id, aside)
-        self.client.set_terminated(run_id, contents.status, contents.ended)
-        metrics = [Metric(point.key, point.value, point.at, point.step) for point in contents.points]
-        *bulk, rest = [metrics[at : at + BATCH] for at in range(0, len(metrics), BATCH)] or [[]]
-        for batch in bulk:
-            self.client.log_batch(run_id, metrics=batch, synchronous=True)
+            # The client would ask for the run again to learn where its files go.
+            files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
+            files.log_artifacts(aside)
         params = [Param(key, self._clean(value)) for key, value in contents.params.items()]
-        # MLflow's stores write the tags of a batch last: with this one the run is whole.
-        self.client.log_batch(run_id, metrics=rest, params=params, tags=[RunTag(WHOLE, digest)], synchronous=True)
+        metrics = [Metric(point.key, point.value, point.at, point.step) for point in contents.points]
+        for at in range(0, max(1, len(metrics)), BATCH):
+            self.client.log_batch(run_id, metrics[at : at + BATCH], params if at == 0 else (), synchronous=True)
+        self.client.set_terminated(run_id, contents.status, contents.ended)
 
     def _gather(self, record: Record, place: TrialFolder, aside: Path) -> None:
         """The files that go with a trial's run."""
@@ -156,8 +168,8 @@ class Runs:
             (aside / "logs").mkdir(exist_ok=True)
             (aside / "logs" / log.name).write_text(self._clean(tail(log)), encoding="utf-8")
 
-    def _create(self, contents: Contents, parent: str | None) -> Run:
-        tags = self._tags(contents, parent)
+    def _create(self, contents: Contents, parent: str | None, more: Mapping[str, str] = MappingProxyType({})) -> Run:
+        tags = {**self._tags(contents, parent), **more}
         return self.client.create_run(
             self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
         )
@@ -199,6 +211,12 @@ def datasets(choice: Choice, clean: Any) -> list[DatasetInput]:
         )
         for part, context in (("train", "training"), ("test", "evaluation"))
     ]
+
+
+def _ended(run: Run) -> bool:
+    """A trial's run is given its last status when all else is there."""
+    ended: bool = run.info.status != "RUNNING"
+    return ended
 
 
 def tail(log: Path) -> str:

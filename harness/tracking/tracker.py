@@ -59,13 +59,13 @@ class Tracker:
             with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, name):
                 client = self._client = self._client or connect(self.uri)
                 experiment, restored = self._experiment(client, name)
-            asked = None if records is None else {record.trial.id for record in records}
-            chosen = [outline for outline in outlines if asked is None or outline.trial in asked]
+            known = {record.trial.id: record for record in records or ()}
+            chosen = [outline for outline in outlines if records is None or outline.trial in known]
             with quiet(), in_one_line(self.uri, name):
                 runs = Runs(client, experiment.experiment_id, origin, name, folder, spec)
-                cells = None if records is None or restored else {outline.cell.id for outline in chosen}
+                cells = None if records is None or restored else {outline.cell_id for outline in chosen}
                 runs.find(cells)
-                run_id, delivered = runs.deliver(outlines, chosen)
+                run_id, delivered = runs.deliver(outlines, chosen, known)
                 for key, value in experiment_tags(outlines).items():
                     if experiment.tags.get(key) != value:
                         client.set_experiment_tag(experiment.experiment_id, key, value)

@@ -29,8 +29,8 @@ def telling_axes(cells: Sequence[Cell]) -> list[str]:
 
 def show(console: Console, table: Table) -> None:
     """Print a table in full: a narrow terminal wraps its lines rather than cutting its words."""
-    width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    console.print(table, width=max(width, 1), crop=False, no_wrap=True, soft_wrap=True)
+    natural = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(width=max(console.width, natural), highlight=False).print(table)
 
 
 def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:

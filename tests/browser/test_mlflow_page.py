@@ -28,8 +28,9 @@ LABELS = [  # sorted by name, and from the newest to the oldest
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def browser() -> Iterator[Browser]:
+    """Chromium; without one there is nothing to test, but in CI it has to be there."""
     if not CHROMIUM.exists():
         reason = f"no browser at {CHROMIUM}: install Chromium or set HARNESS_CHROMIUM"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)

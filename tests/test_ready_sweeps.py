@@ -1,0 +1,67 @@
+"""The ready sweeps reach what they promise, on real data, as a user would run them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from harness import record
+from harness.cli import main
+from harness.paths import Results
+from harness.record import Record
+from harness.spec import load, ready_sweeps
+
+pytestmark = pytest.mark.accuracy
+
+DATA = Path(os.environ.get("HARNESS_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def run(tmp_path: Path, *arguments: str) -> list[Record]:
+    """The records of a sweep's trials, run through the command line."""
+    results = tmp_path / "results"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments, "--results", str(results)])
+    assert not ended.value.code
+    return [record.read(path) for path in Results(results).sweep(arguments[0]).records()]
+
+
+def final(records: list[Record], label: str) -> list[float]:
+    """The target metric of a workload's trials after their last step."""
+    mine = [one.summary for one in records if one.trial.cell.choice.label == label]
+    return [summary.final for summary in mine if summary and summary.final is not None]
+
+
+@pytest.fixture
+def data() -> Path:
+    if not DATA.is_dir():
+        pytest.skip(f"no real data in {DATA} (HARNESS_DATA names another folder)")
+    return DATA
+
+
+@pytest.mark.timeout(900)
+def test_mnist_the_mlp_reaches_95_percent_and_the_cnn_98(tmp_path: Path, data: Path) -> None:
+    records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"))
+    mlp, cnn = final(records, "mlp"), final(records, "cnn")
+    assert len(mlp) == len(cnn) == 3
+    assert fmean(mlp) >= 0.95
+    assert fmean(cnn) >= 0.98
+
+
+@pytest.mark.timeout(900)
+def test_tickets_a_distilbert_from_scratch_reaches_85_percent(tmp_path: Path, data: Path) -> None:
+    (found,) = run(tmp_path, "tickets", "--data", str(data / "banking77"))
+    assert found.learned is not None
+    metrics = found.learned.evaluations[-1].metrics
+    assert metrics["accuracy"] >= 0.85
+    assert metrics["macro_f1"] >= 0.85
+
+
+@pytest.mark.parametrize("name", ready_sweeps())
+def test_every_ready_sweep_says_what_it_is_for(name: str, data: Path) -> None:
+    folder = {"mnist": "mnist10k", "tickets": "banking77"}.get(name)
+    sweep = load(ready_sweeps()[name], data=[str(data / folder)] if folder else [])
+    assert sweep.name == name
+    assert sweep.description
