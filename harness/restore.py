@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -39,7 +40,7 @@ def _restore(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"{kind.__name__} can't be read from {type(value).__name__}")
-        hints = get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         known = {name: item for name, item in value.items() if name in hints}
         if len(known) != len(value):
             raise ValueError(f"{kind.__name__} has no field {sorted(set(value) - set(known))[0]!r}")
@@ -59,3 +60,8 @@ def _member(members: tuple[Any, ...], value: Any) -> Any:
         if all(value.get(name, allowed[0]) in allowed for name, allowed in literals.items()):
             return member
     raise ValueError(f"no {' or '.join(member.__name__ for member in candidates)} in {value!r}")
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)

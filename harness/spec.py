@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -224,8 +224,7 @@ def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tup
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
         raise BadInput(f"{error}{hint}" if "data.path: missing" in str(error) else str(error)) from None
-    paths = {f.name: base / value for f in fields(settings) if isinstance(value := getattr(settings, f.name), Path)}
-    settings = replace(settings, **paths)
+    settings = settings.located(base)
     try:
         settings.check()
     except ValueError as error:

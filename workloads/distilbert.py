@@ -103,7 +103,7 @@ class DistilBert(Classifier):
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"hub: found no {self.options.hub} ({reason}); allowed: what the hub or its cache has"
+                f"hub: found no {self.options.hub} ({reason}); allowed: a folder, or what the hub or its cache has"
             ) from error
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from workloads.files import blame, checkpoint_files, checkpoint_positions
 
@@ -38,6 +38,11 @@ class Settings(Strict):
 
     Fields of type `Path` say where something lies; what lies there, not the path, belongs to a cell's identity.
     """
+
+    def located(self, base: Path) -> Self:
+        """The same settings with relative paths taken as relative to `base`."""
+        paths = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: base / path for name, path in paths.items() if isinstance(path, Path)})
 
     def files(self) -> list[Path]:
         """Every file whose content these settings stand for, in a fixed order."""
@@ -102,7 +107,7 @@ POSITIONS = 512
 class DistilBertOptions(Settings):
     """A preset trained from scratch; or weights and tokenizer of a folder (`pretrained`) or of a model on the hub."""
 
-    pretrained: Path | None = None  # a folder written by save_pretrained, its tokenizer included
+    pretrained: Path | None = None  # a folder written by save_pretrained, its tokenizer included; or as `hub`
     hub: str | None = None  # a name on the Hugging Face hub; name@revision pins it
     size: Literal["tiny", "small", "base"] | None = None  # None: tiny, unless the model is pretrained
     vocabulary: Annotated[int, Between(256)] | None = None  # most tokens in the vocabulary; None: that of the size
@@ -122,6 +127,15 @@ class DistilBertOptions(Settings):
             raise ValueError(
                 f"found vocabulary and {given[0]}; allowed: one of them, as a tokenizer comes with {given[0]}"
             )
+
+    def located(self, base: Path) -> Self:
+        """A `pretrained` that is no folder but has the form of a hub's name, `model` or `owner/model`, is one."""
+        name = self.pretrained
+        if name is None or name.is_absolute() or name.parts[:1] == ("..",) or len(name.parts) > 2:
+            return super().located(base)
+        if (base / name).exists():
+            return super().located(base)
+        return replace(self, pretrained=None, hub=name.as_posix())
 
     @property
     def architecture(self) -> Architecture:

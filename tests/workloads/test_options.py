@@ -104,3 +104,11 @@ def test_a_pretrained_folder_counts_by_content_and_a_hub_name_by_name(tmp_path: 
 def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
     assert Csv(path=tmp_path).identity() == Csv(path=tmp_path / "elsewhere").identity()
     assert Idx(path=tmp_path).identity() == {"source": "idx", "classes": 10}
+
+
+def test_pretrained_names_a_folder_or_else_a_model_on_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert DistilBertOptions(pretrained=Path("mine")).located(tmp_path).pretrained == tmp_path / "mine"
+    assert DistilBertOptions(pretrained=Path("owner/name")).located(tmp_path).hub == "owner/name"
+    for path in (Path("../name"), Path("a/b/c"), tmp_path / "name"):
+        assert DistilBertOptions(pretrained=path).located(tmp_path).hub is None

@@ -1,0 +1,50 @@
+"""The README's own example works as it is printed there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.spec import load
+from tests.support.running import run
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def printed(name: str, folder: Path) -> Path:
+    """The file that the README prints under that name, in `folder`."""
+    (content,) = re.findall(rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.mark.distributed
+def test_a_users_workload_trains(tmp_path: Path) -> None:
+    source = printed("spiral.py", tmp_path)
+    assert len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]) <= 30
+    narrow, wide = run(printed("spiral.yaml", tmp_path))
+    assert narrow.summary is not None
+    assert wide.summary is not None
+    assert wide.summary.final is not None
+    assert wide.summary.final > 0.95 > (narrow.summary.final or 1.0)
+
+
+def test_the_sweep_is_what_it_says(tmp_path: Path) -> None:
+    sweep = load(printed("sweep.yaml", tmp_path))
+    assert len(sweep.cells) == 2 * (2 * 2 * 3 - 2) + 1
+    assert len(sweep.trials()) == 3 * len(sweep.cells)
+
+
+def test_the_mistake_gives_the_line_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed("sweep.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "sweep.yaml", "--set", "execution=compiled"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err in README.read_text(encoding="utf-8")
