@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import struct
 from collections import Counter
@@ -89,6 +90,15 @@ def test_tickets_are_split_by_class() -> None:
     texts = load_texts(Tickets(rows=300))
     assert texts.classes == ("account", "billing", "technical")
     assert texts.test_labels.bincount().tolist() == [15, 15, 15]
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with real data that the project does not ship."""
+    folder = Path(os.environ.get("HARNESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data in {folder} (HARNESS_DATA names another folder)")
+    return folder
 
 
 def test_real_images(real_data: Path) -> None:
