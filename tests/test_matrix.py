@@ -8,6 +8,7 @@ import pytest
 from harness.cell import Axes
 from harness.errors import BadInput
 from harness.matrix import conflict
+from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
 TWO = {"mlp": {"data": {"source": "digits"}}, "cnn": {"data": {"source": "digits"}}}
@@ -69,7 +70,7 @@ def test_axes_hold_for_all_and_a_workload_has_its_own(tmp_path: Path) -> None:
 
 
 def test_batch_size_is_that_of_the_workload_unless_given(tmp_path: Path) -> None:
-    workloads = {"mlp": None, "distilbert": {"data": {"source": "tickets"}}}
+    workloads = {"mlp": None, "line": {"uses": LINE}}
     assert points(tmp_path, "batch_size", workloads=workloads) == [(64,), (32,)]
     assert points(tmp_path, "batch_size", workloads=workloads, matrix={"batch_size": [8]}) == [(8,), (8,)]
 
