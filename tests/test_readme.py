@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.spec import load
+from harness.spec import load, ready_sweeps
 from tests.support.running import run
 
 README = Path(__file__).parents[1] / "README.md"
@@ -48,3 +48,10 @@ def test_the_mistake_gives_the_line_that_is_printed(
         main(["plan", "sweep.yaml", "--set", "execution=compiled"])
     assert ended.value.code == 2
     assert capsys.readouterr().err in README.read_text(encoding="utf-8")
+
+
+def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
+    cells = load(ready_sweeps()["quickstart"]).cells
+    assert re.findall(r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE) == [
+        cell.id for cell in cells
+    ]

@@ -42,12 +42,17 @@ def data() -> Path:
 
 
 @pytest.mark.timeout(900)
-def test_mnist_the_mlp_reaches_95_percent_and_the_cnn_98(tmp_path: Path, data: Path) -> None:
-    records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"))
-    mlp, cnn = final(records, "mlp"), final(records, "cnn")
-    assert len(mlp) == len(cnn) == 3
-    assert fmean(mlp) >= 0.95
-    assert fmean(cnn) >= 0.98
+def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(tmp_path: Path, data: Path) -> None:
+    records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]")
+    assert len(records) == 3
+    assert fmean(final(records, "mlp")) >= 0.95
+
+
+@pytest.mark.timeout(900)
+def test_mnist_the_cnn_reaches_98_percent(tmp_path: Path, data: Path) -> None:
+    only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]
+    (found,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")
+    assert found >= 0.98
 
 
 @pytest.mark.timeout(900)
