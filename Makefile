@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 demo: setup
 	@echo "==> Running the quickstart sweep (about two minutes)"
 	@$(BIN)/harness run quickstart
+	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 
 test: setup-test lint
 	@echo "==> Tests"
@@ -30,7 +31,7 @@ $(VENV)/.python:
 
 $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "==> Installing the harness into $(VENV) (a few minutes the first time: torch and MLflow are large)"
-	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
