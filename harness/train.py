@@ -30,7 +30,7 @@ from harness.record import Evaluation, Target
 from harness.strategy import autocast, compiled_graphs, prepare
 from workloads.base import Batch, Workload
 
-STRETCH = 0.5  # seconds that a timed stretch should take, after which ranks look at losses and agree to go on
+STRETCH = 2.0  # seconds that a timed stretch should take, after which ranks look at losses and agree to go on
 
 
 @dataclass
