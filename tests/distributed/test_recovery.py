@@ -23,7 +23,6 @@ from tests.support.running import line_sweep, processes_below, run, wait_until
 pytestmark = pytest.mark.distributed
 
 TWO = {"strategy": "ddp", "world_size": 2}
-SLOW = {"options": {"step_seconds": 0.05}, "axes": TWO}
 
 
 def command(sweep: Path) -> list[str]:
@@ -81,9 +80,10 @@ def failure_kind(trial: TrialFolder) -> str | None:
 
 
 def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
-    sweep = line_sweep(
-        tmp_path, {"slow": {"options": {"step_seconds": 0.05}, "axes": TWO}}, length={"steps": 60}, seeds=[0, 1]
-    )
+    hold = tmp_path / "hold"
+    hold.touch()
+    held = {"options": {"hold_at": 30, "hold": str(hold)}, "axes": TWO}
+    sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40}, seeds=[0, 1])
     first, second = folders(sweep)
 
     with running(sweep, first) as harness:  # a rank is killed, then in the next trial torchrun
@@ -110,6 +110,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
         assert "run the same command again" in output
         assert processes_below(tmp_path) == []
 
+    hold.unlink()
     subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
     found = [record.read(trial.record) for trial in (first, second)]
     assert [one.status for one in found] == ["done", "done"]
@@ -121,14 +122,17 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
 
 def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"length": {"steps": 60}, "evaluate": {"steps": 10}, "checkpoint": "best"}
-    options = {"dropout": 0.3, "step_seconds": 0.02}
+    hold = tmp_path / "hold"
+    options = {"dropout": 0.3, "hold_at": 35, "hold": str(hold)}
     whole_folder, cut_folder = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole_folder, cut_folder):
         folder.mkdir()
     (whole,) = run(line_sweep(whole_folder, {"line": {"options": options, "axes": TWO}}, **keys))
     path = line_sweep(cut_folder, {"line": {"options": options, "axes": TWO}}, **keys)
+    hold.touch()
     with running(path, folders(path)[0], step=30) as harness:
         harness.kill()
+    hold.unlink()
     wait_until(lambda: processes_below(cut_folder) == [], 15)
     (resumed,) = run(path)
     assert resumed.ranks[0].resumed_at

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -24,6 +25,8 @@ class Options(Settings):
     raise_at: int = 0
     kill_at: int = 0
     hang_at: int = 0
+    hold_at: int = 0
+    hold: str = ""  # the step `hold_at` lasts as long as there is a file of this name
     rank: int = 0
     samples: int = 256
     sequential: bool = False  # a bare nn.Sequential as the model
@@ -80,6 +83,8 @@ class LineFit(Workload):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.step == options.hang_at:
             time.sleep(600)
+        while self.step == options.hold_at and Path(options.hold).exists():
+            time.sleep(0.01)
         return loss
 
     def optimizer(self, model: nn.Module) -> Optimizer:
