@@ -54,11 +54,23 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in listed]
 
 
+def heed_interrupts() -> None:
+    """A shell has what it starts in the background ignore Ctrl-C, this test included."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def running(sweep: Path, trial: TrialFolder, step: int = 1) -> Iterator[subprocess.Popen[str]]:
     """`harness run`, in the middle of a trial."""
     began = time.time()
-    process = subprocess.Popen(command(sweep), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=quiet(), text=True)
+    process = subprocess.Popen(
+        command(sweep),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=quiet(),
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
     try:
         wait_until(lambda: process.poll() is not None or reached(trial, began) >= step, 120)
         assert process.poll() is None, process.communicate()
