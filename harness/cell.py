@@ -9,27 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from workloads.options import Between, Count, Strict
+from harness.axes import DEFAULTS, Axes
+from workloads.options import Count, Strict
 
+SHORT = ("execution", "precision", "strategy", "world_size", "workers", "threads")  # the axes that every label shows
 IDENTITY = 1  # counts the meanings that an id has had; a new one makes every id a new id
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axes(Strict):
-    """One value of every axis. A default, once given, stays: ids leave out what has its default."""
-
-    batch_size: Count  # samples in a global batch, over all ranks
-    execution: Literal["eager", "compile"] = "eager"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    strategy: Literal["single", "ddp", "fsdp2"] = "single"
-    world_size: Count = 1
-    workers: Annotated[int, Between(0)] = 0
-    threads: Count = 1  # intra-op threads of each rank
-
-
-AXES = {axis.name: axis for axis in fields(Axes)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +76,11 @@ class Cell:
         """For people: the workload and its axes, as in `mlp compile bf16 ddp×2 w0 b64 t1`."""
         axes = self.axes
         ranks = axes.strategy if axes.strategy == "single" else f"{axes.strategy}×{axes.world_size}"
+        others = [name for name in DEFAULTS if name not in SHORT and getattr(axes, name) != DEFAULTS[name]]
         return (
             f"{self.choice.label} {axes.execution} {axes.precision} {ranks}"
             f" w{axes.workers} b{axes.batch_size} t{axes.threads}"
+            + "".join(f" {name}={_word(getattr(axes, name))}" for name in others)
         )
 
 
@@ -119,6 +107,10 @@ class Assignment:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: int = 1
     environment: Mapping[str, Any] = field(default_factory=dict)  # what only the parent knows: commit, packages
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def short_name(uses: str) -> str:

@@ -114,6 +114,14 @@ def plan(
     view.show(asked, Results(results), as_json=as_json)
 
 
+@app.command(epilog="Example:  harness axes")
+def axes() -> None:
+    """Show every axis of the matrix: its values, its default, what it does and what it needs."""
+    from harness.view.axes import show
+
+    show()
+
+
 @app.command(epilog="Examples:  harness run quickstart   |   harness run mnist --data DIR --set seeds=0,1,2")
 def run(
     sweep: SweepArgument,
@@ -202,7 +210,7 @@ def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) ->
 
     profile = clusters.load(cluster)
     asked = spec.load(spec.find(sweep), sets, data)
-    clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes.world_size for cell in asked.cells})
+    clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells})
     return asked, profile
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from harness.axes import Axes, gpu_only
 from harness.document import read
 from harness.errors import BadInput, did_you_mean
 from workloads.options import Count, Strict
@@ -41,13 +42,15 @@ def load(name: str) -> Profile:
     return profile
 
 
-def check_fits(profile: Profile, world_sizes: Mapping[str, int]) -> None:
-    """Raises BadInput if a cell (label -> world size) has more ranks than the machine holds."""
+def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
+    """Raises BadInput if a cell (label -> axes) needs more ranks or another device than the machine has."""
     held, what = slots(profile)
-    for label, world_size in world_sizes.items():
-        if world_size > held:
+    for label, axes in cells.items():
+        if (setting := gpu_only(axes)) and (profile.device == "cpu" or not count_gpus()):
+            raise BadInput(f"{label}: {setting}; needed: a GPU")
+        if axes.world_size > held:
             raise BadInput(
-                f"{label}: world_size: found {world_size}; allowed: at most {held}, {what}"
+                f"{label}: world_size: found {axes.world_size}; allowed: at most {held}, {what}"
                 " (a profile with larger `slots` shares them among more ranks)"
             )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args, get_origin
-
-from harness.matrix import AXIS_TYPES
+from harness.axes import AXIS_TYPES, axis_words
 
 
 def complete_set(incomplete: str) -> list[str]:
@@ -12,7 +10,6 @@ def complete_set(incomplete: str) -> list[str]:
     axis, equals, value = incomplete.partition("=")
     if not equals:
         return [f"{name}=" for name in AXIS_TYPES if name.startswith(axis)]
-    kind = AXIS_TYPES.get(axis)
-    words = get_args(kind) if get_origin(kind) is Literal else ()
+    words = axis_words(axis)
     before, comma, begun = value.rpartition(",")
     return [f"{axis}={before}{comma}{word}" for word in words if word.startswith(begun)]

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.cell import Axes
+from harness.axes import Axes
 from harness.dist import Ranks, from_first, gather, share_buffers
 from harness.errors import NotApplied
 from harness.loader import to_device
-from harness.strategy import autocast
+from harness.precision import autocast
+from harness.strategy import arrange
 from workloads.base import Samples, Workload
 
 
@@ -32,7 +33,7 @@ def evaluate(
     for start in range(0, most, batch):
         indices = mine[start : start + batch]
         with autocast(axes, device):
-            result = workload.evaluate(model, to_device(samples.batch(indices or [0]), device))
+            result = workload.evaluate(model, arrange(to_device(samples.batch(indices or [0]), device), axes))
         if indices:
             rows.append(result.double().cpu().numpy())
     model.train()

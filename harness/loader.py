@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from harness.axes import Axes
 from harness.dist import derive_seed
+from harness.errors import NotApplied
 from harness.order import BatchOrder
 from workloads.base import Batch, Samples
 
@@ -30,17 +33,37 @@ class _Fetching(Dataset[Any]):
         return np.asarray(indices), -1 if worker is None else worker.id, self.samples.batch(indices)
 
 
+class _Resident:
+    """Batches of samples that all lie on the device."""
+
+    def __init__(self, samples: Samples, order: BatchOrder) -> None:
+        self.samples, self.order = samples, order
+
+    def __iter__(self) -> Iterator[Fetched]:
+        for indices in self.order:
+            yield np.asarray(indices), -1, self.samples.batch(indices)
+
+
 def make_loader(
-    samples: Samples, order: BatchOrder, *, workers: int, seed: int, device: torch.device
-) -> DataLoader[Any]:
-    """Batches in `order`. Its own generator, so that no setting of it moves the training's random numbers."""
+    samples: Samples, order: BatchOrder, axes: Axes, *, seed: int, device: torch.device
+) -> Iterable[Fetched]:
+    """Batches in `order`. Its own generator, so that no setting of it moves the training's random numbers.
+
+    Raises NotApplied for samples that can't be moved to the device.
+    """
+    if axes.input == "resident":
+        move = getattr(samples, "to", None)
+        if move is None:
+            raise NotApplied(f"input: resident was asked for and {type(samples).__name__} has no method to(device)")
+        return _Resident(move(device), order)
     return DataLoader(
         _Fetching(samples),
         batch_sampler=order,
         collate_fn=_as_is,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=device.type == "cuda",
+        num_workers=axes.workers,
+        prefetch_factor=axes.prefetch_factor if axes.workers else None,
+        persistent_workers=axes.workers > 0 and axes.persistent_workers,
+        pin_memory=device.type == "cuda" and axes.pin_memory != "never",
         worker_init_fn=_seed_worker,
         generator=torch.Generator().manual_seed(derive_seed(seed, order.rank)),
     )
@@ -57,4 +80,6 @@ def _seed_worker(worker: int) -> None:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    return batch if device.type == "cpu" else tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+    if device.type == "cpu" or batch[0].device == device:
+        return batch
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)

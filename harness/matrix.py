@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
-from harness.cell import AXES, Axes
+from harness.axes import AXIS_TYPES, Axes
 from harness.document import Document, Key
 from harness.errors import did_you_mean
-
-AXIS_TYPES = {axis: get_type_hints(Axes, include_extras=True)[axis] for axis in AXES}
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -42,6 +40,9 @@ class Matrix:
         """Whether the product or a zip decides the axis."""
         return axis in self.product or any(axis in group for group in self.zipped)
 
+    def sets(self, axis: str) -> bool:
+        return axis in self.fixed or self.varies(axis)
+
     def points(self, workload: str, own: Values) -> Iterator[tuple[Axes, str | None]]:
         """Every combination for a workload with `own` fixed axes, and the exclude rule that it falls under, if any."""
         columns = [[{axis: value} for value in values] for axis, values in self.product.items()]
@@ -54,7 +55,8 @@ class Matrix:
             point = dict(self.fixed) | dict(own)
             for choice in choices:
                 point |= choice
-            yield Axes(**point), self._excluded(workload, point)
+            axes = _axes(point)
+            yield axes, self._excluded(workload, axes)
 
     def inclusions(self, workload: str, own: Values) -> Iterator[tuple[int, Axes]]:
         """The further combinations for a workload, each with the number of its include rule."""
@@ -62,15 +64,23 @@ class Matrix:
             if workload in rule.get("workload", [workload]):
                 axes = {axis: values for axis, values in rule.items() if axis != "workload"}
                 for row in itertools.product(*axes.values()):
-                    yield number, Axes(**(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True))))
+                    yield number, _axes(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True)))
 
-    def _excluded(self, workload: str, point: Values) -> str | None:
-        complete = asdict(Axes(**point)) | {"workload": workload}
+    def _excluded(self, workload: str, axes: Axes) -> str | None:
+        rank_batch_size = axes.batch_size / axes.world_size
+        complete = asdict(axes) | {"workload": workload, "rank_batch_size": rank_batch_size}
         for number, rule in enumerate(self.exclude):
             if all(complete[axis] in values for axis, values in rule.items()):
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
+
+
+def _axes(point: Values) -> Axes:
+    values = dict(point)
+    if rank_batch_size := values.pop("rank_batch_size", None):
+        values["batch_size"] = rank_batch_size * values.get("world_size", 1)
+    return Axes(**values)
 
 
 def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
@@ -144,12 +154,3 @@ def _labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) 
         found = unknown[0] if unknown else "an empty list"
         raise document.error(key, f"found {found!r}; {did_you_mean(found, workloads)}")
     return labels
-
-
-def conflict(axes: Axes) -> str | None:
-    """Why a combination of axes makes no sense, or None."""
-    if axes.strategy == "single" and axes.world_size != 1:
-        return f"strategy single is one rank, world_size is {axes.world_size}"
-    if axes.batch_size % axes.world_size:
-        return f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
-    return None

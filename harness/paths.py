@@ -50,6 +50,10 @@ class TrialFolder:
     def result(self, rank: int) -> Path:
         return self.path / f"rank{rank}.json"
 
+    def cache(self, rank: int) -> Path:
+        """A compiler's cold cache, for as long as the trial runs."""
+        return self.path / f"cache{rank}"
+
 
 @dataclass(frozen=True)
 class SweepFolder:

@@ -14,7 +14,7 @@ from harness.paths import write_whole
 from harness.restore import restore
 from harness.series import Series
 
-SCHEMA = 1
+SCHEMA = 2
 
 Status = Literal["done", "failed"]
 
@@ -74,6 +74,26 @@ class Learned:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What torch.compile did at one rank."""
+
+    graphs: int
+    breaks: Mapping[str, int]  # reason -> how often
+    recompiles: int
+    seconds: float
+    cache_hits: int
+    cache_misses: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """What fp16's loss scaling did at one rank."""
+
+    scale: float  # at the end
+    skipped: int  # steps whose gradients were not finite
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankResult:
     """What one rank leaves in `rank<N>.json`."""
 
@@ -87,7 +107,8 @@ class RankResult:
     wait_seconds: Series | None = None  # the part of each step that waited for data
     resumed_at: Sequence[int] = ()  # steps at which an earlier attempt was taken up
     order: Sequence[int] = (0, 0)
-    graphs: int | None = None  # compiled ones; None for eager
+    compiled: Compiled | None = None  # None for eager
+    loss_scale: LossScale | None = None  # None without loss scaling
     loader_workers: int = 0  # that were seen to deliver batches
     memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds

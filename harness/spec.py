@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness import matrix
-from harness.cell import Axes, Cell, Choice, Length, Trial, digest_files, without_defaults
+from harness.axes import AXIS_TYPES, Axes, conflict
+from harness.cell import Cell, Choice, Length, Trial, digest_files, without_defaults
 from harness.document import Document, choose, parse_value, read
 from harness.errors import BadInput, did_you_mean
 from workloads.catalog import BUILT_IN, Entry, load_class
@@ -158,6 +159,8 @@ def _cells_of(
     own = {axis: matrix.axis_value(document, (*key, "axes", axis), value) for axis, value in entry.axes.items()}
     if twice := [axis for axis in own if points.varies(axis)]:
         raise document.error((*key, "axes", twice[0]), "found in matrix or zip too; allowed: an axis in one place")
+    if all(axis in own or points.sets(axis) for axis in ("batch_size", "rank_batch_size")):
+        raise document.error(key, "found batch_size and rank_batch_size; allowed: one of them")
     own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
     length, evaluate = entry.length or file.length, entry.evaluate or file.evaluate
     if length.steps is not None and length.steps <= file.warmup:
@@ -167,7 +170,7 @@ def _cells_of(
         )
 
     def senseless(axes: Axes) -> str | None:
-        return matrix.conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
+        return conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
 
     cells, excluded = [], []
     for axes, rule in points.points(label, own):
@@ -245,13 +248,13 @@ def _apply_set(document: Document, text: str) -> None:
         raise BadInput(f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value")
     name, place, entries = name.strip(), f"--set {text}", document.content["workloads"]
     key, last = tuple(name.split(".")), name.rpartition(".")[2]
-    if name in matrix.AXIS_TYPES:
+    if name in AXIS_TYPES:
         own = [(entry or {}).get("axes", {}) for entry in entries.values()]
         for axes in [document.content.get("axes", {}), *document.content.get("zip", []), *own]:
             axes.pop(name, None)
         document.put(("matrix", name), _many(value, place), place)
     elif key[0] not in SWEEP_KEYS:
-        raise BadInput(f"{place}: unknown axis or key; {did_you_mean(name, [*matrix.AXIS_TYPES, *SWEEP_KEYS])}")
+        raise BadInput(f"{place}: unknown axis or key; {did_you_mean(name, [*AXIS_TYPES, *SWEEP_KEYS])}")
     elif key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
         raise BadInput(f"{place}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
     elif name == "seeds":

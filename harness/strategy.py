@@ -1,18 +1,23 @@
-"""The axes applied to a model: strategy, execution, precision; and the proof that they took effect."""
+"""The axes applied to a model: strategy, memory format, activation checkpointing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from harness.cell import Axes
+from harness.axes import Axes
 from harness.errors import NotApplied
-from workloads.base import Workload
+from harness.execution import Compiler
+from workloads.base import Batch, Workload
+
+RESHARD = {"auto": None, "always": True, "never": False}
 
 
 @dataclass(frozen=True)
@@ -21,46 +26,77 @@ class Prepared:
 
     training: nn.Module
     module: nn.Module
+    sync: Callable[[bool], AbstractContextManager[object]] = field(default=lambda last: nullcontext())
 
 
-def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.device) -> Prepared:
-    """`model` on the device, wrapped and compiled as the axes say. FSDP2 replaces its parameters in place."""
+def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.device, compiler: Compiler) -> Prepared:
+    """`model` on the device, wrapped and compiled as the axes say. FSDP2 replaces its parameters in place.
+
+    `sync(last)` is the context of a micro-step's forward and backward: only in the last do ranks share gradients.
+    """
     model = model.to(device)
-    training: nn.Module = model
+    if axes.channels_last:
+        if not any(parameter.ndim == 4 for parameter in model.parameters()):
+            raise NotApplied("channels_last was asked for and the model has no convolution of images")
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if axes.activation_checkpointing:
+        for block in workload.blocks(model) or [model]:
+            _checkpoint_activations(block)
     if axes.strategy == "ddp":
-        training = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-    elif axes.strategy == "fsdp2":
-        _shard(workload, model, axes.world_size, device)
-    if axes.execution == "compile":
-        training = cast(nn.Module, torch.compile(training))
-    return Prepared(training, model)
+        wrapped = _replicate(model, axes, device)
+        return Prepared(compiler(wrapped), model, lambda last: nullcontext() if last else wrapped.no_sync())
+    if axes.strategy == "fsdp2":
+        return Prepared(compiler(model), model, _shard(workload, model, axes, device))
+    return Prepared(compiler(model), model)
 
 
-def _shard(workload: Workload, model: nn.Module, world_size: int, device: torch.device) -> None:
+def _checkpoint_activations(block: nn.Module) -> None:
+    """Patched in place, so that the names of parameters and the structure of the model stay."""
+    forward = block.forward
+
+    def recomputed(*arguments: Any, **named: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **named)
+
+    block.forward = recomputed
+
+
+def _replicate(model: nn.Module, axes: Axes, device: torch.device) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=axes.bucket_cap_mb,
+        gradient_as_bucket_view=axes.gradient_as_bucket_view,
+        static_graph=axes.static_graph,
+    )
+
+
+def _shard(
+    workload: Workload, model: nn.Module, axes: Axes, device: torch.device
+) -> Callable[[bool], AbstractContextManager[object]]:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(device.type, (world_size,))
-    for block in workload.blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    lower = torch.bfloat16 if axes.precision == "bf16:fsdp2" else None
+    settings: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (axes.world_size,)),
+        "reshard_after_forward": RESHARD[axes.reshard],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=lower),
+    }
+    for block in workload.blocks(model) if axes.wrap == "blocks" else ():
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
+    assert isinstance(model, FSDPModule)
+    sharded = model
+
+    def sync(last: bool) -> AbstractContextManager[object]:
+        sharded.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    return sync
 
 
-def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]:
-    """The context of forward passes."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if axes.precision == "bf16" else nullcontext()
-
-
-def compiled_graphs(axes: Axes) -> int | None:
-    """How many graphs were compiled so far, None for eager; raises NotApplied if compile gave none."""
-    if axes.execution != "compile":
-        return None
-    from torch._dynamo.utils import counters
-
-    graphs = int(counters["stats"]["unique_graphs"])
-    if not graphs:
-        raise NotApplied(
-            "execution: compile was asked for and compiled no graph; a model whose class has its own forward"
-            " (not a bare nn.Sequential) does compile under DDP and FSDP2"
-        )
-    return graphs
+def arrange(batch: Batch, axes: Axes) -> Batch:
+    """The batch in the memory order of the model."""
+    if not axes.channels_last:
+        return batch
+    return tuple(t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for t in batch)

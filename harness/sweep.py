@@ -190,6 +190,8 @@ def _tidy(place: TrialFolder) -> None:
     """Remove what only a running trial needs."""
     for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
         leftover.unlink(missing_ok=True)
+    for cache in place.path.glob("cache*"):
+        shutil.rmtree(cache)
 
 
 @contextmanager

@@ -17,17 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness import checkpoint
+from harness.axes import gpu_only
 from harness.cell import Assignment
 from harness.dist import Ranks, derive_seed, least, seed_everything
 from harness.errors import NonFiniteLoss, NotApplied
 from harness.evaluate import evaluate
+from harness.execution import Compiler
 from harness.fingerprint import digest_parameters
 from harness.loader import Fetched, make_loader, to_device
 from harness.measure.clock import StepTimes, step_clock
+from harness.optimization import make_optimizer, make_schedule
 from harness.order import BatchOrder, OrderDigest
 from harness.paths import TrialFolder, write_whole
+from harness.precision import Scaler, apply_matmul_precision, autocast
 from harness.record import Evaluation, Target
-from harness.strategy import autocast, compiled_graphs, prepare
+from harness.strategy import arrange, prepare
 from workloads.base import Batch, Workload
 
 STRETCH = 2.0  # seconds that a timed stretch should take, after which ranks look at losses and agree to go on
@@ -65,7 +69,8 @@ class Training:
         self.cell, self.seed = assignment.trial.cell, assignment.trial.seed
         self.axes = self.cell.axes
         self.step = 0  # optimizer steps done
-        self.graphs: int | None = None  # compiled so far
+        self.compiler = Compiler(self.axes, folder.cache(ranks.rank))
+        self.scaler = Scaler(self.axes, device)
         self.loader_workers = 0  # seen to deliver batches
         self.phases: dict[str, float] = {}
         self.stretch = 1  # steps until the next look; longer once it is known what a step takes
@@ -81,15 +86,16 @@ class Training:
             self._build()
 
     def _build(self) -> None:
+        if (setting := gpu_only(self.axes)) and self.device.type != "cuda":
+            raise NotApplied(f"{setting}; needed: a GPU")
+        apply_matmul_precision(self.axes, self.device)
         seed_everything(self.seed)  # the same at every rank: FSDP2 shards what each rank has built
         model = self.workload.build_model()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.model = prepare(self.workload, model, self.axes, self.device)
-        self.optimizer = self.workload.optimizer(self.model.module)
-        self.schedule = self.workload.schedule(self.optimizer, self.steps)
-        self.loader = make_loader(
-            self.splits.train, self.order, workers=self.axes.workers, seed=self.seed, device=self.device
-        )
+        self.model = prepare(self.workload, model, self.axes, self.device, self.compiler)
+        self.optimizer = make_optimizer(self.workload, self.model.module, self.axes)
+        self.schedule = make_schedule(self.workload, self.optimizer, self.axes, self.steps)
+        self.loader = make_loader(self.splits.train, self.order, self.axes, seed=self.seed, device=self.device)
         self.clock = step_clock(self.device)
         seed_everything(self.seed, self.ranks.rank)
         place = checkpoint.newest(self.folder.best)
@@ -98,6 +104,7 @@ class Training:
 
     def _resume(self, place: Path) -> None:
         self.step, rest = checkpoint.load(place, self.model.module, self.optimizer, self.schedule, self.ranks)
+        self.scaler.restore(rest["scaler"])
         for name, value in rest["trace"].items():
             setattr(self.trace, name, value)
         self.trace.resumed_at.append(self.step)
@@ -135,14 +142,19 @@ class Training:
         self._look(torch.stack(losses).float().cpu().numpy(), times)
 
     def _train_step(self, batch: Batch) -> Tensor:
-        with autocast(self.axes, self.device):
-            loss = self.workload.loss(self.model.training, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        if self.schedule is not None:
+        parts = self.axes.accumulation
+        losses = []
+        for number, part in enumerate(_split(arrange(batch, self.axes), parts), 1):
+            with self.model.sync(number == parts):
+                with autocast(self.axes, self.device):
+                    loss = self.workload.loss(self.model.training, part)
+                self.scaler.backward(loss / parts if parts > 1 else loss)
+            losses.append(loss.detach())
+        stepped = self.scaler.step(self.optimizer, self.axes.clip)
+        if self.schedule is not None and stepped:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return losses[0] if parts == 1 else torch.stack(losses).mean()
 
     def _look(self, losses: NDArray[np.float32], times: StepTimes) -> None:
         """After a stretch: keep its numbers, stop at a loss that is not finite, tell how far the trial has come."""
@@ -150,7 +162,10 @@ class Training:
         self.trace.losses += losses.tolist()
         self.trace.step_seconds += times.steps
         self.trace.wait_seconds += times.waits
-        self.phases["train"] = self.phases.get("train", 0.0) + spent
+        compiling = self.compiler.seconds - self.phases.get("compile", 0.0)
+        if compiling:
+            self.phases["compile"] = self.compiler.seconds
+        self.phases["train"] = self.phases.get("train", 0.0) + spent - compiling
         self._check_applied()
         bad = next(iter(np.flatnonzero(~np.isfinite(losses))), None)
         never = self.steps * self.ranks.world_size
@@ -163,7 +178,7 @@ class Training:
         self._tell("train", rate=len(losses) * self.axes.batch_size / spent, loss=float(losses[-1]))
 
     def _check_applied(self) -> None:
-        self.graphs = compiled_graphs(self.axes)
+        self.compiler.account()
         if self.axes.workers and not self.loader_workers:
             raise NotApplied(f"workers: {self.axes.workers} were asked for and none delivered a batch")
 
@@ -184,7 +199,7 @@ class Training:
 
     def _save(self) -> None:
         self.trace.order = self.digest.sums
-        rest = {"trace": asdict(self.trace)}
+        rest = {"trace": asdict(self.trace), "scaler": self.scaler.state()}
         model, place = self.model.module, self.folder.best
         checkpoint.save(place, self.step, model, self.optimizer, self.schedule, rest, self.ranks)
 
@@ -208,3 +223,10 @@ class Training:
         if self.ranks.first:
             content = {"phase": phase, "step": self.step, "steps": self.steps, "at": time.time(), **more}
             write_whole(self.folder.progress, json.dumps(content), durable=False)
+
+
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    """Equal parts of a batch, in its order."""
+    if parts == 1:
+        return [batch]
+    return list(zip(*(tensor.chunk(parts) for tensor in batch), strict=True))

@@ -11,7 +11,8 @@ import numpy as np
 
 from harness import record as records
 from harness.assemble import summarize
-from harness.cell import Axes, Cell, Choice, Length, Trial
+from harness.axes import Axes
+from harness.cell import Cell, Choice, Length, Trial
 from harness.order import join_digests
 from harness.paths import SweepFolder
 from harness.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target

@@ -18,9 +18,11 @@ LONGEST_FUNCTION = 55
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.
 ROWS = [
-    {"__init__", "errors", "cell", "paths", "series", "restore", "processes", "fingerprint"},
+    {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint"},
+    {"cell"},
     {"document", "record", "order", "environment", "dist", "measure", "fetch"},
-    {"matrix", "cluster", "strategy", "checkpoint", "loader", "launch"},
+    {"matrix", "cluster", "execution", "precision", "optimization", "checkpoint", "loader", "launch"},
+    {"strategy"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},
     {"worker", "ui"},

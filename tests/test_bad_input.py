@@ -95,7 +95,7 @@ UNKNOWN_KEYS = [
     param(
         "matrix",
         GOOD + "matrix:\n  exection: [eager]\n",
-        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'? allowed: batch_size, ",
+        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'? allowed: accumulation, ",
     ),
     param(
         "axes",
@@ -146,7 +146,9 @@ VALUES = [
         GOOD + "exclude: [{workload: []}]\n",
         "sweep.yaml:4: exclude[0].workload: found 'an empty list'; allowed: mlp",
     ),
-    param("empty-rule", GOOD + "exclude: [{}]\n", "sweep.yaml:4: exclude[0]: found an empty rule; allowed: batch_size"),
+    param(
+        "empty-rule", GOOD + "exclude: [{}]\n", "sweep.yaml:4: exclude[0]: found an empty rule; allowed: accumulation"
+    ),
     param(
         "checkpoint",
         GOOD + "checkpoint: beste\n",
@@ -344,6 +346,15 @@ def test_sweep_file_that_is_a_folder() -> None:
 def test_sweep_file_that_is_not_utf8() -> None:
     Path("sweep.yaml").write_bytes(b"name: demo\ndescription: caf\xe9\n")
     assert refused("run", "sweep.yaml") == "sweep.yaml:2: found byte 0xe9; allowed: UTF-8 text"
+
+
+@pytest.mark.parametrize("setting", ["precision: tf32", "pin_memory: always", "execution: compile:reduce-overhead"])
+def test_what_only_a_gpu_can_do(setting: str) -> None:
+    Path("sweep.yaml").write_text(GOOD + f"axes: {{{setting}}}\n", encoding="utf-8")
+    Path("cpu.yaml").write_text("device: cpu\n", encoding="utf-8")
+    for command in ("plan", "run"):
+        line = refused(command, "sweep.yaml", "--cluster", "cpu.yaml")
+        assert line.endswith(f"{setting.replace(': ', ': found ', 1)}; needed: a GPU")
 
 
 def test_world_size_beyond_the_machine() -> None:
@@ -572,10 +583,10 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"schema": 1, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
-        ('{"schema": 99}', "schema: found 99; allowed: 1"),
-        ("[]", "schema: found None; allowed: 1"),
-        ('{"schema": 1}', "no whole Record: "),
+        ('{"schema": 2, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
+        ('{"schema": 99}', "schema: found 99; allowed: 2"),
+        ("[]", "schema: found None; allowed: 2"),
+        ('{"schema": 2}', "no whole Record: "),
     ],
     ids=["truncated", "schema", "list", "incomplete"],
 )

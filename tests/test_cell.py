@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from harness import spec
-from harness.cell import Axes, Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
+from harness.axes import AXES, DEFAULTS, Axes, axis_words
+from harness.cell import Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
 from harness.restore import restore
 from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
@@ -70,16 +71,16 @@ def make(**changes: Any) -> Cell:
     return replace(cell, **changes)
 
 
-OTHER_AXES: dict[str, Any] = {
-    "batch_size": 32, "execution": "compile", "precision": "bf16", "strategy": "ddp", "world_size": 2, "workers": 1,
-    "threads": 2,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("axis", [axis.name for axis in fields(Axes)])
-def test_each_axis_decides_the_id(axis: str) -> None:
+@pytest.mark.parametrize("axis", AXES)
+def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
     standard = make()
-    assert make(axes=replace(standard.axes, **{axis: OTHER_AXES[axis]})).id != standard.id
+    words: dict[str, Any] = {"false": False, "true": True}
+    others: list[Any] = [words.get(word, word) for word in axis_words(axis)] or [3]
+    for value in others:
+        if value != DEFAULTS.get(axis):
+            other = make(axes=Axes(**{"batch_size": 64, axis: value}))
+            assert other.id != standard.id
+            assert other.label != standard.label or axis == "world_size"  # which shows beside a strategy
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import typer
 
 import harness as package
 from harness import cli
+from harness.axes import AXIS_TYPES, axis_words
 from harness.completion import complete_set
-from harness.matrix import AXIS_TYPES
 from harness.spec import ready_sweeps
 from tests.support.commands import harness
 from tests.support.sweeps import write
@@ -61,6 +60,16 @@ def test_command_that_is_left_out_shows_the_help() -> None:
     assert "Begin with: harness run quickstart" in ended.out + ended.err
 
 
+def test_axes_tells_of_every_axis_what_it_takes() -> None:
+    shown = " ".join(harness("axes").out.split())
+    for axis in AXIS_TYPES:
+        assert axis in shown
+    assert "precision fp32, tf32, bf16, fp16, bf16:fsdp2 default fp32" in shown
+    assert "batch_size 1, …" in shown
+    assert "clip 1e-06, … default null" in shown
+    assert "learning_rate 1e-08 to 10 default null" in shown
+
+
 def test_version_is_that_of_the_package() -> None:
     assert metadata.version("distributed-training-harness") == package.__version__
 
@@ -101,9 +110,10 @@ class TestCompletion:
 
     def test_of_set_offers_what_an_axis_takes(self) -> None:
         assert complete_set("") == [f"{axis}=" for axis in AXIS_TYPES]
-        assert complete_set("strategy=") == [f"strategy={word}" for word in get_args(AXIS_TYPES["strategy"])]
+        assert complete_set("strategy=") == [f"strategy={word}" for word in axis_words("strategy")]
         assert complete_set("strategy=fs") == ["strategy=fsdp2"]
         assert complete_set("strategy=single,d") == ["strategy=single,ddp"]
+        assert complete_set("fullgraph=") == ["fullgraph=false", "fullgraph=true"]
         assert complete_set("batch_size=") == []
         assert complete_set("nothing=") == []
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.axes import Axes
 from harness.loader import make_loader
 from harness.order import BatchOrder
 from workloads.base import Batch
@@ -27,7 +28,7 @@ class Drawing:
 
 def fetch(workers: int, seed: int) -> list[tuple[list[int], int, list[float]]]:
     order = BatchOrder(samples=32, batch_size=8, seed=seed, rank=0, world_size=1)
-    loader = make_loader(Drawing(), order, workers=workers, seed=seed, device=torch.device("cpu"))
+    loader = make_loader(Drawing(), order, Axes(batch_size=8, workers=workers), seed=seed, device=torch.device("cpu"))
     return [(indices.tolist(), worker, batch[0].tolist()) for indices, worker, batch in loader]
 
 
@@ -39,7 +40,7 @@ def test_the_trainings_generator_is_left_alone(workers: int) -> None:
     samples.batch = lambda indices: (torch.tensor(indices),)  # type: ignore[method-assign]
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    list(make_loader(samples, order, workers=workers, seed=0, device=torch.device("cpu")))
+    list(make_loader(samples, order, Axes(batch_size=8, workers=workers), seed=0, device=torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Axes
+from harness.axes import Axes, conflict, gpu_only
 from harness.errors import BadInput
-from harness.matrix import conflict
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
@@ -162,10 +161,58 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             {"batch_size": 5, "strategy": "ddp", "world_size": 2},
             "batch_size 5 can't be shared out evenly among 2 ranks",
         ),
+        ({"batch_size": 6, "accumulation": 4}, "a rank's 6 samples can't be cut evenly into 4 micro-steps"),
+        ({"batch_size": 64, "fullgraph": True}, "fullgraph does nothing without execution compile"),
+        ({"batch_size": 64, "execution": "compile", "cache": "cold", "dynamic": "never"}, None),
+        ({"batch_size": 64, "bucket_cap_mb": 1}, "bucket_cap_mb does nothing without strategy ddp"),
+        ({"batch_size": 64, "strategy": "ddp", "wrap": "root"}, "wrap does nothing without strategy fsdp2"),
+        ({"batch_size": 64, "prefetch_factor": 4}, "prefetch_factor does nothing without workers"),
+        ({"batch_size": 64, "input": "resident", "workers": 2}, "workers does nothing without input loader"),
+        ({"batch_size": 64, "ramp": 0.1}, "ramp does nothing without a schedule"),
+        (
+            {"batch_size": 64, "precision": "bf16:fsdp2", "strategy": "ddp"},
+            "precision bf16:fsdp2 is FSDP2's own, strategy is ddp",
+        ),
+        (
+            {"batch_size": 64, "execution": "compile", "fullgraph": True, "strategy": "ddp"},
+            "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph",
+        ),
+        (
+            {"batch_size": 64, "execution": "compile", "fullgraph": True, "strategy": "fsdp2"},
+            "fullgraph can't be had with wrap blocks: FSDP2 breaks the graph between them",
+        ),
+        (
+            {"batch_size": 64, "strategy": "ddp", "static_graph": True, "accumulation": 2},
+            "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients",
+        ),
+        (
+            {"batch_size": 64, "optimizer": "sgd"},
+            "optimizer sgd needs a learning_rate: the workload's own is for another optimizer",
+        ),
     ],
 )
 def test_conflict(axes: dict[str, Any], why: str | None) -> None:
     assert conflict(Axes(**axes)) == why
+
+
+def test_what_only_a_gpu_can_do() -> None:
+    assert gpu_only(Axes(batch_size=1, precision="tf32")) == "precision: found tf32"
+    assert gpu_only(Axes(batch_size=1, pin_memory="always")) == "pin_memory: found always"
+    assert gpu_only(Axes(batch_size=1, execution="compile:reduce-overhead")) is not None
+    assert gpu_only(Axes(batch_size=1, execution="compile:max-autotune")) is None
+
+
+def test_a_batch_size_may_be_given_for_each_rank(tmp_path: Path) -> None:
+    ranks = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]
+    found = points(tmp_path, "world_size", "batch_size", axes={"rank_batch_size": 16}, zip=ranks)
+    assert found == [(1, 16), (2, 32)]
+    left = points(tmp_path, "batch_size", matrix={"rank_batch_size": [16, 8]}, exclude=[{"rank_batch_size": 8}])
+    assert left == [(16,)]
+
+
+def test_a_batch_size_is_given_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="found batch_size and rank_batch_size; allowed: one of them"):
+        load(tmp_path, axes={"rank_batch_size": 16}, matrix={"batch_size": [8]})
 
 
 @pytest.mark.parametrize(

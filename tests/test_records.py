@@ -82,7 +82,7 @@ class TestRecord:
         content = json.loads(path.read_text(encoding="utf-8"))
         assert (content["schema"], content["status"]) == (records.SCHEMA, "done")
 
-    @pytest.mark.parametrize("schema", [0, 2, 99, "1", None])
+    @pytest.mark.parametrize("schema", [0, 1, 99, "2", None])
     def test_of_another_schema_is_refused(self, path: Path, schema: Any) -> None:
         records.write(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))

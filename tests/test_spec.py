@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness import spec
-from harness.cell import Axes, Length
+from harness.axes import Axes
+from harness.cell import Length
 from harness.restore import restore
 from harness.spec import Sweep
 from tests.support.commands import harness

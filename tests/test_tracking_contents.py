@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.record import Evaluation, Record
+from harness.record import Compiled, Evaluation, LossScale, Record
 from harness.tracking.contents import CURVE, Outline, cell_contents, curves, scalars, scrub, thin, trial_contents
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from tests.factories import make_cell, make_record
@@ -52,6 +52,23 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
     assert found["test_loss"] == 1.0
     assert found["loss"] != 1.0
     assert found["top_5"] == 0.7
+
+
+def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
+    record = make_record(make_cell(strategy="ddp", world_size=2))
+    quiet = Compiled(graphs=1, breaks={}, recompiles=0, seconds=2.0, cache_hits=1, cache_misses=0)
+    broken = replace(quiet, graphs=3, breaks={"a call": 1, "a print": 2}, recompiles=1)
+    ranks = [
+        replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped=2))
+        for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
+    ]
+    found = scalars(replace(record, ranks=ranks))
+    shown = {name: value for name, value in found.items() if name.startswith(("compile_", "loss_scale"))}
+    assert shown == {
+        "compile_graphs": 3, "compile_graph_breaks": 3, "compile_recompiles": 1, "compile_cache_hits": 1,
+        "loss_scale": 1024, "loss_scale_skipped_steps": 2,
+    }  # fmt: skip
+    assert not {name for name in scalars(record) if name.startswith(("compile_", "loss_scale"))}
 
 
 def test_what_is_unknown_has_no_metric() -> None:

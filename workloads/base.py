@@ -18,7 +18,10 @@ Batch = tuple[Tensor, ...]
 
 
 class Samples(Protocol):
-    """A set of samples with a fixed order."""
+    """A set of samples with a fixed order.
+
+    With a method `to(device)` that returns the same samples there, the input axis can keep them on the device.
+    """
 
     def __len__(self) -> int: ...
 
@@ -37,8 +40,11 @@ class TensorSamples:
         return len(self.tensors[0])
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        rows = torch.as_tensor(indices)
+        rows = torch.as_tensor(indices, device=self.tensors[0].device)
         return tuple(tensor[rows] for tensor in self.tensors)
+
+    def to(self, device: torch.device) -> TensorSamples:
+        return TensorSamples(tuple(tensor.to(device) for tensor in self.tensors))
 
 
 @dataclass(frozen=True)

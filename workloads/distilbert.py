@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +44,12 @@ class TokenSamples:
         """Tokens [samples, longest length or all], labels [samples]."""
         rows = torch.as_tensor(indices)
         width = self.tokens.shape[1] if self.fixed else int(self.lengths[rows].max())
+        rows = rows.to(self.tokens.device)
         return self.tokens[rows, :width], self.labels[rows]
+
+    def to(self, device: torch.device) -> TokenSamples:
+        """Lengths stay on the CPU, where the width of a batch is decided."""
+        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
 
 
 class SequenceClassifier(nn.Module):

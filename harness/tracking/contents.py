@@ -200,11 +200,30 @@ def scalars(record: Record) -> dict[str, float]:
             f"best_{target}": summary.best,
         }
     found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
+    found |= _compiled(record) | _loss_scale(record)
     for rank in record.ranks:
         for name, size in rank.memory.items():
             key = f"memory_{name}_mib"
             found[key] = max(found.get(key) or 0.0, size / 2**20)
     return {metric_name(key): float(value) for key, value in found.items() if value is not None}
+
+
+def _compiled(record: Record) -> dict[str, float | None]:
+    """Of the rank that had most."""
+    found = [rank.compiled for rank in record.ranks if rank.compiled]
+    if not found:
+        return {}
+    return {
+        "compile_graphs": max(one.graphs for one in found),
+        "compile_graph_breaks": max(sum(one.breaks.values()) for one in found),
+        "compile_recompiles": max(one.recompiles for one in found),
+        "compile_cache_hits": max(one.cache_hits for one in found),
+    }
+
+
+def _loss_scale(record: Record) -> dict[str, float | None]:
+    found = [rank.loss_scale for rank in record.ranks if rank.loss_scale]
+    return {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped} if found else {}
 
 
 def curves(record: Record) -> list[Point]:

@@ -12,7 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from harness.cell import Axes, Cell
+from harness.axes import DEFAULTS, Axes
+from harness.cell import Cell
 from harness.record import Record, Target
 from harness.spec import Sweep
 
@@ -22,9 +23,7 @@ STATUS_STYLE = {"done": "green", "failed": "red", "missing": "yellow"}
 def telling_axes(cells: Sequence[Cell]) -> list[str]:
     """The axes in which the cells differ, in their usual order."""
     values = [asdict(cell.axes) for cell in cells]
-    names = [axis.name for axis in fields(Axes) if len({row[axis.name] for row in values}) > 1]
-    order = ["execution", "precision", "strategy", "world_size", "workers", "batch_size", "threads"]
-    return sorted(names, key=order.index)
+    return [axis.name for axis in fields(Axes) if len({row[axis.name] for row in values}) > 1]
 
 
 def show(console: Console, table: Table) -> None:
@@ -126,5 +125,7 @@ def duration(seconds: float) -> str:
 
 def describe_axes(axes: dict[str, Any]) -> str:
     """The axes that differ from their defaults, as in `strategy=ddp world_size=2`."""
-    defaults = asdict(Axes(batch_size=axes["batch_size"]))
-    return " ".join(f"{name}={value}" for name, value in axes.items() if value != defaults[name]) or "all defaults"
+    return (
+        " ".join(f"{name}={value}" for name, value in axes.items() if value != DEFAULTS.get(name, value))
+        or "all defaults"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -33,10 +34,20 @@ class Options(Settings):
     dropout: float = 0.0
 
 
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.layers(inputs)
+        return result
+
+
 class Line(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1))
+        self.inner = Block(dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
         result: Tensor = self.inner(inputs)
@@ -59,7 +70,10 @@ class LineFit(Workload):
 
     def build_model(self) -> nn.Module:
         model = Line(self.options.dropout)
-        return model.inner if self.options.sequential else model
+        return model.inner.layers if self.options.sequential else model
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return [model.inner] if isinstance(model, Line) else []
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.step += 1

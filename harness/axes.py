@@ -1,0 +1,173 @@
+"""The axes: every dimension of the matrix, its values, what it does and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from workloads.options import Between, Count, Fraction, Rate, Strict
+
+
+@dataclass(frozen=True)
+class About:
+    """What `harness axes` says of an axis."""
+
+    does: str
+    needs: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes(Strict):
+    """One value of every axis. A default, once given, stays: ids leave out what has its default."""
+
+    execution: Annotated[
+        Literal["eager", "compile", "compile:reduce-overhead", "compile:max-autotune"],
+        About(
+            "torch.compile, in its mode default, reduce-overhead (CUDA graphs) or max-autotune",
+            "reduce-overhead: a GPU",
+        ),
+    ] = "eager"
+    dynamic: Annotated[
+        Literal["auto", "always", "never"], About("shapes that torch.compile takes as variable", "compile")
+    ] = "auto"
+    fullgraph: Annotated[bool, About("a graph break fails the trial", "compile")] = False
+    cache: Annotated[
+        Literal["warm", "cold"], About("the compiler's cache: shared by all trials, or a new one", "compile")
+    ] = "warm"
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2"],
+        About(
+            "bf16: autocast; fp16: autocast with loss scaling; bf16:fsdp2: FSDP2's MixedPrecisionPolicy",
+            "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2",
+        ),
+    ] = "fp32"
+    strategy: Annotated[
+        Literal["single", "ddp", "fsdp2"], About("one process; DistributedDataParallel; fully_shard")
+    ] = "single"
+    world_size: Annotated[Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")] = 1
+    bucket_cap_mb: Annotated[
+        Count | None, About("MiB of gradients that DDP sends at once; null: torch's own", "ddp")
+    ] = None
+    gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = False
+    static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = False
+    wrap: Annotated[Literal["blocks", "root"], About("what FSDP2 shards: each block, or all at once", "fsdp2")] = (
+        "blocks"
+    )
+    reshard: Annotated[
+        Literal["auto", "always", "never"],
+        About("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
+    ] = "auto"
+    input: Annotated[
+        Literal["loader", "resident"], About("a DataLoader, or all training samples kept on the device")
+    ] = "loader"
+    workers: Annotated[int, Between(0), About("loader workers of each rank", "input loader above 0")] = 0
+    prefetch_factor: Annotated[Count, About("batches that each worker holds ready", "workers")] = 2
+    persistent_workers: Annotated[bool, About("workers live from epoch to epoch", "workers")] = True
+    pin_memory: Annotated[
+        Literal["auto", "always", "never"], About("page-locked batches; auto: on GPUs", "always: a GPU, input loader")
+    ] = "auto"
+    batch_size: Annotated[Count, About("samples of an optimizer step, over all ranks; else the workload's own")]
+    accumulation: Annotated[Count, About("micro-steps of an optimizer step; gradients are shared in the last")] = 1
+    activation_checkpointing: Annotated[bool, About("blocks compute their activations again in backward")] = False
+    clip: Annotated[
+        Annotated[float, Between(1e-6)] | None, About("largest norm of all gradients together; null: any")
+    ] = None
+    channels_last: Annotated[bool, About("images and convolutions in channels-last order", "convolutions")] = False
+    threads: Annotated[Count, About("intra-op threads of each rank")] = 1
+    optimizer: Annotated[
+        Literal["recipe", "sgd", "adam", "adamw"],
+        About("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: learning_rate"),
+    ] = "recipe"
+    implementation: Annotated[Literal["recipe", "for-loop", "foreach", "fused"], About("of the optimizer's step")] = (
+        "recipe"
+    )
+    learning_rate: Annotated[Rate | None, About("the peak; null: the workload's own")] = None
+    scaling: Annotated[
+        Literal["none", "linear"], About("linear: learning rate times batch_size over the workload's own batch size")
+    ] = "none"
+    schedule: Annotated[
+        Literal["recipe", "constant", "cosine", "step", "one-cycle"],
+        About("of the learning rate; step: a tenth after each third; one-cycle: up for 0.3, then a cosine"),
+    ] = "recipe"
+    ramp: Annotated[Fraction, About("part of the steps in which the learning rate rises first", "a schedule")] = 0.0
+
+
+AXES = {axis.name: axis for axis in fields(Axes)}
+AXIS_TYPES: dict[str, Any] = {
+    **{name: hint for name, hint in get_type_hints(Axes, include_extras=True).items() if name in AXES},
+    # Another way to say batch_size: it is no axis of a cell.
+    "rank_batch_size": Annotated[Count, About("samples of an optimizer step at each rank, instead of batch_size")],
+}
+DEFAULTS: dict[str, Any] = {name: value for name, value in asdict(Axes(batch_size=1)).items() if name != "batch_size"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What `dependents` do nothing without: a value of `axis`."""
+
+    axis: str
+    met: Callable[[Any], bool]
+    words: str
+    dependents: tuple[str, ...]
+
+
+NEEDS = (
+    Need("execution", lambda value: value != "eager", "execution compile", ("dynamic", "fullgraph", "cache")),
+    Need(
+        "strategy",
+        lambda value: value == "ddp",
+        "strategy ddp",
+        ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
+    ),
+    Need("strategy", lambda value: value == "fsdp2", "strategy fsdp2", ("wrap", "reshard")),
+    Need("input", lambda value: value == "loader", "input loader", ("workers", "pin_memory")),
+    Need("workers", lambda value: value > 0, "workers", ("prefetch_factor", "persistent_workers")),
+    Need("schedule", lambda value: value not in ("recipe", "one-cycle"), "a schedule", ("ramp",)),
+)
+
+
+def about(axis: str) -> About:
+    """Raises KeyError for what is no axis."""
+    found: About = next(part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, About))
+    return found
+
+
+def axis_words(axis: str) -> tuple[str, ...]:
+    """The words that an axis takes; none for a number or an unknown axis."""
+    kind = get_args(AXIS_TYPES[axis])[0] if axis in AXIS_TYPES else None
+    if kind is bool:
+        return ("false", "true")
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def conflict(axes: Axes) -> str | None:
+    """Why a combination of axes makes no sense, or None."""
+    rank_batch, left = divmod(axes.batch_size, axes.world_size)
+    if axes.strategy == "single" and axes.world_size != 1:
+        return f"strategy single is one rank, world_size is {axes.world_size}"
+    if left:
+        return f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
+    if rank_batch % axes.accumulation:
+        return f"a rank's {rank_batch} samples can't be cut evenly into {axes.accumulation} micro-steps"
+    for need in NEEDS:
+        vain = [name for name in need.dependents if getattr(axes, name) != DEFAULTS[name]]
+        if vain and not need.met(getattr(axes, need.axis)):
+            return f"{vain[0]} does nothing without {need.words}"
+    if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
+        return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
+    if axes.static_graph and axes.accumulation > 1:
+        return "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients"
+    if axes.fullgraph and axes.strategy == "ddp":
+        return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
+    if axes.fullgraph and axes.strategy == "fsdp2" and axes.wrap != "root":
+        return "fullgraph can't be had with wrap blocks: FSDP2 breaks the graph between them"
+    if axes.optimizer == "sgd" and axes.learning_rate is None:
+        return "optimizer sgd needs a learning_rate: the workload's own is for another optimizer"
+    return None
+
+
+def gpu_only(axes: Axes) -> str | None:
+    """The setting of a cell that does nothing without a GPU, or None."""
+    needy = {"execution": "compile:reduce-overhead", "precision": "tf32", "pin_memory": "always"}
+    return next((f"{name}: found {value}" for name, value in needy.items() if getattr(axes, name) == value), None)

@@ -1,0 +1,72 @@
+"""The precision that the axes ask for: autocast, loss scaling, TensorFloat-32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from harness.axes import Axes
+from harness.errors import NotApplied
+from harness.record import LossScale
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
+
+
+def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
+    """TensorFloat-32 for products and convolutions, or exact fp32. Raises NotApplied where the device has none."""
+    wanted = axes.precision == "tf32"
+    if wanted and torch.cuda.get_device_capability(device)[0] < AMPERE:
+        raise NotApplied("precision: tf32 was asked for; needed: a GPU from Ampere on")
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    torch.backends.cudnn.allow_tf32 = wanted
+
+
+def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]:
+    """The context of forward passes."""
+    dtype = AUTOCAST.get(axes.precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+class Scaler:
+    """Backward and optimizer step; under fp16 with a loss scale, which falls where gradients overflow."""
+
+    def __init__(self, axes: Axes, device: torch.device) -> None:
+        self.scaler = torch.amp.GradScaler(device.type, enabled=axes.precision == "fp16")
+        self.skipped = 0
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: Optimizer, clip: float | None) -> bool:
+        """Whether the optimizer has stepped: under a loss scale it skips gradients that are not finite."""
+        if clip is not None:
+            self.scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return True
+        before = self.scaler.get_scale()  # waits for the device, as the scaler's own step does
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        skipped = self.scaler.get_scale() < before
+        self.skipped += skipped
+        return not skipped
+
+    def account(self) -> LossScale | None:
+        """None unless there is a loss scale."""
+        if not self.scaler.is_enabled():
+            return None
+        return LossScale(scale=self.scaler.get_scale(), skipped=self.skipped)
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": self.scaler.state_dict(), "skipped": self.skipped}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.skipped = state["skipped"]
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
