@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from harness.cell import Assignment
 from harness.errors import BadInput, one_line
 from harness.order import join_digests
 from harness.paths import TrialFolder
-from harness.record import Failure, Learned, RankResult, Record, Summary, read_rank
-from harness.series import Numbers, Series
+from harness.record import Failure, RankResult, Record, Status, Summary, read_rank
+from harness.series import Series
+from harness.summary import mean_loss, summarize, unpack
+from harness.validity import Rules, broken
 
 
 def assemble(
@@ -26,80 +25,47 @@ def assemble(
     ended: float,
     earlier: Sequence[Failure],
     stopped: Failure | None,
+    rules: Rules,
 ) -> Record:
-    """The record of an ended trial. `stopped` says why the launcher ended it, if it did."""
+    """The record of an ended trial. `stopped` says why the launcher ended it, if it did; a trial that is done and
+    breaks one of `rules` is invalid."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, unreadable, trial.cell.axes.world_size)
     learned = next((result.learned for result in ranks if result.learned), None)
     done = failure is None and learned is not None
-    phases = _phases(ranks, started)
+    summary = summarize(ranks, learned, trial.cell.axes.batch_size, trial.cell.warmup) if done and learned else None
+    invalid = broken(ranks, summary, rules) if summary else []
+    status: Status = "invalid" if invalid else "done" if done else "failed"
     return Record(
         sweep=sweep,
         trial=trial,
-        status="done" if done else "failed",
+        status=status,
         attempt=assignment.attempt,
         started=started,
         ended=ended,
         failure=failure,
+        invalid=invalid,
         earlier=earlier,
-        summary=summarize(ranks, learned, trial.cell.axes.batch_size, trial.cell.warmup) if done and learned else None,
-        loss=Series.pack(_mean_loss(ranks)) if done else None,
+        summary=summary,
+        loss=Series.pack(mean_loss(ranks)) if done else None,
         order_digest=join_digests([result.order for result in ranks]) if done else None,
         ranks=ranks,
         learned=learned,
-        phases=phases,
+        phases=_phases(ranks, started, summary),
     )
 
 
-def summarize(ranks: Sequence[RankResult], learned: Learned, batch_size: int, warmup: int) -> Summary:
-    """The measured window is every step but the first `warmup`, and as many after each resumption.
-
-    Its throughput is its samples over the time of the rank that took longest; a step takes as long as at its slowest
-    rank.
-    """
-    steps = np.stack([_unpack(result.step_seconds) for result in ranks])
-    waits = np.stack([_unpack(result.wait_seconds) for result in ranks])
-    inside = np.ones(steps.shape[1], dtype=bool)
-    for first in (0, *ranks[0].resumed_at):
-        inside[first : first + warmup] = False
-    spent = steps[:, inside].sum(axis=1)
-    measured = bool(inside.sum() >= 2)
-    p50, p90, p99 = np.percentile(steps[:, inside].max(axis=0), (50, 90, 99)) if measured else (None, None, None)
-    best = learned.target.best(learned.evaluations)
-    last = learned.evaluations[-1] if learned.evaluations else None
-    return Summary(
-        throughput=float(inside.sum() * batch_size / spent.max()) if measured else None,
-        window_steps=int(inside.sum()),
-        step_p50=_number(p50),
-        step_p90=_number(p90),
-        step_p99=_number(p99),
-        wait_share=float((waits[:, inside].sum(axis=1) / spent).max()) if measured else None,
-        final_loss=_number(_mean_loss(ranks)[-1:].mean() if steps.shape[1] else None),
-        final=last.metrics[learned.target.name] if last else None,
-        best=best.metrics[learned.target.name] if best else None,
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _unpack(series: Series | None) -> Numbers:
-    return np.empty(0) if series is None else series.unpack()
-
-
-def _mean_loss(ranks: Sequence[RankResult]) -> Numbers:
-    """Over ranks, in double precision: their parts of a global batch are equally large."""
-    losses: Numbers = np.stack([_unpack(result.loss).astype(np.float64) for result in ranks]).mean(axis=0)
-    return losses
-
-
-def _phases(ranks: Sequence[RankResult], started: float) -> dict[str, float]:
+def _phases(ranks: Sequence[RankResult], started: float, summary: Summary | None) -> dict[str, float]:
+    """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
     phases = {"startup": max((result.entered - started for result in ranks), default=0.0)}
     for result in ranks:
         for name, seconds in result.phases.items():
             phases[name] = max(phases.get(name, 0.0), seconds)
+    if summary and summary.window_start is not None:
+        before = max(float(unpack(result.step_seconds)[: summary.window_start].sum()) for result in ranks)
+        phases["warmup"] = max(0.0, before - phases.get("compile", 0.0))
+        phases["train"] -= phases["warmup"]
     return phases
 
 

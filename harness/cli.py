@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 import harness
 from harness.errors import BadInput, HarnessError, one_line
 
+INCONCLUSIVE = 3
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -135,6 +136,9 @@ def run(
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Run every trial again, finished ones too.")] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")] = False,
+    check: Annotated[
+        bool, typer.Option("--selftest", help="First see that known times are measured right, as `harness selftest`.")
+    ] = False,
 ) -> None:
     """Run a sweep on this machine; run it again to go on where it stopped."""
     from harness import sweep as runner
@@ -142,6 +146,8 @@ def run(
     from harness.view.run import RunView, conclude
 
     asked, profile = _load(sweep, sets, data, cluster)
+    if check:
+        _selftest("1,2,4", profile, results)
     place = Results(results)
     view = RunView(asked, place, tracking_uri)
     redo: runner.Redo = "all" if force else "failed" if retry_failed else "missing"
@@ -149,8 +155,21 @@ def run(
         records = runner.run(asked, profile, place.sweep(asked.name), view, redo=redo, fail_fast=fail_fast)
         view.deliver(records)
     conclude(asked, records, place, trouble=view.trouble)
-    if any(record.status == "failed" for record in records):
+    statuses = {record.status for record in records}
+    if "failed" in statuses:
         raise typer.Exit(1)
+    if "invalid" in statuses:
+        raise typer.Exit(INCONCLUSIVE)
+
+
+@app.command(epilog="Example:  harness selftest --ranks 1,2")
+def selftest(
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N[,N…]", help="How many ranks, one trial each.")] = "1,2,4",
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Measure steps, data waits and communication of known length: all must come back within 1%."""
+    _selftest(ranks, _profile(cluster), results)
 
 
 @app.command(epilog="Example:  harness show quickstart")
@@ -203,6 +222,23 @@ def fetch(
     fetch_with_progress(name, to)
 
 
+def _selftest(ranks: str, profile: Any, results: Path) -> None:
+    from harness.paths import Results
+    from harness.view.selftest import run
+
+    counts = [int(count) for count in ranks.split(",") if count.strip().isdecimal()]
+    if len(counts) != len(ranks.split(",")):
+        raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
+    if not run(Results(results), profile, counts):
+        raise typer.Exit(1)
+
+
+def _profile(cluster: str) -> Any:
+    from harness import cluster as clusters
+
+    return clusters.load(cluster)
+
+
 def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) -> tuple[Any, Any]:
     """The sweep and the profile that it runs on, all checked."""
     from harness import cluster as clusters
@@ -215,7 +251,7 @@ def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit codes: 0 all well, 1 a trial failed, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 all well, 1 a trial failed, 2 bad input, 3 a trial stayed invalid, 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -11,6 +11,7 @@ from typing import Literal
 from harness.axes import Axes, gpu_only
 from harness.document import read
 from harness.errors import BadInput, did_you_mean
+from harness.validity import Rules
 from workloads.options import Count, Strict
 
 OURS = Path(__file__).parent.parent / "clusters"
@@ -24,6 +25,7 @@ class Profile(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     slots: Count | None = None  # ranks that the machine holds; null: one per GPU, or else one per CPU core
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
+    validity: Rules = field(default_factory=Rules)
 
 
 def profiles() -> dict[str, Path]:

@@ -24,6 +24,10 @@ class TrialFolder:
     def record(self) -> Path:
         return self.path / "record.json"
 
+    def set_aside(self, attempt: int | str) -> Path:
+        """Where the record of an invalid attempt is kept when another has taken its place."""
+        return self.path / f"invalid-{attempt}.json"
+
     @property
     def progress(self) -> Path:
         return self.path / "progress.json"

@@ -14,9 +14,9 @@ from harness.paths import write_whole
 from harness.restore import restore
 from harness.series import Series
 
-SCHEMA = 2
+SCHEMA = 3
 
-Status = Literal["done", "failed"]
+Status = Literal["done", "invalid", "failed"]  # invalid: done, and its measurement is not to be believed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,13 @@ class RankResult:
     failure: Failure | None = None
     loss: Series | None = None  # this rank's mean loss at each step
     step_seconds: Series | None = None
-    wait_seconds: Series | None = None  # the part of each step that waited for data
+    step_phases: Mapping[str, Series] = field(default_factory=dict)  # the parts of each step, in seconds
+    elapsed: float | None = None  # seconds of its own clock between two moments that all ranks share
     resumed_at: Sequence[int] = ()  # steps at which an earlier attempt was taken up
     order: Sequence[int] = (0, 0)
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
+    telemetry: Any = None
     loader_workers: int = 0  # that were seen to deliver batches
     memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
@@ -116,15 +118,27 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slowest:
+    """The rank that the others waited for."""
+
+    rank: int
+    host: str
+    skew: float  # the share of its time that another rank spent waiting for it, in the mean
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What the numbers of a trial come to; None for what could not be measured."""
 
     throughput: float | None  # samples/s over all ranks, in the measured window
+    window_start: int | None  # its first step, counted from 0
     window_steps: int
+    settled: bool | None  # whether steady state was reached; None if there were too few steps to tell
     step_p50: float | None  # seconds
     step_p90: float | None
     step_p99: float | None
-    wait_share: float | None  # of the window's time, of the rank that waited most
+    shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
+    slowest: Slowest | None  # None for one rank, and where communication can't be told apart
     final_loss: float | None
     final: float | None  # the target metric at the last evaluation
     best: float | None  # and at the best one
@@ -142,6 +156,7 @@ class Record:
     started: float  # seconds since the epoch
     ended: float
     failure: Failure | None
+    invalid: Sequence[str]  # the rules of validity that it broke, and by how much
     earlier: Sequence[Failure]  # of the attempts before this one
     summary: Summary | None
     loss: Series | None

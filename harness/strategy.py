@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from harness.axes import Axes
 from harness.errors import NotApplied
 from harness.execution import Compiler
+from harness.measure.clock import StepClock
+from harness.measure.communication import mark_gradient_wait, time_collectives
 from workloads.base import Batch, Workload
 
 RESHARD = {"auto": None, "always": True, "never": False}
@@ -27,12 +29,16 @@ class Prepared:
     training: nn.Module
     module: nn.Module
     sync: Callable[[bool], AbstractContextManager[object]] = field(default=lambda last: nullcontext())
+    watch: Callable[[Tensor], None] = field(default=lambda loss: None)
 
 
-def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.device, compiler: Compiler) -> Prepared:
+def prepare(
+    workload: Workload, model: nn.Module, axes: Axes, device: torch.device, compiler: Compiler, clock: StepClock
+) -> Prepared:
     """`model` on the device, wrapped and compiled as the axes say. FSDP2 replaces its parameters in place.
 
     `sync(last)` is the context of a micro-step's forward and backward: only in the last do ranks share gradients.
+    `watch(loss)` before a backward has `clock` tell communication apart, as FSDP2 does on the CPU by itself.
     """
     model = model.to(device)
     if axes.channels_last:
@@ -44,9 +50,13 @@ def prepare(workload: Workload, model: nn.Module, axes: Axes, device: torch.devi
             _checkpoint_activations(block)
     if axes.strategy == "ddp":
         wrapped = _replicate(model, axes, device)
-        return Prepared(compiler(wrapped), model, lambda last: nullcontext() if last else wrapped.no_sync())
+        sync = lambda last: nullcontext() if last else wrapped.no_sync()  # noqa: E731
+        return Prepared(compiler(wrapped), model, sync, lambda loss: mark_gradient_wait(loss, clock))
     if axes.strategy == "fsdp2":
-        return Prepared(compiler(model), model, _shard(workload, model, axes, device))
+        sharded = Prepared(compiler(model), model, _shard(workload, model, axes, device))
+        if device.type == "cpu":
+            time_collectives(model, clock)
+        return sharded
     return Prepared(compiler(model), model)
 
 

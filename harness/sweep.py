@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -72,7 +74,8 @@ def run(
     """Run what is pending, one trial after the other; returns the records of all the sweep's trials that have one.
 
     Every record is on disk before anybody is told. Raises BadInput if another process is at this sweep; on
-    KeyboardInterrupt the running trial's processes are ended and nothing is recorded for it.
+    KeyboardInterrupt the running trial's processes are ended and nothing is recorded for it. A trial whose
+    measurement is invalid runs again at the end of its block, as often as the profile says.
     """
     with lock(folder):
         todo = plan(sweep, folder, redo)
@@ -80,15 +83,28 @@ def run(
         write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
         listener.planned(todo.pending, todo.finished)
         known = {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
-        records = list(todo.finished)
-        for trial in todo.pending:
+        records = {found.trial.id: found for found in todo.finished}
+        queue, attempts = list(todo.pending), Counter[str]()
+        while queue:
+            trial = queue.pop(0)
             listener.started(trial)
-            found = _run_trial(sweep, profile, folder, trial, listener, known, fresh=redo == "all")
-            records.append(found)
+            found = _run_trial(
+                sweep, profile, folder, trial, listener, known, fresh=redo == "all" and not attempts[trial.id]
+            )
+            records[trial.id] = found
+            attempts[trial.id] += 1
             listener.ended(found, folder.trial(trial.id))
             if fail_fast and found.status == "failed":
                 break
-    return records
+            if found.status == "invalid" and attempts[trial.id] <= profile.validity.reruns:
+                queue.insert(_end_of_block(queue, trial), trial)
+    return list(records.values())
+
+
+def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
+    """How many trials at the head of the queue are of the same block."""
+    inside = itertools.takewhile(lambda other: (other.seed, other.repeat) == (trial.seed, trial.repeat), queue)
+    return len(list(inside))
 
 
 def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
@@ -137,7 +153,14 @@ def _run_trial(
     finally:
         end_group(process)
     found = assemble(
-        place, sweep.name, assignment, started=started, ended=time.time(), earlier=earlier, stopped=stopped
+        place,
+        sweep.name,
+        assignment,
+        started=started,
+        ended=time.time(),
+        earlier=earlier,
+        stopped=stopped,
+        rules=profile.validity,
     )
     record.write(place.record, found)
     _tidy(place)
@@ -173,15 +196,21 @@ def read_progress(place: TrialFolder) -> dict[str, Any]:
 def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
     """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`.
 
-    The record of the attempt before stays until the next one replaces it.
+    The record of the attempt before stays until the next one replaces it; one that is invalid is kept beside it.
     """
     earlier: list[Failure] = []
     if place.record.exists() and not fresh:
         before = record.read(place.record)
         earlier = [*before.earlier, *filter(None, [before.failure])]
+        if before.status == "invalid":
+            earlier.append(Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended))
+            shutil.copyfile(place.record, place.set_aside(before.attempt))
+            shutil.rmtree(place.best, ignore_errors=True)  # it finished: there is nothing to go on from
     if fresh:
         for folder in (place.best, place.logs):
             shutil.rmtree(folder, ignore_errors=True)
+        for aside in place.path.glob(place.set_aside("*").name):
+            aside.unlink()
     _tidy(place)
     return earlier
 

@@ -25,7 +25,7 @@ from harness.evaluate import evaluate
 from harness.execution import Compiler
 from harness.fingerprint import digest_parameters
 from harness.loader import Fetched, make_loader, to_device
-from harness.measure.clock import StepTimes, step_clock
+from harness.measure.clock import Phase, StepTimes, step_clock
 from harness.optimization import make_optimizer, make_schedule
 from harness.order import BatchOrder, OrderDigest
 from harness.paths import TrialFolder, write_whole
@@ -43,7 +43,7 @@ class Trace:
 
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    wait_seconds: list[float] = field(default_factory=list)
+    step_phases: dict[str, list[float]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # of `Evaluation`s
     order: tuple[int, int] = (0, 0)
     resumed_at: list[int] = field(default_factory=list)
@@ -73,6 +73,7 @@ class Training:
         self.scaler = Scaler(self.axes, device)
         self.loader_workers = 0  # seen to deliver batches
         self.phases: dict[str, float] = {}
+        self.shared: list[float] = []  # the first and the last moment at which all ranks met, on this rank's clock
         self.stretch = 1  # steps until the next look; longer once it is known what a step takes
         with self.phase("data"):
             self.splits = workload.splits()
@@ -92,11 +93,11 @@ class Training:
         seed_everything(self.seed)  # the same at every rank: FSDP2 shards what each rank has built
         model = self.workload.build_model()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.model = prepare(self.workload, model, self.axes, self.device, self.compiler)
+        self.clock = step_clock(self.device)
+        self.model = prepare(self.workload, model, self.axes, self.device, self.compiler, self.clock)
         self.optimizer = make_optimizer(self.workload, self.model.module, self.axes)
         self.schedule = make_schedule(self.workload, self.optimizer, self.axes, self.steps)
         self.loader = make_loader(self.splits.train, self.order, self.axes, seed=self.seed, device=self.device)
-        self.clock = step_clock(self.device)
         seed_everything(self.seed, self.ranks.rank)
         place = checkpoint.newest(self.folder.best)
         if place is not None:
@@ -131,8 +132,8 @@ class Training:
         self.clock.start()
         while self.step + len(losses) < stop:
             chosen, worker, batch = next(batches)
-            self.clock.fetched()
-            losses.append(self._train_step(to_device(batch, self.device)))
+            self.clock.enter(Phase.host_to_device)
+            losses.append(self._train_step(arrange(to_device(batch, self.device), self.axes)))
             indices.append(chosen)
             self.clock.lap()
         times = self.clock.stop()
@@ -144,12 +145,16 @@ class Training:
     def _train_step(self, batch: Batch) -> Tensor:
         parts = self.axes.accumulation
         losses = []
-        for number, part in enumerate(_split(arrange(batch, self.axes), parts), 1):
+        for number, part in enumerate(_split(batch, parts), 1):
+            self.clock.enter(Phase.forward)
             with self.model.sync(number == parts):
                 with autocast(self.axes, self.device):
                     loss = self.workload.loss(self.model.training, part)
+                self.clock.enter(Phase.backward)
+                self.model.watch(loss)
                 self.scaler.backward(loss / parts if parts > 1 else loss)
             losses.append(loss.detach())
+        self.clock.enter(Phase.optimizer)
         stepped = self.scaler.step(self.optimizer, self.axes.clip)
         if self.schedule is not None and stepped:
             self.schedule.step()
@@ -158,10 +163,11 @@ class Training:
 
     def _look(self, losses: NDArray[np.float32], times: StepTimes) -> None:
         """After a stretch: keep its numbers, stop at a loss that is not finite, tell how far the trial has come."""
-        first, spent = self.step - len(losses), sum(times.steps)
+        first, spent = self.step - len(losses), float(times.steps.sum())
         self.trace.losses += losses.tolist()
-        self.trace.step_seconds += times.steps
-        self.trace.wait_seconds += times.waits
+        self.trace.step_seconds += times.steps.tolist()
+        for name, seconds in times.phases.items():
+            self.trace.step_phases.setdefault(name, []).extend(seconds.tolist())
         compiling = self.compiler.seconds - self.phases.get("compile", 0.0)
         if compiling:
             self.phases["compile"] = self.compiler.seconds
@@ -172,6 +178,7 @@ class Training:
         mine = never if bad is None else (first + int(bad)) * self.ranks.world_size + self.ranks.rank
         longer = min(len(losses) * 10, math.ceil(STRETCH * len(losses) / spent))
         earliest, self.stretch = least(self.device, mine, longer)
+        self.shared[1:] = [time.perf_counter()]
         if earliest < never:
             step, rank = divmod(earliest, self.ranks.world_size)
             raise NonFiniteLoss(f"the loss became NaN or infinite at step {step + 1} of {self.steps}", rank=rank)
@@ -206,6 +213,11 @@ class Training:
     @property
     def target(self) -> Target:
         return Target(**asdict(self.workload.target))
+
+    @property
+    def elapsed(self) -> float | None:
+        """Seconds between two moments that all ranks share; None if there were not two."""
+        return self.shared[1] - self.shared[0] if len(self.shared) == 2 else None
 
     def fingerprint(self) -> str:
         """The digest of the final parameters; every rank must take part."""

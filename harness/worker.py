@@ -90,6 +90,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         loader_workers=training.loader_workers,
         memory=_peak_memory(training.device),
         phases=training.phases,
+        elapsed=training.elapsed,
         learned=_learned(training, fingerprint) if training.ranks.first else None,
     )
 
@@ -98,7 +99,9 @@ def _series(trace: Trace) -> dict[str, Any]:
     return {
         "loss": Series.pack(np.asarray(trace.losses, dtype=np.float32)),
         "step_seconds": Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
-        "wait_seconds": Series.pack(np.asarray(trace.wait_seconds, dtype=np.float64)),
+        "step_phases": {
+            name: Series.pack(np.asarray(seconds, dtype=np.float32)) for name, seconds in trace.step_phases.items()
+        },
         "resumed_at": trace.resumed_at,
     }
 

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from harness import record as records
-from harness.assemble import summarize
 from harness.axes import Axes
 from harness.cell import Cell, Choice, Length, Trial
 from harness.order import join_digests
 from harness.paths import SweepFolder
 from harness.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
 from harness.series import Series
+from harness.summary import summarize
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
+PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step
 ENVIRONMENT = {
     "software": {"python": "3.11.7", "torch": "2.13.0"},
     "hardware": {"cpu": "Test CPU", "cores": 2, "gpus": []},
@@ -57,11 +58,12 @@ def make_record(
     attempt: int = 1,
     step_seconds: float = 0.01,
     failure: Failure | None = None,
+    invalid: Sequence[str] = (),
 ) -> Record:
     """One trial's record: consistent in itself, and the same every time for the same arguments."""
     cell = cell or make_cell()
     trial = Trial(cell=cell, seed=seed, repeat=repeat)
-    done = status == "done"
+    done = status != "failed"
     learned = _learned(cell, seed)
     ranks = [_rank(rank, trial, started, step_seconds, learned if rank == 0 else None) for rank in _ranks(cell)]
     if not done:
@@ -69,7 +71,7 @@ def make_record(
             kind="ValueError", message="no such thing", rank=0, host="node1", log="logs/rank0.log",
             traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
         )  # fmt: skip
-        blank = [replace(rank, loss=None, step_seconds=None, wait_seconds=None, learned=None) for rank in ranks]
+        blank = [replace(rank, loss=None, step_seconds=None, step_phases={}, learned=None) for rank in ranks]
         ranks = [replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank]
     losses = np.array([rank.loss.unpack() for rank in ranks if rank.loss], dtype=np.float64)
     return Record(
@@ -80,6 +82,7 @@ def make_record(
         started=started,
         ended=started + 5.0 + step_seconds * cell.length.in_steps(10),
         failure=failure,
+        invalid=invalid,
         earlier=(),
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
@@ -134,7 +137,7 @@ def _rank(rank: int, trial: Trial, started: float, step_seconds: float, learned:
         entered=started + 2.0,
         loss=Series.pack(loss.astype(np.float32)),
         step_seconds=Series.pack(seconds),
-        wait_seconds=Series.pack(seconds * 0.1),
+        step_phases={name: Series.pack((seconds * share).astype(np.float32)) for name, share in PHASES.items()},
         order=(12345 + trial.seed, 67890 + rank),
         memory={"resident": (300 + rank) * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},

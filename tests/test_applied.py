@@ -13,6 +13,7 @@ from harness.axes import Axes
 from harness.errors import NotApplied
 from harness.execution import Compiler
 from harness.loader import make_loader
+from harness.measure.clock import HostClock
 from harness.order import BatchOrder
 from harness.precision import Scaler, autocast
 from harness.strategy import arrange, prepare
@@ -27,7 +28,8 @@ CPU = torch.device("cpu")
 
 def prepared(workload: Workload, **axes: Any) -> nn.Module:
     chosen = Axes(**{"batch_size": 32, **axes})
-    return prepare(workload, workload.build_model(), chosen, CPU, Compiler(chosen, Path("unused"))).training
+    compiler = Compiler(chosen, Path("unused"))
+    return prepare(workload, workload.build_model(), chosen, CPU, compiler, HostClock()).training
 
 
 def line() -> LineFit:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.record import SCHEMA
 from tests.support.commands import Ended, harness
 from tests.support.images import NAMES, idx, write_images
 
@@ -583,10 +584,10 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"schema": 2, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
-        ('{"schema": 99}', "schema: found 99; allowed: 2"),
-        ("[]", "schema: found None; allowed: 2"),
-        ('{"schema": 2}', "no whole Record: "),
+        (f'{{"schema": {SCHEMA}, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
+        ('{"schema": 99}', f"schema: found 99; allowed: {SCHEMA}"),
+        ("[]", f"schema: found None; allowed: {SCHEMA}"),
+        (f'{{"schema": {SCHEMA}}}', "no whole Record: "),
     ],
     ids=["truncated", "schema", "list", "incomplete"],
 )

@@ -164,7 +164,11 @@ def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: Sw
     write_record(folder, again)
     tracker.deliver(folder, [again])
     shown = everything(uri, "demo")
-    assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {"trials_done", "trials_failed"}
+    assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {
+        "trials_done",
+        "trials_failed",
+        "trials_invalid",
+    }
     assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2
 
 

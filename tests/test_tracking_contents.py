@@ -75,7 +75,7 @@ def test_what_is_unknown_has_no_metric() -> None:
     record = make_record(make_cell(steps=3))
     assert record.summary
     assert record.summary.throughput is None
-    assert not {"throughput_samples_per_s", "step_time_p50_ms", "wait_share"} & set(scalars(record))
+    assert not {"throughput_samples_per_s", "step_time_p50_ms", "data_wait_share"} & set(scalars(record))
     assert "final_loss" in scalars(record)
 
 

@@ -1,82 +1,128 @@
-"""Step times: read from the device where there is one, otherwise from the monotonic clock."""
+"""Step times and what they went into: read from the device where there is one, otherwise from the monotonic clock."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+
+class Phase(IntEnum):
+    """The parts of a step. `communication` is what ranks waited for one another and for the network, no overlap."""
+
+    data_wait = 0
+    host_to_device = 1
+    forward = 2
+    backward = 3
+    communication = 4
+    optimizer = 5
 
 
 @dataclass(frozen=True)
 class StepTimes:
     """One number a step, in seconds: from the end of the step before (or the start of the stretch) to its own end,
-    and the part of it in which the loop waited for data."""
+    and the part of it that went into each phase that was entered; the phases of a step add up to it."""
 
-    steps: list[float]
-    waits: list[float]
+    steps: NDArray[np.float64]
+    phases: dict[str, NDArray[np.float64]]
 
 
-class StepClock(Protocol):
+class StepClock(ABC):
     """Times the steps of a stretch; between stretches anything may happen untimed."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._moments: list[Any] = []
+        self._entered: list[int] = []
+        self._laps: list[int] = []
 
     def start(self) -> None:
         """Begin a stretch; waits for the device."""
+        self._wait()
+        self._clear()
+        self.running = True
+        self.lap()
 
-    def fetched(self) -> None:
-        """The step's batch has come."""
+    def enter(self, phase: Phase) -> None:
+        """The time from now on (on a GPU: what is enqueued from now on) belongs to `phase`."""
+        self._entered.append(phase)
+        self._moments.append(self._now())
 
     def lap(self) -> None:
-        """The step is done (on a GPU: enqueued)."""
+        """The step is done; the wait for the next one's data begins."""
+        self._laps.append(len(self._moments))
+        self.enter(Phase.data_wait)
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """The block is communication, wherever in a step it happens; outside a stretch it is nothing."""
+        if not self.running:
+            yield
+            return
+        before = self._entered[-1]
+        self.enter(Phase.communication)
+        yield
+        self.enter(Phase(before))
 
     def stop(self) -> StepTimes:
         """End the stretch and read its times; waits for the device."""
-        ...
+        self.running = False
+        self._wait()
+        seconds = self._between(self._moments)
+        count, entered = len(self._laps) - 1, np.asarray(self._entered[:-1])
+        step = np.searchsorted(self._laps, np.arange(len(seconds)), side="right") - 1
+        phases = np.zeros((len(Phase), count))
+        np.add.at(phases, (entered, step), seconds)
+        return StepTimes(phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(entered)})
+
+    @abstractmethod
+    def _now(self) -> Any: ...
+
+    @abstractmethod
+    def _wait(self) -> None: ...
+
+    @abstractmethod
+    def _between(self, moments: list[Any]) -> NDArray[np.float64]: ...
 
 
-class HostClock:
+class HostClock(StepClock):
     """The monotonic clock, for devices that work in step with the host."""
 
-    def start(self) -> None:
-        self._ends = [time.perf_counter_ns()]
-        self._fetches: list[int] = []
+    def _now(self) -> int:
+        return time.perf_counter_ns()
 
-    def fetched(self) -> None:
-        self._fetches.append(time.perf_counter_ns())
+    def _wait(self) -> None:
+        return
 
-    def lap(self) -> None:
-        self._ends.append(time.perf_counter_ns())
-
-    def stop(self) -> StepTimes:
-        steps = [(end - before) / 1e9 for before, end in itertools.pairwise(self._ends)]
-        waits = [(fetch - before) / 1e9 for before, fetch in zip(self._ends, self._fetches, strict=False)]
-        return StepTimes(steps, waits)
+    def _between(self, moments: list[int]) -> NDArray[np.float64]:
+        return np.diff(np.asarray(moments, dtype=np.int64)).astype(np.float64) / 1e9
 
 
-class CudaClock(HostClock):
-    """Events on the current stream for the steps; the host's clock for the waits, which are the host's."""
+class CudaClock(StepClock):
+    """Events on the current stream: a wait for data counts as far as the device had nothing left to do."""
 
-    def start(self) -> None:
-        torch.cuda.synchronize()
-        self._events = [self._event()]
-        super().start()
-
-    def lap(self) -> None:
-        self._events.append(self._event())
-        super().lap()
-
-    def stop(self) -> StepTimes:
-        torch.cuda.synchronize()
-        waits = super().stop().waits
-        return StepTimes([start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(self._events)], waits)
-
-    @staticmethod
-    def _event() -> torch.cuda.Event:
+    def _now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def _wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def _between(self, moments: list[torch.cuda.Event]) -> NDArray[np.float64]:
+        return np.asarray([start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(moments)])
 
 
 def step_clock(device: torch.device) -> StepClock:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from harness.cell import Cell
 from harness.environment import CREDENTIALS_IN_URL, REDACTED
 from harness.record import Record, Status
 
-LAYOUT = 1  # counts the ways that runs have been laid out; a new one has every trial delivered again
+LAYOUT = 2  # counts the ways that runs have been laid out; a new one has every trial delivered again
 CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
+STATUS: Mapping[Status, str] = {"done": "FINISHED", "invalid": "KILLED", "failed": "FAILED"}  # MLflow's words for ours
 VALUE = 5000  # characters of a tag or a param that every MLflow server takes
 HEADLINES = ("throughput_samples_per_s", "final_")  # of these a cell shows the smallest and the largest too
 
@@ -41,7 +43,7 @@ class Contents:
     key: str  # tells it from all others of its kind in the sweep
     started: int  # milliseconds since the epoch
     ended: int
-    status: str  # MLflow's: RUNNING, FINISHED or FAILED
+    status: str  # MLflow's: RUNNING, FINISHED, KILLED or FAILED
     tags: Mapping[str, str]
     params: Mapping[str, str]
     points: Sequence[Point]
@@ -92,6 +94,9 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
         "harness.order_digest": record.order_digest,
         "harness.parameter_digest": record.learned.parameter_digest if record.learned else None,
         "harness.error": str(record.failure) if record.failure else None,
+        "harness.invalid": "; ".join(record.invalid) or None,
+        "harness.settled": record.summary.settled if record.summary else None,
+        "harness.slowest_rank": _slowest(record),
         "mlflow.note.content": _note(record),
         "mlflow.source.git.commit": _code(record).get("commit"),
         "mlflow.source.git.dirty": _code(record).get("dirty"),
@@ -102,7 +107,7 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
         key=trial.id,
         started=_ms(record.started),
         ended=_ms(record.ended),
-        status="FINISHED" if record.status == "done" else "FAILED",
+        status=STATUS[record.status],
         tags=_texts(tags),
         params=params(cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
         points=[Point(key, value, _ms(record.ended), 0) for key, value in scalars(record).items()] + curves(record),
@@ -170,8 +175,8 @@ def _group(
 
 
 def _counts(outlines: Sequence[Outline]) -> dict[str, float]:
-    failed = sum(outline.status == "failed" for outline in outlines)
-    return {"trials_done": len(outlines) - failed, "trials_failed": failed}
+    statuses = Counter(outline.status for outline in outlines)
+    return {f"trials_{status}": statuses[status] for status in STATUS}
 
 
 def params(cell: Cell) -> dict[str, str]:
@@ -194,10 +199,12 @@ def scalars(record: Record) -> dict[str, float]:
             "step_time_p50_ms": _milli(summary.step_p50),
             "step_time_p90_ms": _milli(summary.step_p90),
             "step_time_p99_ms": _milli(summary.step_p99),
-            "wait_share": summary.wait_share,
+            "steady_from_step": summary.window_start,
+            "skew": summary.slowest.skew if summary.slowest else None,
             "final_loss": summary.final_loss,
             f"final_{target}": summary.final,
             f"best_{target}": summary.best,
+            **{f"{phase}_share": share for phase, share in summary.shares.items()},
         }
     found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
     found |= _compiled(record) | _loss_scale(record)
@@ -276,12 +283,18 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
 
 
 def _note(record: Record) -> str | None:
-    """For the run's page: why it failed."""
+    """For the run's page: why it failed or is invalid."""
     failure = record.failure
     if failure is None:
-        return None
+        reasons = "".join(f"\n- {reason}" for reason in record.invalid)
+        return f"**invalid, left out of all means**{reasons}" if reasons else None
     trace = f"\n\n```\n{failure.traceback[-VALUE // 2 :]}\n```" if failure.traceback else ""
     return f"**{failure}**{trace}"
+
+
+def _slowest(record: Record) -> str | None:
+    slowest = record.summary.slowest if record.summary else None
+    return f"rank {slowest.rank} on {slowest.host}" if slowest else None
 
 
 def _code(record: Record) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from harness.tracking.contents import Outline, params
 
 VIEW = "harness"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in a tag of the experiment
-METRICS = ("throughput_samples_per_s", "step_time_p50_ms", "wait_share", "trials_done", "trials_failed")
+METRICS = ("throughput_samples_per_s", "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
 LETTER, MARGIN = 8, 40  # pixels
 
 

@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from harness.cell import Trial
 from harness.errors import HarnessError, one_line
 from harness.paths import Results, TrialFolder
-from harness.record import Record
+from harness.record import Record, Summary
 from harness.spec import Sweep
 from harness.tracking import Tracker
 from harness.view.table import duration, result_table, show
+
+STRAGGLING = 0.1  # the skew from which on a straggler is named
 
 
 class RunView:
@@ -29,7 +31,7 @@ class RunView:
         self.console = Console(highlight=False)
         self.tracker = Tracker(results, tracking_uri)  # connects when the first record is there
         self.trouble: str | None = None
-        self.count = self.done = 0
+        self.count = self.begun = self.done = 0
         self.began = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
@@ -57,6 +59,10 @@ class RunView:
         self.say(f"[bold]{escape(self.sweep.name)}[/]: {len(pending)} trials of {len(self.sweep.cells)} cells{skipped}")
 
     def started(self, trial: Trial) -> None:
+        self.begun += 1
+        if self.begun > self.count:  # an invalid trial runs again
+            self.count = self.begun
+            self.progress.update(self.bar, total=self.count)
         self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
 
     def progressed(self, trial: Trial, progress: dict[str, Any]) -> None:
@@ -100,7 +106,7 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
     show(console, result_table(sweep, records))
-    failed = sum(record.status == "failed" for record in records)
+    failed, invalid = (sum(record.status == status for record in records) for status in ("failed", "invalid"))
     name = shlex.quote(sweep.name)
     hints = [
         ("harness ui", "curves and comparisons in MLflow"),
@@ -111,6 +117,8 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
+    if invalid:
+        lines.append(f"[magenta]{invalid} invalid[/], left out of all means; the same command again repeats them")
     if trouble:
         lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness sync {name}")
     lines += [
@@ -131,4 +139,20 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
     assert learned is not None
     speed = "speed not measured" if summary.throughput is None else f"{summary.throughput:,.0f} samples/s"
     metric = "" if summary.final is None else f", {learned.target.name} {summary.final:.4f}"
-    return f"[green]✓[/] {head}: {speed}{metric} [dim]({duration(record.ended - record.started)})[/]"
+    remarks = "".join(f"\n    {remark}" for remark in [*record.invalid, *_remarks(summary)])
+    mark = "[magenta]![/]" if record.invalid else "[green]✓[/]"
+    verdict = "[magenta]invalid[/]: " if record.invalid else ""
+    return f"{mark} {head}: {verdict}{speed}{metric} [dim]({duration(record.ended - record.started)}){remarks}[/]"
+
+
+def _remarks(summary: Summary) -> list[str]:
+    """What a reader should know before believing the numbers."""
+    found = []
+    if summary.settled is False:
+        found.append("its steps never settled: no steady state was found")
+    slowest = summary.slowest
+    if slowest and slowest.skew > STRAGGLING:
+        found.append(
+            f"straggler: the others wait {slowest.skew:.0%} of their time for rank {slowest.rank} on {slowest.host}"
+        )
+    return found

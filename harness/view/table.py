@@ -17,7 +17,7 @@ from harness.cell import Cell
 from harness.record import Record, Target
 from harness.spec import Sweep
 
-STATUS_STYLE = {"done": "green", "failed": "red", "missing": "yellow"}
+STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "missing": "yellow"}
 
 
 def telling_axes(cells: Sequence[Cell]) -> list[str]:
@@ -32,7 +32,8 @@ def show(console: Console, table: Table) -> None:
     Console(width=max(console.width, natural), highlight=False).print(table)
 
 
-def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
+def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
+    """An empty table; `numbers` are the columns that are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right = set(numbers)
     for column in columns:
@@ -43,7 +44,7 @@ def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
 def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
     """One row a cell; `estimates` are seconds a trial by cell id."""
     axes = telling_axes(sweep.cells)
-    table = _table(
+    table = make_table(
         ["cell", "workload", *axes, "length", "estimate"], ["workers", "world_size", "batch_size", "estimate"]
     )
     for cell in sweep.cells:
@@ -60,12 +61,12 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     metrics = {record.learned.target.name for record in records if record.learned}
     metric_column = metrics.pop() if len(metrics) == 1 else "metric"
     numbers = ["samples/s", "step ms", metric_column, "world_size", "workers", "batch_size", "threads"]
-    table = _table(["cell", "workload", *axes, "samples/s", "step ms", metric_column, "trials"], numbers)
+    table = make_table(["cell", "workload", *axes, "samples/s", "step ms", metric_column, "trials"], numbers)
     fastest, most_accurate = _best(sweep, by_cell)
     for cell in sweep.cells:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
-        status = "missing" if len(own) < wanted else "failed" if len(done) < len(own) else "done"
+        status = "missing" if len(own) < wanted else _worst(own)
         speed, step, metric = (mean(done, name) for name in ("throughput", "step_p50", "final"))
         name = next((f"{record.learned.target.name} " for record in done if record.learned), "") if metrics else ""
         table.add_row(
@@ -78,6 +79,11 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
             Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
         )
     return table
+
+
+def _worst(records: Sequence[Record]) -> str:
+    statuses = {record.status for record in records}
+    return next(status for status in ("failed", "invalid", "done") if status in statuses)
 
 
 def group(records: Sequence[Record]) -> dict[str, list[Record]]:

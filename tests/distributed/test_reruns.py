@@ -1,0 +1,48 @@
+"""A trial whose measurement is invalid is kept, left out and run again, up to a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import record as records
+from harness.paths import Results
+from tests.support.commands import harness
+from tests.support.running import line_sweep
+
+pytestmark = pytest.mark.distributed
+
+PROFILE = "device: cpu\nslots: 2\nvalidity: {data_wait: %s, reruns: 1}\n"
+
+
+def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
+    sweep = line_sweep(tmp_path, {"one": {}, "two": {"options": {"samples": 128}}}, length={"steps": 8})
+    profile = tmp_path / "profile.yaml"
+    results = Results(tmp_path / "results")
+    given = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
+
+    profile.write_text(PROFILE % 0.0, encoding="utf-8")  # no loader is that fast
+    ended = harness("run", *given)
+    assert ended.code == 3
+    assert "4/4" in ended.out  # two trials, each once again
+    assert "invalid" in ended.out
+    assert "data_wait: the loader starved: found" in ended.out
+    paths = results.sweep("line").records()
+    assert len(paths) == 2
+    for path in paths:
+        last = records.read(path)
+        assert (last.status, last.attempt) == ("invalid", 2)
+        assert [earlier.kind for earlier in last.earlier] == ["Invalid"]
+        first = records.read(path.with_name("invalid-1.json"))
+        assert (first.status, first.attempt, first.failure) == ("invalid", 1, None)
+        assert first.summary is not None
+
+    profile.write_text(PROFILE % "null", encoding="utf-8")
+    ended = harness("run", *given)
+    assert ended.code == 0
+    for path in paths:
+        last = records.read(path)
+        assert (last.status, last.attempt, len(last.earlier)) == ("done", 3, 2)
+        assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {"invalid-1.json", "invalid-2.json"}
+    assert "already there" in harness("run", *given).out

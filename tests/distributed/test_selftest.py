@@ -1,0 +1,103 @@
+"""The self-test passes on real ranks, and every known wrong way to measure fails it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import selftest
+from harness.cluster import Profile
+from harness.paths import Results
+from harness.record import RankResult, Record
+from harness.series import Series
+from harness.summary import summarize, unpack
+from tests.support.running import Silent
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
+    """By world size."""
+    found = selftest.run(Results(tmp_path_factory.mktemp("selftest")), Profile(device="cpu"), [1, 2, 4], Silent())
+    assert [record.status for record in found] == ["done"] * 3, [record.failure or record.invalid for record in found]
+    return {record.trial.cell.axes.world_size: record for record in found}
+
+
+def steps(record: Record) -> Any:
+    """Seconds of every step at its slowest rank."""
+    return np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
+
+
+def window(record: Record) -> Any:
+    assert record.summary is not None
+    return steps(record)[-record.summary.window_steps :]
+
+
+def batch(record: Record) -> int:
+    return record.trial.cell.axes.batch_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_known_times_come_back_within_1_percent(records: dict[int, Record], world_size: int) -> None:
+    checks = selftest.check(records[world_size])
+    assert len(checks) == (5 if world_size == 1 else 7)
+    assert [check for check in checks if not check.passed] == []
+
+
+THROUGHPUT: dict[str, Callable[[Record], float]] = {
+    "the volume of the whole run over the mean step": lambda r: len(steps(r)) * batch(r) / steps(r).mean(),
+    "ranks averaged instead of summed": lambda r: batch(r) / r.trial.cell.axes.world_size / window(r).mean(),
+    "warm-up counted": lambda r: batch(r) / steps(r).mean(),
+    "the fastest and the slowest step dropped": lambda r: batch(r) / np.sort(window(r))[1:-1].mean(),
+    "the median step": lambda r: batch(r) / np.median(window(r)),
+    "the mean of each step's rate": lambda r: float((batch(r) / window(r)).mean()),
+    "one reading at an arbitrary step": lambda r: batch(r) / steps(r)[17],
+    "time spent waiting for data left out": lambda r: (
+        batch(r) / (window(r) * (1 - r.summary.shares["data_wait"])).mean()
+    ),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("name", THROUGHPUT)
+def test_a_wrong_way_to_compute_throughput_is_caught(records: dict[int, Record], name: str) -> None:
+    record = records[4]
+    assert record.summary is not None
+    mutant = replace(record, summary=replace(record.summary, throughput=THROUGHPUT[name](record)))
+    assert [check.quantity for check in selftest.check(mutant) if not check.passed] == ["throughput (samples/s)"]
+
+
+def _moved(record: Record, source: str, target: str) -> Record:
+    """As if the clock had put one phase down to another."""
+
+    def move(rank: RankResult) -> RankResult:
+        phases = {name: unpack(series) for name, series in rank.step_phases.items()}
+        phases[target] = phases[target] + phases.pop(source)
+        phases[source] = np.zeros_like(phases[target])
+        return replace(rank, step_phases={name: Series.pack(values) for name, values in phases.items()})
+
+    ranks = [move(rank) for rank in record.ranks]
+    assert record.learned is not None
+    return replace(record, ranks=ranks, summary=summarize(ranks, record.learned, batch(record), 0))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("data_wait", "forward"), ("communication", "backward"), ("forward", "backward")],
+)
+def test_a_phase_put_down_to_another_is_caught(records: dict[int, Record], source: str, target: str) -> None:
+    off = [check.quantity for check in selftest.check(_moved(records[2], source, target)) if not check.passed]
+    assert any(source.replace("_", " ") in quantity for quantity in off)
+
+
+def test_the_straggler_is_named(records: dict[int, Record]) -> None:
+    for world_size in (2, 4):
+        summary = records[world_size].summary
+        assert summary is not None
+        assert summary.slowest is not None
+        assert summary.slowest.rank == 0
+        assert summary.slowest.host == records[world_size].ranks[0].host

@@ -1,0 +1,73 @@
+"""The step clock: every nanosecond of a step belongs to one phase."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.measure.clock import HostClock, Phase
+
+
+class Scripted(HostClock):
+    """Moments from a list instead of the time of day, in milliseconds."""
+
+    def __init__(self, moments: list[int]) -> None:
+        super().__init__()
+        self.moments = iter(moments)
+
+    def _now(self) -> int:
+        return next(self.moments) * 1_000_000
+
+
+def test_phases_add_up_to_their_steps() -> None:
+    clock = Scripted([0, 1, 3, 7, 10, 11, 14, 20, 21])
+    clock.start()
+    clock.enter(Phase.forward)  # at 1
+    clock.enter(Phase.backward)  # at 3
+    clock.enter(Phase.optimizer)  # at 7
+    clock.lap()  # at 10
+    clock.enter(Phase.forward)  # at 11
+    clock.enter(Phase.backward)  # at 14
+    clock.enter(Phase.optimizer)  # at 20
+    clock.lap()  # at 21
+    times = clock.stop()
+    np.testing.assert_allclose(times.steps * 1e3, [10, 11])
+    expected = {"data_wait": [1, 1], "forward": [2, 3], "backward": [4, 6], "optimizer": [3, 1]}
+    assert {name: (seconds * 1e3).round(6).tolist() for name, seconds in times.phases.items()} == expected
+
+
+def test_micro_steps_add_to_the_phases_of_their_step() -> None:
+    clock = Scripted([0, 1, 2, 4, 8, 16, 32])
+    clock.start()
+    for phase in (Phase.forward, Phase.backward, Phase.forward, Phase.backward, Phase.optimizer):
+        clock.enter(phase)
+    clock.lap()
+    times = clock.stop()
+    assert times.steps * 1e3 == pytest.approx([32])
+    assert {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()} == pytest.approx(
+        {"data_wait": 1, "forward": 1 + 4, "backward": 2 + 8, "optimizer": 16}
+    )
+
+
+def test_a_collective_within_a_phase_is_communication() -> None:
+    clock = Scripted([0, 1, 5, 6, 9])
+    clock.start()
+    clock.enter(Phase.forward)
+    with clock.communicating():  # from 5 to 6
+        pass
+    clock.lap()
+    times = clock.stop()
+    found = {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()}
+    assert found == pytest.approx({"data_wait": 1, "forward": 4 + 3, "communication": 1})
+
+
+def test_outside_a_stretch_collectives_cost_nothing() -> None:
+    clock = Scripted([0, 2])
+    with clock.communicating():
+        pass
+    clock.start()
+    clock.lap()
+    times = clock.stop()
+    assert times.steps * 1e3 == pytest.approx([2])
+    with clock.communicating():
+        pass
