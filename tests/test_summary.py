@@ -57,9 +57,9 @@ def test_warm_up_is_in_no_number() -> None:
 
 
 def test_every_attempt_warms_up_again() -> None:
-    seconds = np.concatenate([[5.0] * 10, [1.0] * 30, [5.0] * 10, [1.0] * 30])
-    window = find_window(seconds, 2, [40])
-    assert np.flatnonzero(window.inside).tolist() == [*range(10, 40), *range(50, 80)]
+    seconds = np.concatenate([[5.0] * 15, [1.0] * 30, [5.0] * 15, [1.0] * 30])
+    window = find_window(seconds, 2, [45])
+    assert np.flatnonzero(window.inside).tolist() == [*range(15, 45), *range(60, 90)]
     assert window.settled is True
 
 
@@ -71,5 +71,5 @@ def test_too_few_steps_are_measured_and_not_called_steady() -> None:
 
 
 def test_one_attempt_that_never_settled_is_enough() -> None:
-    rising = np.linspace(1, 3, 100)
+    rising = np.linspace(1, 3, 400)
     assert find_window(np.concatenate([np.ones(100), rising]), 0, [100]).settled is False
