@@ -38,6 +38,12 @@ def window(record: Record) -> Any:
     return steps(record)[-record.summary.window_steps :]
 
 
+def data_wait(record: Record) -> float:
+    """Seconds of a step."""
+    assert record.summary is not None
+    return record.summary.shares["data_wait"] * float(window(record).mean())
+
+
 def batch(record: Record) -> int:
     return record.trial.cell.axes.batch_size
 
@@ -57,9 +63,7 @@ THROUGHPUT: dict[str, Callable[[Record], float]] = {
     "the median step": lambda r: batch(r) / np.median(window(r)),
     "the mean of each step's rate": lambda r: float((batch(r) / window(r)).mean()),
     "one reading at an arbitrary step": lambda r: batch(r) / steps(r)[17],
-    "time spent waiting for data left out": lambda r: (
-        batch(r) / (window(r) * (1 - r.summary.shares["data_wait"])).mean()
-    ),  # type: ignore[union-attr]
+    "waits for data left out": lambda r: batch(r) / (window(r).mean() - data_wait(r)),
 }
 
 
