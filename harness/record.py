@@ -94,6 +94,27 @@ class LossScale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What was seen beside training at one rank, in its stretches of nothing but training after the warm-up.
+
+    `at` and `readings` are samples from within stretches. `shares` come from counters read at both ends of every
+    stretch, and so cover all of it. Joules and `metered_steps` are of those stretches that are long enough for the
+    GPU's energy counter (`harness.measure.telemetry.METERED`).
+    """
+
+    seconds: float  # of the stretches
+    steps: int
+    at: Series  # seconds since the epoch
+    readings: Mapping[str, Series]  # each as long as `at`, NaN where unread; units are in the names
+    shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
+    joules: float | None = None
+    metered_steps: int = 0
+    throttled: Mapping[str, float] | None = None  # share of samples by reason; None if it can't be told
+    foreign: Sequence[str] | None = None  # processes of others on the GPU, "pid 123 python"; None if it can't be told
+    trouble: Mapping[str, str] = field(default_factory=dict)  # reading -> the first error that it raised
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankResult:
     """What one rank leaves in `rank<N>.json`."""
 
@@ -110,7 +131,7 @@ class RankResult:
     order: Sequence[int] = (0, 0)
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
-    telemetry: Any = None
+    telemetry: Telemetry | None = None
     loader_workers: int = 0  # that were seen to deliver batches
     memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds

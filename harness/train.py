@@ -26,6 +26,7 @@ from harness.execution import Compiler
 from harness.fingerprint import digest_parameters
 from harness.loader import Fetched, make_loader, to_device
 from harness.measure.clock import Phase, StepTimes, step_clock
+from harness.measure.telemetry import telemetry_for
 from harness.optimization import make_optimizer, make_schedule
 from harness.order import BatchOrder, OrderDigest
 from harness.paths import TrialFolder, write_whole
@@ -71,6 +72,7 @@ class Training:
         self.step = 0  # optimizer steps done
         self.compiler = Compiler(self.axes, folder.cache(ranks.rank))
         self.scaler = Scaler(self.axes, device)
+        self.telemetry = telemetry_for(device, warmup=self.cell.warmup)
         self.loader_workers = 0  # seen to deliver batches
         self.phases: dict[str, float] = {}
         self.shared: list[float] = []  # the first and the last moment at which all ranks met, on this rank's clock
@@ -129,6 +131,7 @@ class Training:
         """Nothing but training, timed, up to the step `stop`."""
         losses: list[Tensor] = []
         indices: list[NDArray[np.int64]] = []
+        self.telemetry.begin()
         self.clock.start()
         while self.step + len(losses) < stop:
             chosen, worker, batch = next(batches)
@@ -137,6 +140,7 @@ class Training:
             indices.append(chosen)
             self.clock.lap()
         times = self.clock.stop()
+        self.telemetry.end(len(losses))
         self.loader_workers = max(self.loader_workers, worker + 1)
         self.digest.add(self.step, indices)
         self.step = stop

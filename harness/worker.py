@@ -65,7 +65,8 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) ->
     needed = assignment.trial.cell.axes.strategy != "single"
     with process_group(ranks, device, needed=needed, timeout=COLLECTIVE_TIMEOUT):
         training = Training(assignment, load_workload(assignment), folder, ranks, device, trace)
-        training.run()
+        with training.telemetry:
+            training.run()
         result = _result(training, entered)
         del training
         gc.collect()
@@ -87,6 +88,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         order=training.digest.sums,
         compiled=training.compiler.account(),
         loss_scale=training.scaler.account(),
+        telemetry=training.telemetry.account(),
         loader_workers=training.loader_workers,
         memory=_peak_memory(training.device),
         phases=training.phases,

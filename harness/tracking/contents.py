@@ -16,6 +16,7 @@ import numpy as np
 from harness.cell import Cell
 from harness.environment import CREDENTIALS_IN_URL, REDACTED
 from harness.record import Record, Status
+from harness.tracking.telemetry import telemetry_scalars
 
 LAYOUT = 2  # counts the ways that runs have been laid out; a new one has every trial delivered again
 CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
@@ -208,6 +209,7 @@ def scalars(record: Record) -> dict[str, float]:
         }
     found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
     found |= _compiled(record) | _loss_scale(record)
+    found |= telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size)
     for rank in record.ranks:
         for name, size in rank.memory.items():
             key = f"memory_{name}_mib"

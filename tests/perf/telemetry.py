@@ -1,0 +1,132 @@
+"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS]`.
+
+The harness's own loop trains the MLP on images of noise, with 1 thread, in blocks of at least BLOCK seconds,
+one with the sampling thread and one without, in turns. The timed region is what a trial reports.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from harness.axes import Axes
+from harness.cell import Assignment, Cell, Choice, Length, Trial
+from harness.dist import Ranks
+from harness.environment import describe_hardware
+from harness.loader import Fetched
+from harness.measure.telemetry import EVERY, Telemetry, telemetry_for
+from harness.paths import TrialFolder
+from harness.train import Trace, Training
+from harness.worker import load_workload
+from tests.support.images import NAMES, idx
+
+SECONDS = 120.0
+BLOCK = 0.5
+BATCH = 64
+IMAGES = 60_000
+FOREVER = Length(epochs=10**6)
+
+
+class Without:
+    """In the place of telemetry."""
+
+    def begin(self) -> None: ...
+
+    def end(self, steps: int) -> None: ...
+
+
+def make_training(folder: Path) -> Training:
+    """The MLP on IMAGES images of noise."""
+    noise = np.random.default_rng(0)
+    for name, count in zip(NAMES, (IMAGES, IMAGES, 64, 64), strict=True):
+        pixels = (28, 28) if "images" in name else ()
+        values = noise.integers(0, 256 if pixels else 10, (count, *pixels), dtype=np.uint8)
+        (folder / name).write_bytes(idx(values.shape, values.tobytes()))
+    choice = Choice(label="mlp", uses="mlp", options={}, data={"source": "idx", "path": str(folder)}, identity={})
+    axes = Axes(batch_size=BATCH, threads=1)
+    cell = Cell(choice=choice, axes=axes, length=FOREVER, evaluate=FOREVER, warmup=0)
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base=str(folder), device="cpu")
+    torch.set_num_threads(1)
+    ranks = Ranks(rank=0, local_rank=0, world_size=1)
+    return Training(assignment, load_workload(assignment), TrialFolder(folder), ranks, torch.device("cpu"), Trace())
+
+
+def alternate(training: Training, telemetry: Telemetry, seconds: float, steps: int) -> NDArray[np.float64]:
+    """Of pairs of blocks of so many steps, with telemetry and without, which take turns in coming first.
+
+    [pairs, with and without, the timed region's seconds and the CPU seconds of the training's thread in all]
+    """
+    pairs: list[list[tuple[float, float]]] = []
+    deadline, left, batches = time.monotonic() + seconds, 0, iter(training.loader)
+    while time.monotonic() < deadline:
+        if left < 2 * steps:
+            training.order.epoch += 1
+            left, batches = training.order.steps, iter(training.loader)
+        order = (True, False) if len(pairs) % 2 else (False, True)
+        spent = {watched: block(training, batches, steps, telemetry if watched else Without()) for watched in order}
+        pairs.append([spent[True], spent[False]])
+        left -= 2 * steps
+    return np.array(pairs)
+
+
+def block(training: Training, batches: Iterator[Fetched], steps: int, telemetry: Any) -> tuple[float, float]:
+    training.telemetry = telemetry
+    began = time.thread_time()
+    training._stretch(batches, training.step + steps)
+    return sum(training.trace.step_seconds[-steps:]), time.thread_time() - began
+
+
+def ratio(pairs: NDArray[np.float64]) -> str:
+    """The geometric mean of with to without, and its 95% interval by Student's t over the logarithms of pairs."""
+    logs = np.log(pairs[:, 0] / pairs[:, 1])
+    low, high = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=stats.sem(logs))
+    return f"{np.exp(logs.mean()):.4f} (95% interval {np.exp(low):.4f} to {np.exp(high):.4f})"
+
+
+def calls(telemetry: Telemetry, times: int = 200) -> float:
+    """Seconds that one `begin` and `end` take."""
+    began = time.perf_counter()
+    for _ in range(times):
+        telemetry.begin()
+        telemetry.end(1)
+    return (time.perf_counter() - began) / times
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    with tempfile.TemporaryDirectory() as folder, telemetry_for(torch.device("cpu"), warmup=0) as telemetry:
+        training = make_training(Path(folder))
+        alternate(training, telemetry, 5, 20)  # so that all has been warmed up
+        steps = math.ceil(BLOCK / float(np.median(training.trace.step_seconds)))
+        clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
+        before, began = time.clock_gettime(clock), telemetry.account()
+        pairs = alternate(training, telemetry, seconds, steps)
+        busy, seen = time.clock_gettime(clock) - before, telemetry.account()
+        each = calls(telemetry)
+    watched, samples = seen.seconds - began.seconds, seen.at.count - began.at.count
+    hardware, (wall, cpu) = describe_hardware(), np.moveaxis(pairs, 2, 0)
+    print(
+        f"{hardware['cpu']}, {hardware['usable_cores']} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
+    )
+    print(f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {EVERY} s of training")
+    print(f"step time with to without:                    {ratio(wall)}")
+    print(f"CPU time of the training's thread, the same:  {ratio(cpu)}")
+    print(
+        f"the sampling thread's own CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample"
+    )
+    print(f"begin and end, outside the timed region: {each * 1e6:.0f} µs a stretch")
+
+
+if __name__ == "__main__":
+    main()

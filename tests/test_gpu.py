@@ -1,0 +1,129 @@
+"""Readings of one GPU through the real pynvml, on a driver of ours and, where there is one, on a real GPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pynvml
+import pytest
+import torch
+
+from harness.measure.gpu import NvmlGpu
+from harness.measure.host import ThisHost
+from harness.measure.telemetry import METERED, Telemetry, telemetry_for
+from tests.support.gpu import UUID, Failing, FakeDriver
+from tests.support.running import wait_until
+
+Install = Callable[[FakeDriver], FakeDriver]
+ANSWERS = {
+    "nvmlDeviceGetUtilizationRates": {"gpu": 87, "memory": 40},
+    "nvmlDeviceGetMemoryInfo": {"total": 80 << 30, "free": 60 << 30, "used": 20 << 30},
+    "nvmlDeviceGetTemperature": 64,
+    "nvmlDeviceGetClockInfo": 1980,
+    "nvmlDeviceGetPowerUsage": 612_500,
+    "nvmlDeviceGetTotalEnergyConsumption": 123_456_789_012,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x40 | 0x1 | 0x2 | 0x10 | 0x100,
+}
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a driver below the real pynvml."""
+
+    def put(driver: FakeDriver) -> FakeDriver:
+        monkeypatch.setattr(pynvml, "nvmlLib", driver)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return driver
+
+    return put
+
+
+def test_readings_come_in_their_units(install: Install) -> None:
+    driver = install(FakeDriver(ANSWERS, processes=[os.getpid(), 77]))
+    gpu = NvmlGpu(UUID)
+    assert gpu.read() == {
+        "gpu_utilization": 0.87,
+        "gpu_memory_bytes": 20 * 2**30,
+        "gpu_temperature_c": 64,
+        "gpu_sm_clock_hz": 1.98e9,
+        "gpu_power_w": 612.5,
+    }
+    assert gpu.energy() == 123_456_789_012
+    assert gpu.processes() == {os.getpid(), 77}
+    assert driver.open == 1
+    gpu.close()
+    assert driver.open == 0
+
+
+def test_only_want_of_power_and_of_cooling_is_throttling(install: Install) -> None:
+    install(FakeDriver(ANSWERS))
+    assert NvmlGpu(UUID).throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown"}
+    install(FakeDriver({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x8 | 0x20 | 0x80}))  # an older driver
+    names = {"hw_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+    assert NvmlGpu(UUID).throttle_reasons() == names
+
+
+@pytest.mark.parametrize("status", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", None])
+def test_what_is_refused_is_absent(install: Install, status: str | None) -> None:
+    answers = dict.fromkeys(ANSWERS, Failing(getattr(pynvml, status))) if status else {}
+    install(FakeDriver(answers))
+    gpu = NvmlGpu(UUID)
+    assert (gpu.read(), gpu.energy(), gpu.throttle_reasons(), gpu.processes()) == ({}, None, None, set())
+
+
+def test_what_fails_otherwise_raises(install: Install) -> None:
+    install(FakeDriver({**ANSWERS, "nvmlDeviceGetPowerUsage": Failing(pynvml.NVML_ERROR_GPU_IS_LOST)}))
+    with pytest.raises(pynvml.NVMLError, match="GPU is lost"):
+        NvmlGpu(UUID).read()
+
+
+def test_part_of_a_gpu_is_found_too(install: Install) -> None:
+    install(FakeDriver(ANSWERS, uuid=f"MIG-{UUID}".encode()))
+    assert NvmlGpu(UUID).energy() == 123_456_789_012
+
+
+def test_a_device_that_it_does_not_know(install: Install) -> None:
+    driver = install(FakeDriver(ANSWERS, uuid=b"GPU-another"))
+    with pytest.raises(pynvml.NVMLError, match="Not Found"):
+        NvmlGpu(UUID)
+    assert driver.open == 0
+
+
+def test_it_feeds_telemetry(install: Install) -> None:
+    install(FakeDriver(ANSWERS, processes=[os.getpid()]))
+    telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), every=0.01)
+    with telemetry:
+        telemetry.begin()
+        wait_until(lambda: telemetry.account().at.count >= 3)
+        telemetry.end(10)
+    found = telemetry.account()
+    assert found.trouble == {}
+    assert found.foreign == []
+    assert found.throttled
+    assert {name for name, share in found.throttled.items() if share} == {"sw_power_cap", "hw_thermal_slowdown"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_readings_of_a_real_gpu_are_plausible() -> None:
+    torch.ones(2**28, device="cuda").sum().item()
+    telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
+    with telemetry:
+        telemetry.begin()
+        end = time.monotonic() + 2 * METERED
+        matrix = torch.randn(4096, 4096, device="cuda")
+        while time.monotonic() < end:
+            (matrix @ matrix).sum().item()
+        telemetry.end(100)
+    found = telemetry.account()
+    means = {name: float(np.nanmean(series.unpack())) for name, series in found.readings.items()}
+    assert found.trouble == {}
+    assert means["gpu_memory_bytes"] > 2**30
+    assert 0 < means["gpu_utilization"] <= 1
+    assert 10 < means["gpu_temperature_c"] < 110
+    assert 1e8 < means["gpu_sm_clock_hz"] < 5e9
+    assert 10 < means["gpu_power_w"] < 2000
+    assert found.joules
+    assert 0.5 < found.joules / (means["gpu_power_w"] * found.seconds) < 2

@@ -1,0 +1,90 @@
+"""Readings of this machine's own host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from harness.measure.host import Counters, ThisHost
+from tests.support.running import wait_until
+
+
+def test_sees_that_a_process_is_busy() -> None:
+    host = ThisHost()
+    before, until = host.counters(), time.process_time() + 0.5
+    while time.process_time() < until:
+        pass
+    busy = (host.counters() - before).shares()
+    assert 0.02 < busy["process_cpu"] <= 1.1 * torch.get_num_threads() + 1
+    least = 0.5 / ((host.counters() - before).wall * (os.cpu_count() or 1))
+    assert 0.8 * least < busy["cpu_use"] <= 1.001
+    before = host.counters()
+    time.sleep(0.3)
+    assert (host.counters() - before).shares()["process_cpu"] < 0.2
+
+
+def test_sees_memory_grow() -> None:
+    host = ThisHost()
+    before = host.levels()["resident_bytes"]
+    held = np.ones(64 * 2**20, dtype=np.uint8)
+    grown = host.levels()["resident_bytes"] - before
+    assert held.nbytes <= grown + 2**20
+    assert grown < 1.5 * held.nbytes
+
+
+def test_reads_the_frequency_where_the_kernel_measures_it(tmp_path: Path) -> None:
+    host = ThisHost()
+    assert ("cpu_frequency_hz" in host.levels()) == bool(host.frequencies)
+    host.frequencies = [tmp_path / "a", tmp_path / "b"]
+    for path, kilohertz in zip(host.frequencies, (2_000_000, 3_000_000), strict=True):
+        path.write_text(f"{kilohertz}\n", encoding="ascii")
+    assert host.levels()["cpu_frequency_hz"] == 2.5e9
+
+
+def test_load_is_plausible() -> None:
+    assert 0 <= ThisHost().levels()["load_per_core"] < 1000
+
+
+def test_follows_the_kernels_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    #            user nice system idle iowait irq softirq steal guest guest_nice, in ticks
+    first, then = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0), (300, 50, 100, 400, 100, 10, 20, 20, 300, 0)
+    hertz, host = os.sysconf("SC_CLK_TCK"), ThisHost()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    found = []
+    for ticks in (first, then):
+        (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, ticks))}\n", encoding="ascii")
+        found.append(host.counters())
+    spent = found[1] - found[0]
+    assert (spent.total, spent.busy, spent.stolen) == pytest.approx((1000 / hertz, 480 / hertz, 20 / hertz))
+
+
+def test_shares_of_no_time_are_unknown() -> None:
+    assert Counters().shares() == {}
+    assert Counters(wall=1, total=1, stolen=float("nan")).shares() == {"cpu_use": 0, "process_cpu": 0}
+
+
+def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    parent = [sys.executable, "-c", f"import subprocess; subprocess.run({sleep!r})"]
+    with subprocess.Popen(parent) as other:
+        try:
+            below = psutil.Process(other.pid)
+            wait_until(lambda: below.cmdline() == parent and [one.cmdline() for one in below.children()] == [sleep])
+            (child,) = below.children()
+            host = ThisHost()
+            host.command = parent  # as though we were a rank beside it
+            assert (host.stranger(other.pid), host.stranger(child.pid)) == (None, None)
+            host.command = ["python", "-m", "harness.worker", "another/trial"]
+            assert host.stranger(other.pid) == f"pid {other.pid} {below.name()}"
+        finally:
+            child.kill()
+    assert ThisHost().stranger(os.getpid()) is None
+    assert ThisHost().stranger(other.pid) == f"pid {other.pid}"  # it has ended

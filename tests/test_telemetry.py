@@ -1,0 +1,327 @@
+"""Telemetry beside training, with scripted GPUs and hosts and with this machine's own host."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pynvml
+import pytest
+import torch
+
+from harness import record as records
+from harness.measure.gpu import THROTTLING
+from harness.measure.host import Counters
+from harness.measure.telemetry import METERED, Telemetry, joules_between, telemetry_for
+from harness.tracking.contents import scalars
+from tests.factories import make_record
+from tests.support.gpu import UUID, FakeGpu, FakeHost
+from tests.support.running import by_label, line_sweep, run, wait_until
+
+ME = os.getpid()
+QUICK = 0.01  # seconds from sample to sample
+
+
+def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
+    """The account of one stretch that lasts for so many samples."""
+    with telemetry:
+        telemetry.begin()
+        wait_until(lambda: telemetry.account().at.count >= samples)
+        telemetry.end(10)
+    return telemetry.account()
+
+
+def metered(monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: int = 1) -> records.Telemetry:
+    """The account of stretches of 10 steps and 0.1 s, which are long enough; no thread takes part."""
+    monkeypatch.setattr("harness.measure.telemetry.METERED", 0.05)
+    telemetry = Telemetry(FakeGpu(energy=energy), FakeHost())
+    for _ in range(stretches):
+        telemetry.begin()
+        time.sleep(0.1)
+        telemetry.end(10)
+    return telemetry.account()
+
+
+class TestSamples:
+    def test_hold_what_was_read_and_nan_for_what_was_not(self) -> None:
+        gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}])
+        found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
+        readings = {name: series.unpack() for name, series in found.readings.items()}
+        assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
+        assert np.isnan(readings["gpu_temperature_c"][0])
+        assert readings["gpu_temperature_c"][1] == 60
+        assert set(readings["load_per_core"]) == {0.5}
+        assert {len(values) for values in readings.values()} == {found.at.count}
+        assert np.all(np.abs(found.at.unpack() - time.time()) < 60)
+
+    def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
+        telemetry = Telemetry(
+            FakeGpu(throttled=[{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, ()]), FakeHost(), every=QUICK
+        )
+        found = watch(telemetry)
+        assert found.throttled
+        shares = {name: round(share * found.at.count) for name, share in found.throttled.items()}
+        assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
+
+    def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
+        assert watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), every=QUICK)).throttled is None
+        assert watch(Telemetry(None, FakeHost(), every=QUICK)).throttled is None
+
+    def test_outside_stretches_do_not_count(self) -> None:
+        telemetry = Telemetry(FakeGpu(), FakeHost(), every=QUICK)
+        with telemetry:
+            time.sleep(10 * QUICK)
+            telemetry.begin()
+            wait_until(lambda: telemetry.account().at.count >= 3)
+            telemetry.end(10)
+            count = telemetry.account().at.count
+            time.sleep(10 * QUICK)
+        assert telemetry.account().at.count == count
+
+    def test_that_straddle_the_end_of_a_stretch_do_not_count(self) -> None:
+        reading, ended = threading.Event(), threading.Event()
+
+        class Slow(FakeGpu):
+            def read(self) -> dict[str, float]:
+                reading.set()
+                ended.wait(60)
+                return {"gpu_power_w": 1.0}
+
+        telemetry = Telemetry(Slow(), FakeHost(), every=QUICK)
+        with telemetry:
+            telemetry.begin()
+            reading.wait(60)
+            telemetry.end(10)
+            ended.set()
+        assert telemetry.account().at.count == 0
+
+    def test_are_evenly_apart_in_training_time_across_short_stretches(self) -> None:
+        telemetry = Telemetry(None, FakeHost(), every=0.25)
+        with telemetry:
+            for _ in range(10):
+                telemetry.begin()
+                time.sleep(0.1)
+                telemetry.end(1)
+        assert 1 <= telemetry.account().at.count <= telemetry.account().seconds / 0.25
+
+    def test_of_the_warm_up_do_not_count(self) -> None:
+        telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, every=QUICK)
+        with telemetry:
+            for steps in (1, 2):
+                telemetry.begin()
+                time.sleep(5 * QUICK)
+                telemetry.end(steps)
+            found = telemetry.account()
+            assert (found.at.count, found.steps, found.seconds, found.shares) == (0, 0, 0.0, {})
+            telemetry.begin()
+            telemetry.end(4)
+        assert telemetry.account().steps == 4
+
+
+class TestForeignProcess:
+    def test_is_seen_and_named(self) -> None:
+        gpu = FakeGpu(pids=[{ME}, {ME, 77}, {ME}])
+        assert watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)).foreign == ["pid 77 miner"]
+
+    def test_is_not_one_of_the_trial(self) -> None:
+        assert watch(Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), every=QUICK)).foreign == []
+
+    @pytest.mark.parametrize("pids", [None, (), {77}], ids=["refused", "hidden", "of-another-namespace"])
+    def test_is_unknown_where_our_own_is_not_listed(self, pids: Any) -> None:
+        assert watch(Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), every=QUICK)).foreign is None
+
+
+class TestEnergy:
+    @pytest.mark.parametrize(
+        ("before", "after", "joules"),
+        [
+            (1_000, 601_000, 600.0),
+            (2**40, 2**40 + 600_000, 600.0),
+            (2**32 - 200_000, 400_000, 600.0),  # wrapped at 32 bits
+            (9_000_000, 0, None),  # set back
+            (2**40, 5_000, None),
+            (0, 2**31, None),
+        ],
+    )
+    def test_is_the_difference_of_a_counter_that_may_wrap(self, before: int, after: int, joules: float | None) -> None:
+        assert joules_between(before, after, 2.0) == joules
+
+    def test_adds_up_over_stretches_and_leaves_out_what_lies_between(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = metered(monkeypatch, [1_000, 31_000, 999_000, 1_019_000], stretches=2)
+        assert (found.joules, found.metered_steps, found.trouble) == (50.0, 20, {})
+
+    def test_of_a_counter_that_wraps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = metered(monkeypatch, [2**32 - 10_000, 20_000])
+        assert (found.joules, found.metered_steps) == (30.0, 10)
+
+    def test_of_a_counter_that_was_set_back_is_unknown_and_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = metered(monkeypatch, [9_000_000, 100])
+        assert (found.joules, found.metered_steps) == (None, 0)
+        assert found.trouble["gpu energy"].startswith("the counter went from 9000000 to 100 mJ in 0.1")
+
+    def test_of_stretches_too_short_for_the_counter_is_unknown(self) -> None:
+        telemetry = Telemetry(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
+        for _ in range(3):
+            telemetry.begin()
+            telemetry.end(10)
+        found = telemetry.account()
+        assert found.seconds < METERED
+        assert (found.steps, found.joules, found.metered_steps) == (30, None, 0)
+
+    def test_of_a_gpu_without_a_counter_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = metered(monkeypatch, [None])
+        assert (found.joules, found.trouble) == (None, {})
+
+
+class TestShares:
+    def test_come_from_both_ends_of_every_stretch_however_short(self) -> None:
+        script = [
+            Counters(10, 100, 50, 5, 7), Counters(12, 104, 53, 5.5, 8),
+            Counters(50, 300, 200, 90, 40), Counters(54, 308, 206, 90.5, 44),
+        ]  # fmt: skip
+        telemetry = Telemetry(None, FakeHost(script))
+        for _ in range(2):
+            telemetry.begin()
+            telemetry.end(1)
+        assert telemetry.account().shares == {
+            "cpu_use": pytest.approx(9 / 12),
+            "cpu_steal": pytest.approx(1 / 12),
+            "process_cpu": pytest.approx(5 / 6),
+        }
+
+    def test_of_a_sample_cover_the_time_since_the_one_before_it_in_its_stretch(self) -> None:
+        script = [Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))]
+        found = watch(Telemetry(None, FakeHost(script), every=QUICK), samples=3)
+        assert found.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
+
+
+class TestTrouble:
+    def test_leaves_its_name_and_takes_nothing_else_along(self) -> None:
+        lost = RuntimeError("GPU is\nlost")
+        gpu = FakeGpu(readings=[lost], energy=[lost], throttled=[lost], pids=[lost])
+        found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
+        names = ("gpu", "gpu energy", "gpu throttle reasons", "gpu processes")
+        assert found.trouble == dict.fromkeys(names, "RuntimeError: GPU is lost")
+        assert (found.joules, found.throttled, found.foreign) == (None, None, None)
+        assert set(found.readings) == {"load_per_core"}
+
+    def test_of_the_host_stops_no_training(self) -> None:
+        found = watch(Telemetry(FakeGpu(readings=[{"gpu_power_w": 1.0}]), FakeHost([OSError("no /proc")]), every=QUICK))
+        assert found.trouble == {"host counters": "OSError: no /proc"}
+        assert (found.shares, found.steps) == ({}, 10)
+        assert set(found.readings) == {"gpu_power_w", "load_per_core"}
+
+    def test_that_passes_is_still_told(self) -> None:
+        found = watch(Telemetry(FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]), FakeHost(), every=QUICK))
+        assert found.trouble == {"gpu": "ValueError: once"}
+        assert found.readings["gpu_power_w"].unpack()[1] == 1.0
+
+
+class TestThread:
+    def test_ends_with_its_block_and_lets_go_of_the_gpu(self) -> None:
+        gpu = FakeGpu()
+        telemetry = Telemetry(gpu, FakeHost(), every=QUICK)
+        watch(telemetry)
+        assert not telemetry.thread.is_alive()
+        assert gpu.closed
+
+    def test_ends_at_once_when_training_fails_within_a_stretch(self) -> None:
+        telemetry = Telemetry(None, FakeHost(), every=600)
+
+        def train() -> None:
+            with telemetry:
+                telemetry.begin()
+                raise ValueError("the loss is a NaN")
+
+        with pytest.raises(ValueError, match="NaN"):
+            train()
+        assert not telemetry.thread.is_alive()
+
+    def test_that_hangs_in_a_driver_holds_up_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("harness.measure.telemetry.PATIENCE", 0.1)
+        reading, freed = threading.Event(), threading.Event()
+
+        class Stuck(FakeGpu):
+            def read(self) -> dict[str, float]:
+                reading.set()
+                freed.wait(60)
+                return {}
+
+        gpu = Stuck()
+        telemetry = Telemetry(gpu, FakeHost(), every=QUICK)
+        with telemetry:
+            telemetry.begin()
+            reading.wait(60)
+            telemetry.end(1)
+        assert telemetry.account().trouble["thread"] == "has not ended within 0.1 s"
+        assert not gpu.closed  # the thread is in it
+        assert telemetry.thread.daemon
+        freed.set()
+        telemetry.thread.join(60)
+
+
+def test_where_there_is_no_nvml_the_account_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = type("Properties", (), {"uuid": UUID})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound()))
+    telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
+    assert telemetry.gpu is None
+    assert telemetry.account().trouble == {"gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"}
+
+
+def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
+    gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], pids=[{ME, 77}])
+    (rank,) = make_record().ranks
+    rank = replace(rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)))
+    records.write(tmp_path / "rank0.json", rank)
+    assert records.read_rank(tmp_path / "rank0.json").telemetry == rank.telemetry
+
+
+def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def account(power: float, energy: int, throttled: set[str]) -> records.Telemetry:
+        found = metered(monkeypatch, [0, energy])
+        gpu = FakeGpu(
+            readings=[{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}], throttled=[throttled]
+        )
+        seen = watch(Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), every=QUICK))
+        return replace(seen, joules=found.joules, metered_steps=found.metered_steps)
+
+    record = make_record()
+    one = [replace(record.ranks[0], telemetry=account(300, 40_000, {"hw_slowdown"}))]
+    two = [*one, replace(record.ranks[0], rank=1, telemetry=account(200, 24_000, set()))]
+    found = scalars(replace(record, ranks=two))
+    batch = record.trial.cell.axes.batch_size
+    assert found["gpu_power_w"] == 250
+    assert found["gpu_sm_clock_mhz"] == 1500
+    assert found["gpu_throttled_share.hw_slowdown"] == 1
+    assert found["gpu_throttled_share.sw_power_cap"] == 0
+    assert found["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
+    assert (found["cpu_use"], found["cpu_steal"], found["load_per_core"]) == (0.5, 0.1, 0.5)
+    assert "gpu_foreign_processes" not in found  # nobody's pid was listed
+    assert "gpu_temperature_c" not in found
+    unknown = replace(two[1], telemetry=replace(account(200, 0, set()), joules=None))
+    assert "joules_per_sample" not in scalars(replace(record, ranks=[one[0], unknown]))
+
+
+@pytest.mark.distributed
+def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: Path) -> None:
+    path = line_sweep(tmp_path, {"slow": {"options": {"step_seconds": 0.02}}}, length={"steps": 80}, seeds=[0])
+    (record,) = by_label(run(path)).values()
+    assert record.status == "done", record.failure
+    (rank,) = record.ranks
+    found = rank.telemetry
+    assert found
+    assert rank.step_seconds
+    measured = rank.step_seconds.unpack()[-found.steps :]
+    assert 0 < found.steps < 80
+    assert measured.sum() <= found.seconds < measured.sum() + 0.5
+    assert found.at.count >= 1
+    assert 0 <= found.shares["cpu_steal"] <= found.shares["cpu_use"] + found.shares["cpu_steal"] <= 1.001
+    assert found.readings["resident_bytes"].unpack().min() > 50 * 2**20
+    assert (found.joules, found.throttled, found.foreign, found.trouble) == (None, None, None, {})
+    assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(scalars(record))
