@@ -55,7 +55,6 @@ def check(record: Record) -> list[Check]:
         "median step (s)": (0.75 * options["step_seconds"], summary.step_p50),
         "measured from step": (float(options["slow_steps"]), summary.window_start),
         "data wait (share)": (options["data_wait"], summary.shares.get("data_wait")),
-        "forward (share)": (options["forward"], summary.shares.get("forward")),
     }
     if axes.world_size > 1:
         truth |= {

@@ -12,6 +12,7 @@ import pytest
 from covertable import make
 
 from harness.axes import DEFAULTS, NEEDS, Axes, Need, conflict
+from harness.measure.clock import Phase
 from harness.record import Record
 from tests.support.running import by_label, line_sweep, run
 
@@ -112,7 +113,9 @@ def test_combination(records: dict[str, Record], number: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE[axes["precision"]])
     if axes["precision"] != "fp32":
         assert not np.allclose(found, expected, rtol=1e-6), "as exact as fp32: the precision was not applied"
+    assert ("compile" in record.phases) == (axes["execution"] == "compile")
     for rank in record.ranks:
+        assert set(rank.step_phases) == {phase.name for phase in Phase}
         assert (rank.compiled is not None) == (axes["execution"] == "compile")
         assert (rank.loss_scale is not None) == (axes["precision"] == "fp16")
         assert rank.loader_workers == axes["workers"]

@@ -1,0 +1,55 @@
+"""The phases of a step are told apart under every strategy, and add up to the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.record import Record
+from tests.support.running import by_label, line_sweep, run
+
+pytestmark = pytest.mark.distributed
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "accumulation": 2}},
+    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}},
+}
+OWN = {"data_wait", "host_to_device", "forward", "backward", "optimizer"}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    return by_label(run(line_sweep(tmp_path_factory.mktemp("phases"), VARIANTS, length={"steps": 40})))
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_phases_add_up_to_steps(records: dict[str, Record], label: str) -> None:
+    record = records[label]
+    assert record.failure is None, record.failure
+    for rank in record.ranks:
+        assert rank.step_seconds is not None
+        assert set(rank.step_phases) == (OWN if label == "single" else {*OWN, "communication"})
+        phases = {name: series.unpack().astype(np.float64) for name, series in rank.step_phases.items()}
+        assert all((seconds >= 0).all() for seconds in phases.values())
+        np.testing.assert_allclose(sum(phases.values()), rank.step_seconds.unpack(), rtol=1e-5)
+        for name in {*phases} - {"host_to_device"}:
+            assert (phases[name] > 0).all(), name
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_what_comes_before_and_after_training_is_told_apart(records: dict[str, Record], label: str) -> None:
+    phases = records[label].phases
+    assert {"startup", "data", "build", "loader", "warmup", "train", "evaluate", "fingerprint"} <= set(phases)
+    whole = records[label].ended - records[label].started
+    assert 0 < sum(phases.values()) < whole * 1.05  # each of the rank that took longest, so little more than the whole
+
+
+@pytest.mark.parametrize("label", [label for label in VARIANTS if label != "single"])
+def test_both_ranks_clocks_agree(records: dict[str, Record], label: str) -> None:
+    elapsed = [rank.elapsed or 0.0 for rank in records[label].ranks]
+    assert min(elapsed) > 0
+    np.testing.assert_allclose(elapsed[0], elapsed[1], atol=0.2)
