@@ -172,15 +172,26 @@ def selftest(
     _selftest(ranks, _profile(cluster), results)
 
 
-@app.command(epilog="Example:  harness show quickstart")
-def show(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
+@app.command(epilog="Examples:  harness show quickstart   |   harness show quickstart --phases")
+def show(
+    sweep: NameArgument,
+    results: ResultsOption = Path("results"),
+    phases: Annotated[
+        bool, typer.Option("--phases", help="Where the time of a step goes: data, forward, communication, …")
+    ] = False,
+) -> None:
     """Show the results of a sweep again."""
     from harness.paths import Results
     from harness.sweep import recorded
     from harness.view.run import conclude
 
     place = Results(results)
-    conclude(*recorded(place, sweep), place)
+    asked, records = recorded(place, sweep)
+    if phases:
+        from harness.view.phases import show_phases
+
+        return show_phases(asked, records)
+    conclude(asked, records, place)
 
 
 @app.command(epilog="Example:  harness sync quickstart --tracking-uri http://127.0.0.1:5000")

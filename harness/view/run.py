@@ -110,7 +110,7 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     name = shlex.quote(sweep.name)
     hints = [
         ("harness ui", "curves and comparisons in MLflow"),
-        (f"harness show {name}", "this table again"),
+        (f"harness show {name} --phases", "where the time of a step goes"),
         ("harness run … --set seeds=0,1,2", "more seeds; what is done is not repeated"),
     ]
     width = max(len(command) for command, _ in hints)
