@@ -55,6 +55,10 @@ class Host(Protocol):
         """ "pid 123 python" for a process that is not of this trial; None for one that is."""
         ...
 
+    def close(self) -> None:
+        """Nothing is read afterwards."""
+        ...
+
 
 class ThisHost:
     """Linux's /proc, and cpufreq for the frequency: what else calls itself a frequency is often the nominal one.
@@ -82,7 +86,7 @@ class ThisHost:
         return found
 
     def counters(self) -> Counters:
-        """proc(5): user nice system idle iowait irq softirq steal, in ticks, and then guests, who are in user already."""
+        """proc(5): user nice system idle iowait irq softirq steal, in ticks; then guests', which is in user already."""
         wall, process = time.perf_counter(), time.process_time()
         ticks = [int(word) for word in self._read("stat").partition(b"\n")[0].split()[1:9]]
         idle, stolen, hertz = ticks[3] + ticks[4], ticks[7], os.sysconf("SC_CLK_TCK")
