@@ -52,7 +52,7 @@ class Host(Protocol):
     def counters(self) -> Counters: ...
 
     def stranger(self, pid: int) -> str | None:
-        """ "pid 123 python" for a process that is not of this trial; None for one that is."""
+        """A process that is not of this trial, as "pid 123 python"; None for one that is."""
         ...
 
     def close(self) -> None:
