@@ -53,17 +53,26 @@ def test_load_is_plausible() -> None:
     assert 0 <= ThisHost().levels()["load_per_core"] < 1000
 
 
-def test_follows_the_kernels_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follows_the_kernels_counters(tmp_path: Path) -> None:
     #            user nice system idle iowait irq softirq steal guest guest_nice, in ticks
     first, then = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0), (300, 50, 100, 400, 100, 10, 20, 20, 300, 0)
-    hertz, host = os.sysconf("SC_CLK_TCK"), ThisHost()
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    hertz, host = os.sysconf("SC_CLK_TCK"), ThisHost(tmp_path)
     found = []
     for ticks in (first, then):
         (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, ticks))}\n", encoding="ascii")
         found.append(host.counters())
+    host.close()
     spent = found[1] - found[0]
     assert (spent.total, spent.busy, spent.stolen) == pytest.approx((1000 / hertz, 480 / hertz, 20 / hertz))
+
+
+def test_resident_memory_and_steal_are_the_kernels_own() -> None:
+    host, process = ThisHost(), psutil.Process()
+    assert host.levels()["resident_bytes"] == pytest.approx(process.memory_info().rss, rel=0.05)
+    assert host.counters().stolen == pytest.approx(psutil.cpu_times().steal, abs=1.0)
+    assert len(host.open) == 2
+    host.close()
+    assert host.open == {}
 
 
 def test_shares_of_no_time_are_unknown() -> None:

@@ -310,7 +310,7 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.distributed
 def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: Path) -> None:
-    path = line_sweep(tmp_path, {"slow": {"options": {"step_seconds": 0.02}}}, length={"steps": 80}, seeds=[0])
+    path = line_sweep(tmp_path, {"slow": {"options": {"step_seconds": 0.04}}}, length={"steps": 80}, seeds=[0])
     (record,) = by_label(run(path)).values()
     assert record.status == "done", record.failure
     (rank,) = record.ranks

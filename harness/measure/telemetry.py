@@ -26,7 +26,7 @@ from harness.series import Series
 
 T = TypeVar("T")
 
-EVERY = 0.5  # seconds of training from sample to sample
+EVERY = 1.0  # seconds of training from sample to sample
 METERED = 1.0  # seconds that a stretch must last for its energy to count; see `joules_between`
 UPDATE = 0.1  # seconds in which NVML's energy counter moves on at the latest
 MOST_WATTS = 5000.0  # above what any one device draws; more means that the counter was set back
@@ -107,7 +107,9 @@ class Telemetry:
         self.thread.join(PATIENCE)
         if self.thread.is_alive():
             self.trouble["thread"] = f"has not ended within {PATIENCE} s"
-        elif self.gpu:
+            return  # it may be reading still
+        self.host.close()
+        if self.gpu:
             self._try("gpu", self.gpu.close)
 
     def begin(self) -> None:

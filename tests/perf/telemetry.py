@@ -1,7 +1,9 @@
-"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS]`.
+"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS [EVERY]]`.
 
 The harness's own loop trains the MLP on images of noise, with 1 thread, in blocks of at least BLOCK seconds,
-one with the sampling thread and one without, in turns. The timed region is what a trial reports.
+one with the sampling thread and one without, in turns. The timed region is what a trial reports. What a sample
+costs does not depend on how often one is taken, so on a noisy machine EVERY (seconds from sample to sample) can be made
+small, and the cost that is then seen be scaled down.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from harness.cell import Assignment, Cell, Choice, Length, Trial
 from harness.dist import Ranks
 from harness.environment import describe_hardware
 from harness.loader import Fetched
-from harness.measure.telemetry import EVERY, Telemetry, telemetry_for
+from harness.measure.host import ThisHost
+from harness.measure.telemetry import EVERY, Telemetry
 from harness.paths import TrialFolder
 from harness.train import Trace, Training
 from harness.worker import load_workload
@@ -87,11 +90,12 @@ def block(training: Training, batches: Iterator[Fetched], steps: int, telemetry:
     return sum(training.trace.step_seconds[-steps:]), time.thread_time() - began
 
 
-def ratio(pairs: NDArray[np.float64]) -> str:
-    """The geometric mean of with to without, and its 95% interval by Student's t over the logarithms of pairs."""
+def cost(pairs: NDArray[np.float64], scale: float) -> str:
+    """From the geometric mean of with to without; its 95% interval by Student's t over the logarithms of pairs."""
     logs = np.log(pairs[:, 0] / pairs[:, 1])
     low, high = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=stats.sem(logs))
-    return f"{np.exp(logs.mean()):.4f} (95% interval {np.exp(low):.4f} to {np.exp(high):.4f})"
+    mean, low, high = (np.expm1(log) * scale for log in (logs.mean(), low, high))
+    return f"{mean:+.3%} (95% interval {low:+.3%} to {high:+.3%})"
 
 
 def calls(telemetry: Telemetry, times: int = 200) -> float:
@@ -105,10 +109,11 @@ def calls(telemetry: Telemetry, times: int = 200) -> float:
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    with tempfile.TemporaryDirectory() as folder, telemetry_for(torch.device("cpu"), warmup=0) as telemetry:
+    every = float(sys.argv[2]) if len(sys.argv) > 2 else EVERY
+    with tempfile.TemporaryDirectory() as folder, Telemetry(None, ThisHost(), every=every) as telemetry:
         training = make_training(Path(folder))
         alternate(training, telemetry, 5, 20)  # so that all has been warmed up
-        steps = math.ceil(BLOCK / float(np.median(training.trace.step_seconds)))
+        steps = math.ceil(BLOCK / np.quantile(training.trace.step_seconds, 0.1))
         clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
         before, began = time.clock_gettime(clock), telemetry.account()
         pairs = alternate(training, telemetry, seconds, steps)
@@ -116,15 +121,14 @@ def main() -> None:
         each = calls(telemetry)
     watched, samples = seen.seconds - began.seconds, seen.at.count - began.at.count
     hardware, (wall, cpu) = describe_hardware(), np.moveaxis(pairs, 2, 0)
+    apart = watched / samples  # more than asked for where a sample itself takes long
     print(
         f"{hardware['cpu']}, {hardware['usable_cores']} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
     )
-    print(f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {EVERY} s of training")
-    print(f"step time with to without:                    {ratio(wall)}")
-    print(f"CPU time of the training's thread, the same:  {ratio(cpu)}")
-    print(
-        f"the sampling thread's own CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample"
-    )
+    print(f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s")
+    print(f"cost in step time, scaled to one every {EVERY} s:      {cost(wall, apart / EVERY)}")
+    print(f"the same in CPU time of the training's thread:   {cost(cpu, apart / EVERY)}")
+    print(f"the sampling thread's CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample")
     print(f"begin and end, outside the timed region: {each * 1e6:.0f} µs a stretch")
 
 

@@ -74,6 +74,8 @@ class FakeHost:
     def stranger(self, pid: int) -> str | None:
         return f"pid {pid} {self.names[pid]}" if pid in self.names else None
 
+    def close(self) -> None: ...
+
 
 def _said(values: Iterator[Any]) -> Any:
     value = next(values)
