@@ -110,7 +110,7 @@ class RankResult:
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     loader_workers: int = 0  # that were seen to deliver batches
-    memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, as `PeakMemory.read` names them
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
     learned: Learned | None = None
 

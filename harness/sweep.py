@@ -123,6 +123,7 @@ def _run_trial(
         trial=trial,
         base=str(sweep.base),
         checkpoint=sweep.checkpoint,
+        profile=sweep.profile,
         device=profile.device,
         attempt=len(earlier) + 1,
         environment=known,
@@ -179,9 +180,8 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
     if place.record.exists() and not fresh:
         before = record.read(place.record)
         earlier = [*before.earlier, *filter(None, [before.failure])]
-    if fresh:
-        for folder in (place.best, place.logs):
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in (place.profile, place.best, place.logs) if fresh else (place.profile,):
+        shutil.rmtree(folder, ignore_errors=True)
     _tidy(place)
     return earlier
 

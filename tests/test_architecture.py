@@ -25,6 +25,7 @@ ROWS = [
     {"strategy"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},
+    {"profiler"},
     {"worker", "ui"},
     {"view"},
     {"cli"},
