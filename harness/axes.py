@@ -47,7 +47,8 @@ class Axes(Strict):
     ] = "single"
     world_size: Annotated[Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")] = 1
     bucket_cap_mb: Annotated[
-        Count | None, About("MiB of gradients that DDP sends at once; null: torch's own", "ddp")
+        Annotated[float, Between(1e-6)] | None,
+        About("MiB of gradients that DDP sends at once; null: torch's own", "ddp, and a model that is larger"),
     ] = None
     gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = False
     static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = False

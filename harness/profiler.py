@@ -42,8 +42,7 @@ def trace_steps(training: Training, steps: int) -> None:
             with record_function("fetch"):
                 _, _, batch = next(batches)
                 batch = to_device(batch, training.device)
-            with record_function("train step"):
-                training._train_step(batch)
+            training._train_step(batch)
             profiler.step()
         if on_gpu:
             torch.cuda.synchronize(training.device)

@@ -2,8 +2,13 @@
 
 Taken once the data is loaded and just before the model is built, so that neither the imports nor the data set count;
 what is built, the steps, evaluations and checkpoints do. Loader workers are processes of their own and don't count,
-but their batches do once this process touches them. What is loaded lazily on the way, such as a compiler, counts.
-The allocator may keep what was freed before: it is asked to hand it back first, as far as it can.
+but their batches do once this process touches them. What libraries load or keep on the way counts, foremost the
+compiler; the optimizers' share of that, torch._dynamo, is loaded before. What the allocator keeps of what was freed
+before is handed back first, as far as it can be, because it would hold what training takes.
+
+The resident size is what the process has of the machine, and glibc keeps blocks of up to 32 MiB that were freed: under
+FSDP2, which frees and takes its blocks all the time, it keeps more than there is in use. With
+`MALLOC_MMAP_THRESHOLD_: "131072"` in a cluster profile's environment it hands back what is freed, at the cost of speed.
 """
 
 from __future__ import annotations
@@ -27,13 +32,13 @@ class PeakMemory:
     """Counts from its making. On a GPU, the allocator's peaks too."""
 
     def __init__(self, device: torch.device) -> None:
+        import torch._dynamo  # 80 MiB, which every optimizer would load on the way
+
         self.device = device
         _trim()
         self.before = _status("VmRSS")
         self.floor = 0 if _reset_peak() else _peak()
         if device.type == "cuda":
-            import torch
-
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, int]:
