@@ -159,6 +159,8 @@ def conflict(axes: Axes) -> str | None:
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
     if axes.static_graph and axes.accumulation > 1:
         return "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients"
+    if axes.execution != "eager" and (axes.bucket_cap_mb or 1) < 1:
+        return f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile: there torch takes 1 or more"
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy == "fsdp2" and axes.wrap != "root":

@@ -57,6 +57,7 @@ def rule(*axes: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 CONSTRAINTS = [sensible(need, dependent) for need in NEEDS for dependent in need.dependents if dependent in VALUES]
 CONSTRAINTS += [
     rule("precision", "strategy", holds=lambda row: row["precision"] != "bf16:fsdp2" or row["strategy"] == "fsdp2"),
+    rule("execution", "bucket_cap_mb", holds=lambda row: row["execution"] == "eager" or row["bucket_cap_mb"] is None),
     rule("static_graph", "accumulation", holds=lambda row: not row["static_graph"] or row["accumulation"] == 1),
     rule(
         "strategy",
