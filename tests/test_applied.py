@@ -122,6 +122,6 @@ def test_gradients_are_clipped_to_the_norm_before_the_step(precision: Any) -> No
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler = Scaler(Axes(batch_size=1, precision=precision), CPU)
     halved = parameter.half() if precision == "fp16" else parameter
-    scaler.backward((halved * torch.tensor([3.0, 4.0])).sum())
-    scaler.step(optimizer, clip=1.0)
-    assert parameter.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)
+    scaler.backward((halved * torch.tensor([0.375, 0.5])).sum())
+    scaler.step(optimizer, clip=0.1)
+    assert parameter.tolist() == pytest.approx([-0.06, -0.08], abs=1e-5)
