@@ -47,7 +47,8 @@ class Axes(Strict):
     ] = "single"
     world_size: Annotated[Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")] = 1
     bucket_cap_mb: Annotated[
-        Count | None, About("MiB of gradients that DDP sends at once; null: torch's own", "ddp")
+        Annotated[float, Between(1e-6)] | None,
+        About("MiB of gradients that DDP sends at once; null: torch's own", "ddp, and a model that is larger"),
     ] = None
     gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = False
     static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = False
@@ -158,6 +159,8 @@ def conflict(axes: Axes) -> str | None:
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
     if axes.static_graph and axes.accumulation > 1:
         return "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients"
+    if axes.execution != "eager" and (axes.bucket_cap_mb or 1) < 1:
+        return f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile: there torch takes 1 or more"
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy == "fsdp2" and axes.wrap != "root":

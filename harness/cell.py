@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from harness.axes import DEFAULTS, Axes
-from workloads.options import Count, Strict
+from workloads.options import Between, Count, Strict
 
 SHORT = ("execution", "precision", "strategy", "world_size", "workers", "threads")  # the axes that every label shows
 IDENTITY = 1  # counts the meanings that an id has had; a new one makes every id a new id
@@ -35,6 +35,13 @@ class Length(Strict):
 
     def __str__(self) -> str:
         return f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiling(Strict):
+    """A profiler's trace of further steps once a trial is over: it changes nothing of what the trial measures."""
+
+    steps: Annotated[int, Between(1, 1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,7 @@ class Assignment:
     trial: Trial
     base: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"
+    profile: Profiling | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: int = 1
     environment: Mapping[str, Any] = field(default_factory=dict)  # what only the parent knows: commit, packages

@@ -25,7 +25,8 @@ def digest_parameters(model: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of the full parameters, in the order of their names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        full = whole(parameter).contiguous()
+        # A copy, because numpy fixes the size of the memory it looks at, and FSDP2 frees its own by resizing it.
+        full = whole(parameter).clone(memory_format=torch.contiguous_format)
         digest.update(f"{name}\0{full.dtype}\0{tuple(full.shape)}\0".encode())
         digest.update(full.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

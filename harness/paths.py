@@ -54,6 +54,13 @@ class TrialFolder:
     def result(self, rank: int) -> Path:
         return self.path / f"rank{rank}.json"
 
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    def trace(self, rank: int) -> Path:
+        return self.profile / f"rank{rank}.json.gz"
+
     def cache(self, rank: int) -> Path:
         """A compiler's cold cache, for as long as the trial runs."""
         return self.path / f"cache{rank}"

@@ -14,6 +14,7 @@ from harness.errors import NotApplied
 from harness.record import LossScale
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LOWER = AUTOCAST | {"bf16:fsdp2": torch.bfloat16}
 AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
 
 
@@ -32,14 +33,42 @@ def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
+    """Whether anything that `loss` was computed from was a tensor of `dtype`.
+
+    Read off the graph of its backward, which disturbs no computation. It ends at a compiled graph, of which it shows
+    what goes in, what comes out, and what is kept for backward.
+    """
+    nodes: set[Any] = set()
+    ahead: list[Any] = [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in nodes:
+            continue
+        if any(shown.dtype == dtype for shown in node._input_metadata):
+            return True
+        nodes.add(node)
+        ahead += [further for further, _ in node.next_functions]
+    compiled = [node for node in nodes if node.name() == "CompiledFunctionBackward"]
+    return any(kept is not None and kept.dtype == dtype for node in compiled for kept in node.saved_tensors)
+
+
 class Scaler:
-    """Backward and optimizer step; under fp16 with a loss scale, which falls where gradients overflow."""
+    """Backward and optimizer step; under fp16 with a loss scale, which falls where gradients overflow.
+
+    The first backward raises NotApplied if nothing of its forward was computed in the precision asked for.
+    """
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
+        self.unproven = axes.precision if axes.precision in LOWER else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=axes.precision == "fp16")
         self.skipped = 0
 
     def backward(self, loss: Tensor) -> None:
+        if self.unproven is not None:
+            if not computed_in(LOWER[self.unproven], loss):
+                raise NotApplied(f"precision: {self.unproven} was asked for and the first step computed nothing in it")
+            self.unproven = None
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, clip: float | None) -> bool:

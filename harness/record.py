@@ -133,7 +133,7 @@ class RankResult:
     loss_scale: LossScale | None = None  # None without loss scaling
     telemetry: Telemetry | None = None
     loader_workers: int = 0  # that were seen to deliver batches
-    memory: Mapping[str, int] = field(default_factory=dict)  # peaks in bytes: resident, and allocated on the device
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, as `PeakMemory.read` names them
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
     learned: Learned | None = None
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from harness import matrix
 from harness.axes import AXIS_TYPES, Axes, conflict
-from harness.cell import Cell, Choice, Length, Trial, digest_files, without_defaults
+from harness.cell import Cell, Choice, Length, Profiling, Trial, digest_files, without_defaults
 from harness.document import Document, choose, parse_value, read
 from harness.errors import BadInput, did_you_mean
 from workloads.catalog import BUILT_IN, Entry, load_class
@@ -46,6 +46,7 @@ class SweepFile(Strict):
     evaluate: Length = ONE_EPOCH
     warmup: Annotated[int, Between(0)] = 10
     checkpoint: Literal["none", "best"] = "none"
+    profile: Profiling | None = None
     timeout: Annotated[float, Between(1)] = 3600.0
     axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class Sweep:
     cells: Sequence[Cell]
     excluded: Sequence[matrix.Excluded]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
+    profile: Profiling | None = None
 
     @property
     def base(self) -> Path:
@@ -134,6 +136,7 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         seeds=file.seeds,
         repeats=file.repeats,
         checkpoint=file.checkpoint,
+        profile=file.profile,
         timeout=file.timeout,
         cells=list(distinct.values()),
         excluded=excluded,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +21,7 @@ from harness.measure.communication import mark_gradient_wait, time_collectives
 from workloads.base import Batch, Workload
 
 RESHARD = {"auto": None, "always": True, "never": False}
+DEFAULT_BUCKET = 25 * 2**20  # bytes: DDP's own cap, for every bucket but the first
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ def _checkpoint_activations(block: nn.Module) -> None:
 
 
 def _replicate(model: nn.Module, axes: Axes, device: torch.device) -> DistributedDataParallel:
+    if axes.bucket_cap_mb is not None and buckets(model, axes.bucket_cap_mb) == (own := buckets(model, None)):
+        count = f"{len(own)} bucket{'s' if len(own) > 1 else ''}"
+        raise NotApplied(
+            f"bucket_cap_mb: {axes.bucket_cap_mb:g} was asked for and the gradients are in the same {count} as without"
+        )
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -78,6 +85,19 @@ def _replicate(model: nn.Module, axes: Axes, device: torch.device) -> Distribute
         gradient_as_bucket_view=axes.gradient_as_bucket_view,
         static_graph=axes.static_graph,
     )
+
+
+def buckets(model: nn.Module, cap: float | None) -> list[list[int]]:
+    """The buckets that DDP has from its second step on, as numbers of parameters counted from the model's last.
+
+    `cap` in MiB; None is DDP's own, whose first bucket is smaller. That gradients are ready in the order opposite to
+    that of the parameters is what DDP assumes too; it then goes by the order seen in the first step.
+    """
+    ddp: Any = dist  # what DDP itself uses of it has no types
+    gradients = [parameter for parameter in reversed(list(model.parameters())) if parameter.requires_grad]
+    limits = [ddp._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET] if cap is None else [int(cap * 2**20)]
+    assigned: list[list[int]] = ddp._compute_bucket_assignment_by_size(gradients, limits)[0]
+    return assigned
 
 
 def _shard(

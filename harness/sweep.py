@@ -139,6 +139,7 @@ def _run_trial(
         trial=trial,
         base=str(sweep.base),
         checkpoint=sweep.checkpoint,
+        profile=sweep.profile,
         device=profile.device,
         attempt=len(earlier) + 1,
         environment=known,
@@ -206,9 +207,9 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
             earlier.append(Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended))
             shutil.copyfile(place.record, place.set_aside(before.attempt))
             shutil.rmtree(place.best, ignore_errors=True)  # it finished: there is nothing to go on from
+    for folder in (place.profile, place.best, place.logs) if fresh else (place.profile,):
+        shutil.rmtree(folder, ignore_errors=True)
     if fresh:
-        for folder in (place.best, place.logs):
-            shutil.rmtree(folder, ignore_errors=True)
         for aside in place.path.glob(place.set_aside("*").name):
             aside.unlink()
     _tidy(place)

@@ -26,6 +26,7 @@ from harness.execution import Compiler
 from harness.fingerprint import digest_parameters
 from harness.loader import Fetched, make_loader, to_device
 from harness.measure.clock import Phase, StepTimes, step_clock
+from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
 from harness.optimization import make_optimizer, make_schedule
 from harness.order import BatchOrder, OrderDigest
@@ -91,6 +92,7 @@ class Training:
     def _build(self) -> None:
         if (setting := gpu_only(self.axes)) and self.device.type != "cuda":
             raise NotApplied(f"{setting}; needed: a GPU")
+        self.memory = PeakMemory(self.device)
         apply_matmul_precision(self.axes, self.device)
         seed_everything(self.seed)  # the same at every rank: FSDP2 shards what each rank has built
         model = self.workload.build_model()

@@ -6,7 +6,6 @@ import argparse
 import gc
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -24,6 +23,7 @@ from harness.dist import Ranks, choose_device, process_group
 from harness.errors import HarnessError, NonFiniteLoss, one_line
 from harness.paths import TrialFolder
 from harness.processes import die_with_parent
+from harness.profiler import trace_steps
 from harness.record import Failure, Learned, RankResult, write
 from harness.restore import restore
 from harness.series import Series
@@ -68,6 +68,9 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) ->
         with training.telemetry:
             training.run()
         result = _result(training, entered)
+        if assignment.profile:
+            trace_steps(training, assignment.profile.steps)
+            result = replace(result, phases=training.phases)
         del training
         gc.collect()
     return result
@@ -81,6 +84,7 @@ def load_workload(assignment: Assignment) -> Workload:
 
 
 def _result(training: Training, entered: RankResult) -> RankResult:
+    memory = training.memory.read()  # first: the fingerprint gathers parameters
     fingerprint = training.fingerprint()
     return replace(
         entered,
@@ -90,7 +94,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         loss_scale=training.scaler.account(),
         telemetry=training.telemetry.account(),
         loader_workers=training.loader_workers,
-        memory=_peak_memory(training.device),
+        memory=memory,
         phases=training.phases,
         elapsed=training.elapsed,
         learned=_learned(training, fingerprint) if training.ranks.first else None,
@@ -120,13 +124,6 @@ def _learned(training: Training, fingerprint: str) -> Learned:
         environment=environment.describe() | dict(training.assignment.environment),
         checkpoint=None if best is None else str(best.relative_to(training.folder.path)),
     )
-
-
-def _peak_memory(device: torch.device) -> dict[str, int]:
-    peak = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    if device.type == "cuda":
-        peak["allocated"] = torch.cuda.max_memory_allocated(device)
-    return peak
 
 
 def _describe(error: Exception, ranks: Ranks) -> Failure:

@@ -139,7 +139,7 @@ def _rank(rank: int, trial: Trial, started: float, step_seconds: float, learned:
         step_seconds=Series.pack(seconds),
         step_phases={name: Series.pack((seconds * share).astype(np.float32)) for name, share in PHASES.items()},
         order=(12345 + trial.seed, 67890 + rank),
-        memory={"resident": (300 + rank) * 2**20},
+        memory={"resident": (300 + rank) * 2**20, "resident_before": 200 * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},
         learned=learned,
     )

@@ -18,7 +18,7 @@ LONGEST_FUNCTION = 55
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.
 ROWS = [
-    {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint"},
+    {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint", "stats"},
     {"cell"},
     {"document", "record", "order", "environment", "dist", "fetch"},
     {
@@ -36,6 +36,7 @@ ROWS = [
     {"strategy", "cluster", "summary"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},
+    {"profiler"},
     {"worker", "ui", "selftest"},
     {"view"},
     {"cli"},

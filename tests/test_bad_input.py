@@ -156,6 +156,18 @@ VALUES = [
         "sweep.yaml:4: checkpoint: found \"beste\"; did you mean 'best'? allowed: best, none",
     ),
     param(
+        "profile-steps",
+        GOOD + "profile: {steps: 0}\n",
+        "sweep.yaml:4: profile.steps: found 0; allowed: at least 1",
+    ),
+    param(
+        "profile-many-steps",
+        GOOD + "profile: {steps: 1001}\n",
+        "sweep.yaml:4: profile.steps: found 1001; allowed: at most 1000",
+    ),
+    param("profile-key", GOOD + "profile: {step: 5}\n", "sweep.yaml:4: profile.step"),
+    param("profile-nothing", GOOD + "profile: {}\n", "sweep.yaml:4: profile.steps: missing"),
+    param(
         "strategy-off",
         GOOD + "axes: {strategy: off}\n",
         f"sweep.yaml:4: axes.strategy: found the YAML boolean false {BOOLEAN}; allowed: ddp, fsdp2, single",

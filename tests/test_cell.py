@@ -181,6 +181,7 @@ def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
         {"another label": {"options": {"hidden": [8], "dropout": 0.1}, "uses": "mlp"}},
         timeout=9,
         checkpoint="best",
+        profile={"steps": 5},
         seeds=[7, 8],
         repeats=3,
         description="other words",

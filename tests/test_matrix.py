@@ -165,6 +165,10 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         ({"batch_size": 64, "fullgraph": True}, "fullgraph does nothing without execution compile"),
         ({"batch_size": 64, "execution": "compile", "cache": "cold", "dynamic": "never"}, None),
         ({"batch_size": 64, "bucket_cap_mb": 1}, "bucket_cap_mb does nothing without strategy ddp"),
+        (
+            {"batch_size": 64, "strategy": "ddp", "execution": "compile", "bucket_cap_mb": 0.5},
+            "bucket_cap_mb 0.5 can't be had with execution compile: there torch takes 1 or more",
+        ),
         ({"batch_size": 64, "strategy": "ddp", "wrap": "root"}, "wrap does nothing without strategy fsdp2"),
         ({"batch_size": 64, "prefetch_factor": 4}, "prefetch_factor does nothing without workers"),
         ({"batch_size": 64, "input": "resident", "workers": 2}, "workers does nothing without input loader"),

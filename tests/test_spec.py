@@ -9,7 +9,7 @@ import pytest
 
 from harness import spec
 from harness.axes import Axes
-from harness.cell import Length
+from harness.cell import Length, Profiling
 from harness.restore import restore
 from harness.spec import Sweep
 from tests.support.commands import harness
@@ -30,6 +30,7 @@ def planned(path: Path) -> dict[str, Any]:
 def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
     plan = planned(write(tmp_path))
     wanted = {"name": "demo", "description": "", "seeds": [0], "repeats": 1, "checkpoint": "none", "timeout": 3600.0}
+    wanted["profile"] = None
     assert {key: plan[key] for key in wanted} == wanted
     (cell,) = plan["cells"]
     assert cell["axes"] == asdict(Axes(batch_size=64))
@@ -48,6 +49,12 @@ def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
         ("conflict", 2, 1, "strategy single is one rank, world_size is 2"),
         ("exclude[0]", 2, 2, "the sweep says so"),
     ]
+
+
+def test_plan_for_people_shows_a_profile(tmp_path: Path) -> None:
+    assert "profile:" not in harness("plan", str(write(tmp_path))).out
+    shown = harness("plan", str(write(tmp_path, profile={"steps": 5}))).out
+    assert "profile: 5 more steps of every trial are traced once it is over" in shown
 
 
 def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:
@@ -202,6 +209,7 @@ class TestSet:
             "warmup=3",
             "timeout=60",
             "checkpoint=best",
+            "profile.steps=5",
             "name=other",
             "workloads.mlp.options.hidden=[8, 8]",
             "workloads.mlp.options.learning_rate=1e-2",
@@ -211,6 +219,7 @@ class TestSet:
         (cell,) = sweep.cells
         assert (sweep.name, sweep.seeds, sweep.repeats) == ("other", [4, 5], 2)
         assert (sweep.timeout, sweep.checkpoint, cell.warmup) == (60.0, "best", 3)
+        assert sweep.profile == Profiling(steps=5)
         assert list(cell.choice.options["hidden"]) == [8, 8]
         assert cell.choice.options["learning_rate"] == 0.01
         assert cell.length == Length(steps=40)

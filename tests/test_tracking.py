@@ -71,6 +71,7 @@ def test_a_trial_shows_what_its_record_says(results: Results, folder: SweepFolde
     assert [(step, value) for step, value, _ in shown["metrics"]["accuracy"]] == [(10, 0.45), (20, 0.9)]
     assert [value for _, value, _ in shown["metrics"]["throughput_samples_per_s"]] == [record.summary.throughput]
     assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
+    assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]
     assert shown["artifacts"] == [
         "environment.json", "logs/launch.log", "logs/rank0.log", "logs/rank1.log", "record.json"
     ]  # fmt: skip

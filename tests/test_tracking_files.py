@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.paths import Results, SweepFolder
-from harness.tracking import Tracker
+from harness.tracking import Tracker, runs
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.mlflow import artifact_text, by_name
 
@@ -47,6 +47,24 @@ def test_logs_are_cut_and_the_record_is_exact(results: Results, folder: SweepFol
     assert log.splitlines()[1].startswith("line ")
     assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record.read_text(encoding="utf-8")
     assert json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"]["cores"] == 2
+
+
+def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
+    results: Results, folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "TRACE_BYTES", 100)
+    record = make_record()
+    write_sweep(folder, [record])
+    place = folder.trial(record.trial.id)
+    place.profile.mkdir()
+    for rank, size in enumerate((100, 101)):
+        place.trace(rank).write_bytes(b"x" * size)
+    (place.profile / "rank0.txt").write_text("at https://me:swordfish@example.org/x\n", encoding="utf-8")
+    Tracker(results).deliver(folder)
+    (sent,) = results.artifacts.rglob("profile")
+    assert {file.name: file.stat().st_size for file in sent.glob("*.gz")} == {"rank0.json.gz": 100}
+    assert "101 bytes, more than the 100" in (sent / "rank1.json.gz.left-out.txt").read_text(encoding="utf-8")
+    assert "swordfish" not in (sent / "rank0.txt").read_text(encoding="utf-8")
 
 
 def test_the_spec_goes_with_the_sweep_and_is_renewed(results: Results, folder: SweepFolder, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.cell import Cell
 from harness.environment import CREDENTIALS_IN_URL, REDACTED
+from harness.measure.memory import training_bytes
 from harness.record import Record, Status
 from harness.tracking.telemetry import telemetry_scalars
 
@@ -211,9 +212,10 @@ def scalars(record: Record) -> dict[str, float]:
     found |= _compiled(record) | _loss_scale(record)
     found |= telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size)
     for rank in record.ranks:
-        for name, size in rank.memory.items():
+        for name, size in {**rank.memory, "training": training_bytes(rank.memory)}.items():
             key = f"memory_{name}_mib"
-            found[key] = max(found.get(key) or 0.0, size / 2**20)
+            if size is not None:
+                found[key] = max(found.get(key) or 0.0, size / 2**20)
     return {metric_name(key): float(value) for key, value in found.items() if value is not None}
 
 

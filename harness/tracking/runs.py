@@ -6,9 +6,10 @@ import getpass
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PAGE = 250  # runs in one answer
 BATCH = 900  # metric points in one request; MLflow takes 1,000 entities
 LOG_BYTES = 2**20  # of the end of each log
+TRACE_BYTES = 2**26  # of a profiler's trace
 RECORD = "harness.record"  # the digest of the record that a trial's run shows: in full once it is no longer RUNNING
 SPEC = "harness.spec"  # the digest of the sweep.json that lies with a sweep's run
 
@@ -168,6 +170,8 @@ class Runs:
             (aside / "logs").mkdir(exist_ok=True)
             (aside / "logs" / log.name).write_text(self._clean(tail(log)), encoding="utf-8")
 
+        gather_profile(place, aside, self._clean)
+
     def _create(self, contents: Contents, parent: str | None, more: Mapping[str, str] = MappingProxyType({})) -> Run:
         tags = {**self._tags(contents, parent), **more}
         return self.client.create_run(
@@ -211,6 +215,23 @@ def datasets(choice: Choice, clean: Any) -> list[DatasetInput]:
         )
         for part, context in (("train", "training"), ("test", "evaluation"))
     ]
+
+
+def gather_profile(place: TrialFolder, aside: Path, clean: Callable[[str], str]) -> None:
+    """A profiler's tables, and its traces, which are left out by name where they are too large."""
+    for file in sorted(place.profile.glob("rank*")):
+        to = aside / place.profile.name / file.name
+        to.parent.mkdir(exist_ok=True)
+        size = file.stat().st_size
+        if file.suffix == ".txt":
+            to.write_text(clean(file.read_text(encoding="utf-8")), encoding="utf-8")
+        elif size <= TRACE_BYTES:
+            shutil.copyfile(file, to)
+        else:
+            to.with_name(f"{file.name}.left-out.txt").write_text(
+                f"{size} bytes, more than the {TRACE_BYTES} that are sent; it lies in {place.path.name}/profile\n",
+                encoding="utf-8",
+            )
 
 
 def _ended(run: Run) -> bool:

@@ -32,6 +32,8 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     seeds = ", ".join(map(str, sweep.seeds))
     console.print(f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials")
     _print_time(console, sweep, estimates)
+    if sweep.profile:
+        console.print(f"profile: {sweep.profile.steps} more steps of every trial are traced once it is over")
     for left_out in sweep.excluded:
         axes = describe_axes(dict(left_out.axes))
         line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.why})"

@@ -57,6 +57,10 @@ class RunView:
         self.progress.update(self.bar, total=len(pending))
         skipped = f", {len(finished)} already there" if finished else ""
         self.say(f"[bold]{escape(self.sweep.name)}[/]: {len(pending)} trials of {len(self.sweep.cells)} cells{skipped}")
+        folder = self.results.sweep(self.sweep.name)
+        untraced = sum(not folder.trial(record.trial.id).profile.exists() for record in finished)
+        if self.sweep.profile and untraced:
+            self.say(f"profile: {untraced} of those there have no trace; --force runs them again, with one")
 
     def started(self, trial: Trial) -> None:
         self.begun += 1

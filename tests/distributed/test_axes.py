@@ -27,7 +27,7 @@ VALUES: dict[str, list[Any]] = {
     "workers": [0, 2],
     "persistent_workers": [True, False],
     "prefetch_factor": [2, 1],
-    "bucket_cap_mb": [None, 1],
+    "bucket_cap_mb": [None, 1e-4],  # 104 bytes: the model's gradients have 644
     "gradient_as_bucket_view": [False, True],
     "static_graph": [False, True],
     "wrap": ["blocks", "root"],
@@ -58,6 +58,7 @@ def rule(*axes: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 CONSTRAINTS = [sensible(need, dependent) for need in NEEDS for dependent in need.dependents if dependent in VALUES]
 CONSTRAINTS += [
     rule("precision", "strategy", holds=lambda row: row["precision"] != "bf16:fsdp2" or row["strategy"] == "fsdp2"),
+    rule("execution", "bucket_cap_mb", holds=lambda row: row["execution"] == "eager" or row["bucket_cap_mb"] is None),
     rule("static_graph", "accumulation", holds=lambda row: not row["static_graph"] or row["accumulation"] == 1),
     rule(
         "strategy",

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,7 @@ class Options(Settings):
     samples: int = 256
     sequential: bool = False  # a bare nn.Sequential as the model
     dropout: float = 0.0
+    exact: bool = False  # the model keeps itself out of autocast
 
 
 class Block(nn.Module):
@@ -45,12 +47,13 @@ class Block(nn.Module):
 
 
 class Line(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, exact: bool) -> None:
         super().__init__()
-        self.inner = Block(dropout)
+        self.inner, self.exact = Block(dropout), exact
 
     def forward(self, inputs: Tensor) -> Tensor:
-        result: Tensor = self.inner(inputs)
+        with torch.autocast("cpu", enabled=False) if self.exact else nullcontext():
+            result: Tensor = self.inner(inputs)
         return result
 
 
@@ -69,7 +72,7 @@ class LineFit(Workload):
         )
 
     def build_model(self) -> nn.Module:
-        model = Line(self.options.dropout)
+        model = Line(self.options.dropout, self.options.exact)
         return model.inner.layers if self.options.sequential else model
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:

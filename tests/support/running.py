@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -45,11 +46,19 @@ def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys:
     return path
 
 
-def run(path: Path, *, slots: int = 2, fail_fast: bool = False, redo: runner.Redo = "failed") -> list[Record]:
+def run(
+    path: Path,
+    *,
+    slots: int = 2,
+    fail_fast: bool = False,
+    redo: runner.Redo = "failed",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> list[Record]:
     """All records of the sweep after running what is pending, in the sweep's order."""
     sweep = spec.load(path)
     folder = Results(path.parent / "results").sweep(sweep.name)
-    return runner.run(sweep, Profile(slots=slots, device="cpu"), folder, Silent(), redo=redo, fail_fast=fail_fast)
+    profile = Profile(slots=slots, device="cpu", environment=dict(environment))
+    return runner.run(sweep, profile, folder, Silent(), redo=redo, fail_fast=fail_fast)
 
 
 def by_label(records: Sequence[Record]) -> dict[str, Record]:

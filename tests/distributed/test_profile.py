@@ -1,0 +1,67 @@
+"""A profiler's trace: of further steps, once all that a trial records has been measured."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.paths import Results, TrialFolder
+from harness.record import Record
+from tests.support.running import by_label, line_sweep, run
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 3
+VARIANTS: dict[str, dict[str, Any]] = {
+    "single": {"axes": {"workers": 1}},
+    "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "execution": "compile"}},
+    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2, "schedule": "one-cycle"}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profile")
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> dict[str, Record]:
+    return by_label(run(line_sweep(folder, VARIANTS, length={"steps": 6}, profile={"steps": STEPS})))
+
+
+def place(folder: Path, record: Record) -> TrialFolder:
+    return Results(folder / "results").sweep("line").trial(record.trial.id)
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
+    folder: Path, records: dict[str, Record], label: str
+) -> None:
+    record = records[label]
+    assert record.failure is None, record.failure
+    assert len(record.ranks) == len(list(place(folder, record).profile.glob("*.json.gz")))
+    for rank in record.ranks:
+        assert rank.loss is not None
+        assert rank.loss.count == 6
+        assert rank.phases["profile"] > 0
+        path = place(folder, record).trace(rank.rank)
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        assert len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}) == STEPS
+        assert sum(event["name"] == "fetch" and event["ph"] == "X" for event in events) == STEPS
+        assert "Optimizer.step#Adam.step" in (path.parent / f"rank{rank.rank}.txt").read_text(encoding="utf-8")
+
+
+def test_a_profile_changes_nothing_that_is_recorded(records: dict[str, Record], tmp_path: Path) -> None:
+    (plain,) = run(line_sweep(tmp_path, {"fsdp2": VARIANTS["fsdp2"]}, length={"steps": 6}))
+    profiled = records["fsdp2"]
+    assert plain.learned is not None
+    assert profiled.learned is not None
+    assert profiled.trial.id == plain.trial.id
+    assert profiled.loss == plain.loss
+    assert profiled.order_digest == plain.order_digest
+    assert profiled.learned.parameter_digest == plain.learned.parameter_digest
+    assert not place(tmp_path, plain).profile.exists()
