@@ -13,7 +13,7 @@ demo: setup
 
 test: setup-test lint
 	@echo "==> Tests"
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: setup-test
 	@echo "==> ruff and mypy"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.running import by_label, line_sweep, run
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 STEP = 0.25  # seconds from step to step, kept by the workload itself against a timetable
 BATCH = 32
