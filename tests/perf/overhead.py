@@ -33,6 +33,7 @@ from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
 from tests.support.sweeps import load
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "mnist10k"
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 BLOCK = 0.6  # seconds that the fastest loop should train at a time
 PLANNED = 20_000  # steps that the schedules of learning rates are made for
 
@@ -60,7 +61,10 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> Ratio:
 class Contest:
     """Loops that train in turn, each with random numbers of its own."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], Loop]]) -> None:
+    def __init__(
+        self, makers: Mapping[str, Callable[[], Loop]], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.clock = clock
         self.random: dict[str, list[torch.Tensor]] = {name: [] for name in makers}
         self.seconds: dict[str, list[float]] = {name: [] for name in makers}
         self.loops: dict[str, Loop] = {}
@@ -83,10 +87,10 @@ class Contest:
         """The seconds that it took, all ranks together."""
         with own_random(self.random[name]):
             _wait()
-            began = time.perf_counter()
+            began = self.clock()
             self.loops[name].train(steps)
             _wait()
-            return time.perf_counter() - began
+            return self.clock() - began
 
 
 def _wait() -> None:
@@ -94,7 +98,7 @@ def _wait() -> None:
         dist.barrier()
 
 
-def contest(assignment: Assignment, folder: Path, ranks: Ranks) -> Contest:
+def contest(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Contest:
     """The harness, the bare loop and, for one rank alone, the textbook's."""
     trial = assignment.trial
     makers: dict[str, Callable[[], Loop]] = {
@@ -103,7 +107,7 @@ def contest(assignment: Assignment, folder: Path, ranks: Ranks) -> Contest:
     }
     if ranks.world_size == 1:
         makers["textbook"] = lambda: Textbook(trial, load_workload(assignment))
-    return Contest(makers)
+    return Contest(makers, CLOCKS[clock])
 
 
 def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignment]:
@@ -119,9 +123,9 @@ def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignmen
     return [Assignment(trial=trial, base=str(folder), device="cpu") for trial in sweep.trials()]
 
 
-def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> list[str]:
+def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int, clock: str) -> list[str]:
     """A row of the table; raises RuntimeError if harness and bare loop did not do the same."""
-    race = contest(assignment, folder, ranks)
+    race = contest(assignment, folder, ranks, clock)
     steps = race.run(blocks)
     if list(race.loops["harness"].losses) != list(race.loops["bare"].losses):
         raise RuntimeError(f"{assignment.trial.cell.choice.label}: the harness and the bare loop computed other losses")
@@ -141,6 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.perf.overhead", description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files")
     parser.add_argument("--blocks", type=int, default=20, help="of each loop for each workload (default 20)")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu where others use the machine (default wall)"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
@@ -150,19 +157,19 @@ def main() -> None:
         process_group(ranks, torch.device("cpu"), needed=ranks.world_size > 1, timeout=600),
     ):
         for assignment in assignments(Path(name), given.data, ranks):
-            table.add_row(*measure(assignment, Path(name), ranks, given.blocks))
+            table.add_row(*measure(assignment, Path(name), ranks, given.blocks, given.clock))
             gc.collect()
     if ranks.first:
-        console = Console()
+        console = Console(soft_wrap=True)
         console.print(table)
-        console.print(_conditions(given.data, given.blocks), highlight=False)
+        console.print(_conditions(given.data, given.blocks, given.clock), highlight=False)
 
 
-def _conditions(data: Path | None, blocks: int) -> str:
+def _conditions(data: Path | None, blocks: int, clock: str) -> str:
     images, cpu, load = data.name if data else "digits", describe_hardware()["cpu"], os.getloadavg()[0]
     return (
         f"{blocks} blocks of so many steps for each loop, one thread a rank; samples/s: the harness's median;\n"
-        "ratios of samples/s are geometric means with 95% intervals over the paired blocks.\n"
+        f"ratios of samples/s ({clock} time) are geometric means with 95% intervals over the paired blocks.\n"
         f"Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of {cpu}, load {load:.1f}."
     )
 
