@@ -1,9 +1,10 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
+# make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test setup setup-test lint clean
+.PHONY: demo test bench setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -13,7 +14,14 @@ demo: setup
 
 test: setup-test lint
 	@echo "==> Tests"
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+bench: setup-test
+	@echo "==> The training loop beside the same loop written bare, one rank and two"
+	@$(BIN)/python -m tests.perf.overhead
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 -m tests.perf.overhead
+	@echo "==> The start of the command line"
+	@$(BIN)/python -m tests.perf.startup
 
 lint: setup-test
 	@echo "==> ruff and mypy"

@@ -1,10 +1,11 @@
-"""Fixtures that several kinds of test share."""
+"""Fixtures that several kinds of test share, and how tests share the machine."""
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,28 @@ import pytest
 from harness.paths import Results
 from harness.tracking import Tracker
 from harness.ui import server
+
+KINDS = ("accuracy", "distributed", "browser", "", "alone")  # what takes long starts early, what measures time waits
+
+
+def kind(item: pytest.Item) -> str:
+    """The last of KINDS that a test is marked with."""
+    return next((word for word in reversed(KINDS) if word and item.get_closest_marker(word)), "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: KINDS.index(kind(item)))
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` waits until no other process is in a test, and the others wait for its end."""
+    with Path(__file__).open("rb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX if kind(item) == "alone" else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)  # whatever a test has forked holds the file too
 
 
 def free_port() -> int:

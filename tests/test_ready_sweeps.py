@@ -20,10 +20,14 @@ DATA = Path(os.environ.get("HARNESS_DATA", Path(__file__).parents[2] / "shared" 
 
 
 def run(tmp_path: Path, *arguments: str) -> list[Record]:
-    """The records of a sweep's trials, run through the command line."""
+    """The records of a sweep's trials, run through the command line.
+
+    With one thread, as other tests run beside: two threads that wait for each other on shared cores take many times as
+    long. The accuracy to be reached stays.
+    """
     results = tmp_path / "results"
     with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments, "--results", str(results)])
+        main(["run", *arguments, "--set", "threads=1", "--results", str(results)])
     assert not ended.value.code
     return [record.read(path) for path in Results(results).sweep(arguments[0]).records()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from covertable import make
 from harness.axes import DEFAULTS, NEEDS, Axes, Need, conflict
 from harness.measure.clock import Phase
 from harness.record import Record
-from tests.support.running import by_label, line_sweep, run
+from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed
 
@@ -67,7 +68,8 @@ CONSTRAINTS += [
         holds=lambda row: not row["fullgraph"] or (row["strategy"], row["wrap"]) == ("fsdp2", "root"),
     ),
 ]
-COVERING: list[dict[str, Any]] = [{"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS)]
+SALT = "60"  # of some hundred tried, the one with the fewest rows that compile, which cost several times the others
+COVERING: list[dict[str, Any]] = [{"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS, salt=SALT)]
 
 
 def test_every_pair_that_makes_sense_is_covered() -> None:
@@ -91,18 +93,20 @@ def possible(pair: dict[str, Any]) -> bool:
     )
 
 
+def train(folder: Path, axes: dict[str, Any]) -> Record:
+    (record,) = run(line_sweep(folder, {"line": {"axes": axes}}, length={"steps": 12}, evaluate={"steps": 12}))
+    return record
+
+
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    variants: dict[str, dict[str, Any]] = {"reference": {}} | {
-        f"row {number}": {"axes": row} for number, row in enumerate(COVERING)
-    }
-    path = line_sweep(tmp_path_factory.mktemp("axes"), variants, length={"steps": 12}, evaluate={"steps": 12})
-    return by_label(run(path))
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """One process in fp32."""
+    return train(tmp_path_factory.mktemp("axes"), {})
 
 
-@pytest.mark.parametrize("number", range(len(COVERING)), ids=lambda n: json.dumps(COVERING[n]))
-def test_combination(records: dict[str, Record], number: int) -> None:
-    axes, record, reference = COVERING[number], records[f"row {number}"], records["reference"]
+@pytest.mark.parametrize("axes", COVERING, ids=json.dumps)
+def test_combination(reference: Record, tmp_path: Path, axes: dict[str, Any]) -> None:
+    record = train(tmp_path, axes)
     assert record.failure is None, record.failure
     assert record.order_digest == reference.order_digest
     assert record.loss is not None

@@ -17,7 +17,7 @@ from harness.series import Series
 from harness.summary import summarize, unpack
 from tests.support.running import Silent
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_missing_idx_folder_and_file(mnist: Path) -> None:
         (f"t10k-{LABELS}", idx((3,), bytes([0, 1, 9])), "found label 9; allowed: the labels of training"),
         (f"train-{LABELS}", idx((6,), bytes([0, 1, 2, 2, 1, 10])), "found label 10; allowed: 0 to 9"),
         (f"train-{LABELS}", idx((6, 1), bytes(6)), "found 00000802"),
-        (f"train-{LABELS}", gzip.compress(bytes(100))[:-9], "found a corrupted gzip file"),
+        (f"train-{LABELS}", gzip.compress(bytes(100), mtime=0)[:-9], "found a corrupted gzip file"),
         (f"train-{LABELS}", b"\x1f\x8bnonsense", "found a corrupted gzip file"),
     ],
 )

@@ -1,0 +1,152 @@
+"""One training, three ways: the harness's, the same loop written bare by hand, and the one of textbooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from harness.cell import Assignment, Trial
+from harness.dist import Ranks, derive_seed, seed_everything
+from harness.order import BatchOrder
+from harness.paths import TrialFolder
+from harness.train import Trace, Training
+from harness.worker import load_workload
+from workloads.base import Batch, Samples, Workload
+
+
+class Loop(Protocol):
+    """Goes on where it stopped."""
+
+    @property
+    def losses(self) -> list[float]:
+        """Of every step so far."""
+        ...
+
+    def train(self, steps: int) -> None: ...
+
+
+class _Unevaluated(Training):
+    def _evaluate(self) -> None: ...
+
+
+class Harness:
+    """The harness's own loop with all that it does besides: clocks, digests, looks at the losses, progress."""
+
+    def __init__(self, assignment: Assignment, folder: Path, ranks: Ranks) -> None:
+        cpu = torch.device("cpu")
+        self.training = _Unevaluated(assignment, load_workload(assignment), TrialFolder(folder), ranks, cpu, Trace())
+
+    def train(self, steps: int) -> None:
+        self.training.steps = self.training.step + steps
+        self.training.run()
+
+    @property
+    def losses(self) -> list[float]:
+        return self.training.trace.losses
+
+
+class Bare:
+    """What a careful engineer writes by hand for this one case: whole batches at once, nothing read from the device."""
+
+    def __init__(self, trial: Trial, workload: Workload, ranks: Ranks) -> None:
+        cell = trial.cell
+        samples = workload.splits().train
+        order = BatchOrder(
+            samples=len(samples),
+            batch_size=cell.axes.batch_size,
+            seed=derive_seed(trial.seed),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        seed_everything(trial.seed)
+        self.workload = workload
+        self.model = workload.build_model()
+        if cell.axes.strategy == "ddp":
+            self.model = DistributedDataParallel(self.model)
+        self.optimizer = workload.optimizer(self.model)
+        self.schedule = workload.schedule(self.optimizer, cell.length.in_steps(order.steps))
+        seed_everything(trial.seed, ranks.rank)
+        loader = DataLoader(_Rows(samples), batch_sampler=order, collate_fn=_whole, generator=torch.Generator())
+        self.batches = _epochs(loader, order)
+        self.losses: list[float] = []
+
+    def train(self, steps: int) -> None:
+        losses = []
+        for _ in range(steps):
+            loss = self.workload.loss(self.model, next(self.batches))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.detach())
+        self.losses += torch.stack(losses).tolist()
+
+
+class Textbook:
+    """A sample at a time put together by the default collate, the optimizer's default implementation, `.item()`."""
+
+    def __init__(self, trial: Trial, workload: Workload) -> None:
+        samples = workload.splits().train
+        seed_everything(trial.seed)
+        self.workload = workload
+        self.model = workload.build_model()
+        self.optimizer = workload.optimizer(self.model)
+        for group in self.optimizer.param_groups:
+            group["fused"] = None
+        rows = TensorDataset(*samples.batch(range(len(samples))))
+        size = trial.cell.axes.batch_size
+        self.schedule = workload.schedule(self.optimizer, trial.cell.length.in_steps(len(samples) // size))
+        self.batches = _epochs(DataLoader(rows, batch_size=size, shuffle=True, drop_last=True))
+        self.losses: list[float] = []
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            batch = tuple(next(self.batches))
+            self.optimizer.zero_grad()
+            loss = self.workload.loss(self.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            self.losses.append(loss.item())
+
+
+@contextmanager
+def own_random(state: list[Tensor]) -> Iterator[None]:
+    """Random numbers that go on from `state`, whoever has drawn some meanwhile; leaves there where they stopped."""
+    if state:
+        torch.set_rng_state(state.pop())
+    yield
+    state.append(torch.get_rng_state())
+
+
+class _Rows(Dataset[Any]):
+    """Whole batches by their indices."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self.samples.batch(indices)
+
+
+def _whole(batch: Any) -> Any:
+    return batch
+
+
+def _epochs(loader: DataLoader[Any], order: BatchOrder | None = None) -> Iterator[Batch]:
+    """Batches of one epoch after the other."""
+    epoch = 0
+    while True:
+        if order is not None:
+            order.epoch = epoch
+        yield from loader
+        epoch += 1
