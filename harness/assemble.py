@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from harness.cell import Assignment
 from harness.errors import BadInput, one_line
+from harness.machine import Machine
 from harness.order import join_digests
 from harness.paths import TrialFolder
 from harness.record import Failure, Learned, RankResult, Record, Summary, read_rank
+from harness.roofline import rated
 from harness.series import Numbers, Series
 
 
@@ -26,15 +28,16 @@ def assemble(
     ended: float,
     earlier: Sequence[Failure],
     stopped: Failure | None,
+    peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
-    """The record of an ended trial. `stopped` says why the launcher ended it, if it did."""
+    """The record of an ended trial. `stopped` says why the launcher ended it, if it did; `peaks` are of machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, unreadable, trial.cell.axes.world_size)
     learned = next((result.learned for result in ranks if result.learned), None)
     done = failure is None and learned is not None
     phases = _phases(ranks, started)
-    return Record(
+    found = Record(
         sweep=sweep,
         trial=trial,
         status="done" if done else "failed",
@@ -50,6 +53,7 @@ def assemble(
         learned=learned,
         phases=phases,
     )
+    return rated(found, peaks or {})
 
 
 def summarize(ranks: Sequence[RankResult], learned: Learned, batch_size: int, warmup: int) -> Summary:

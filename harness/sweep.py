@@ -8,13 +8,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal, Protocol
 
-from harness import record
+from harness import machine, record
 from harness.assemble import assemble
 from harness.cell import Assignment, Trial
 from harness.cluster import Profile
@@ -75,6 +75,7 @@ def run(
     KeyboardInterrupt the running trial's processes are ended and nothing is recorded for it.
     """
     with lock(folder):
+        peaks = machine.read_all(folder.peaks)
         todo = plan(sweep, folder, redo)
         asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
         write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
@@ -83,7 +84,7 @@ def run(
         records = list(todo.finished)
         for trial in todo.pending:
             listener.started(trial)
-            found = _run_trial(sweep, profile, folder, trial, listener, known, fresh=redo == "all")
+            found = _run_trial(sweep, profile, folder, trial, listener, known, peaks, fresh=redo == "all")
             records.append(found)
             listener.ended(found, folder.trial(trial.id))
             if fail_fast and found.status == "failed":
@@ -114,6 +115,7 @@ def _run_trial(
     trial: Trial,
     listener: Listener,
     known: dict[str, Any],
+    peaks: Mapping[str, machine.Machine],
     *,
     fresh: bool,
 ) -> Record:
@@ -137,7 +139,14 @@ def _run_trial(
     finally:
         end_group(process)
     found = assemble(
-        place, sweep.name, assignment, started=started, ended=time.time(), earlier=earlier, stopped=stopped
+        place,
+        sweep.name,
+        assignment,
+        started=started,
+        ended=time.time(),
+        earlier=earlier,
+        stopped=stopped,
+        peaks=peaks,
     )
     record.write(place.record, found)
     _tidy(place)

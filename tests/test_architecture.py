@@ -20,12 +20,12 @@ LONGEST_FUNCTION = 55
 ROWS = [
     {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint"},
     {"cell"},
-    {"document", "record", "order", "environment", "dist", "measure", "fetch"},
-    {"matrix", "cluster", "execution", "precision", "optimization", "checkpoint", "loader", "launch"},
+    {"document", "record", "order", "environment", "dist", "fetch", "machine", "peaks"},
+    {"matrix", "cluster", "execution", "precision", "optimization", "checkpoint", "loader", "launch", "measure", "roofline"},
     {"strategy"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},
-    {"worker", "ui"},
+    {"worker", "ui", "probe"},
     {"view"},
     {"cli"},
 ]

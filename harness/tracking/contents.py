@@ -15,6 +15,7 @@ import numpy as np
 from harness.cell import Cell
 from harness.environment import CREDENTIALS_IN_URL, REDACTED
 from harness.record import Record, Status
+from harness.tracking.efficiency import efficiency
 
 LAYOUT = 1  # counts the ways that runs have been laid out; a new one has every trial delivered again
 CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
@@ -200,7 +201,7 @@ def scalars(record: Record) -> dict[str, float]:
             f"best_{target}": summary.best,
         }
     found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
-    found |= _compiled(record) | _loss_scale(record)
+    found |= _compiled(record) | _loss_scale(record) | efficiency(record)
     for rank in record.ranks:
         for name, size in rank.memory.items():
             key = f"memory_{name}_mib"

@@ -1,0 +1,43 @@
+"""Timing one call by itself: repeats of many calls, long enough that the clock and the odd interruption are small."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from harness.machine import Timing
+
+Run = Callable[[int], float]  # makes so many calls and gives their seconds
+
+
+def repeat(run: Run, *, repeats: int, least: float) -> Timing:
+    """Warm up, find how many calls take `least` seconds, then time that many `repeats` times."""
+    run(1)
+    calls = 1
+    while (spent := run(calls)) < least:
+        calls = max(2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spent, 1e-9))))
+    return Timing(calls=calls, seconds=[run(calls) / calls for _ in range(repeats)])
+
+
+def runner(call: Callable[[], object], device: torch.device) -> Run:
+    """By events on a GPU, by the monotonic clock elsewhere."""
+
+    def on_host(calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - began
+
+    def on_gpu(calls: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    return on_gpu if device.type == "cuda" else on_host
