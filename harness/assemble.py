@@ -30,7 +30,7 @@ def assemble(
     stopped: Failure | None,
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
-    """The record of an ended trial. `stopped` says why the launcher ended it, if it did; `peaks` are of machines by key."""
+    """The record of an ended trial. `stopped` says why the launcher ended it if it did; `peaks` are machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, unreadable, trial.cell.axes.world_size)

@@ -21,7 +21,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Repeats of a call. Of n repeats the smallest and the largest enclose the true median with 1 - 2^(1-n): 97% of 6."""
+    """Repeats of a call. The least and the largest of n enclose the true median with probability 1 - 2^(1-n)."""
 
     calls: int  # in each repeat
     seconds: Sequence[float]  # of one call; one number a repeat
@@ -156,7 +156,8 @@ def read(path: Path) -> Machine:
         raise BadInput(f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}")
     try:
         machine = restore(Machine, content)
-        if not all(min(one.timing.seconds) > 0 for one in [*machine.matmuls, *machine.copies, *machine.all_reduces]):
+        timings = [one.timing for found in (machine.matmuls, machine.copies, machine.all_reduces) for one in found]
+        if not all(timing.best > 0 for timing in timings):
             raise ValueError("a time is not positive")
         machine.key  # noqa: B018 - fails where the hardware is not described
     except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -21,7 +21,8 @@ ROWS = [
     {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint"},
     {"cell"},
     {"document", "record", "order", "environment", "dist", "fetch", "machine", "peaks"},
-    {"matrix", "cluster", "execution", "precision", "optimization", "checkpoint", "loader", "launch", "measure", "roofline"},
+    {"matrix", "cluster", "execution", "precision", "optimization", "checkpoint", "loader", "launch"}
+    | {"measure", "roofline"},
     {"strategy"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},

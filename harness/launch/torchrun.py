@@ -12,7 +12,7 @@ from harness.paths import TrialFolder
 
 def command(folder: TrialFolder, world_size: int) -> list[str]:
     """What starts the ranks of the trial in `folder`."""
-    return module_command("harness.worker", folder, world_size) + ["--write-logs"]
+    return [*module_command("harness.worker", folder, world_size), "--write-logs"]
 
 
 def module_command(module: str, folder: TrialFolder, world_size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a machine can do: `torchrun -m harness.measure.peak FOLDER` reads FOLDER/trial.json and leaves FOLDER/rank<N>.json.
+"""What a machine can do: `torchrun -m harness.measure.peak FOLDER` reads FOLDER/trial.json, leaves FOLDER/rank<N>.json.
 
 Rank 0 alone measures products and copies while the others wait; then all reduce together.
 """

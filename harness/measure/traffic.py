@@ -26,12 +26,12 @@ GATHERING = {"embedding", "gather", "index", "index_select"}
 MOVING_NOTHING = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that operators read and write while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: int = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ def bytes_per_sample(
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-    return traffic.bytes / len(batch[0])
+    return float(traffic.bytes / len(batch[0]))
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:

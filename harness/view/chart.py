@@ -11,6 +11,7 @@ from harness.paths import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
 # Okabe and Ito's colours, told apart by the colour-blind too; the last three are pale on white and come last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
@@ -54,7 +55,26 @@ def size(bytes_: float) -> str:
 
 def rate(value: float, unit: str) -> str:
     """Of something a second, as in `208 GFLOP/s`, `3.35 TB/s`."""
+    return f"{short(value)}{unit}/s"
+
+
+def short(value: float) -> str:
+    """With a prefix of three digits' step: `208 G`, `3.35 T`."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}/s"
-    return f"{value:.3g} {unit}/s"
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def prefixed() -> FuncFormatter:
+    """Labels of an axis as `short` writes them."""
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: short(value).strip())
+
+
+def plain() -> FuncFormatter:
+    """Labels of an axis without powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: f"{value:g}")

@@ -116,19 +116,19 @@ def _grouped(found: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def draw(machine: Machine) -> Any:
-    """Three panels: products by size, copies by size, all-reduces by size; bars span all repeats."""
+    """Three panels: products by size, copies by size, all-reduces by size; bars reach down to the worst repeat."""
     panels = 3 if machine.all_reduces else 2
     drawn = chart.figure(4.9 * panels, 4.6)
     drawn.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
     axes = drawn.subplots(1, panels)
-    _draw_series(axes[0], _grouped(machine.matmuls), [one.size for one in machine.matmuls], "size", _square)
-    chart.dress(axes[0], "Matrix product", "rows and columns", "GFLOP/s")
-    _draw_series(axes[1], _grouped(machine.copies), [one.bytes for one in machine.copies], "bytes", chart.size)
-    chart.dress(axes[1], "Copy: bytes read and written", "array", "GB/s")
+    _draw_series(axes[0], _grouped(machine.matmuls), lambda one: one.size)
+    _finish(axes[0], "Matrix product", "rows and columns", "FLOP/s", [one.size for one in machine.matmuls], str)
+    _draw_series(axes[1], _grouped(machine.copies), lambda one: one.bytes)
+    _finish(axes[1], "Copy", "bytes of the array", "bytes/s", [one.bytes for one in machine.copies], chart.size)
     if machine.cache_bytes:
         axes[1].axvline(machine.cache_bytes, color="#888888", linewidth=1, linestyle=":")
         axes[1].text(
-            machine.cache_bytes, 0.02, " last-level cache", rotation=90, ha="right", va="bottom", fontsize=8,
+            machine.cache_bytes, 0.02, "last-level cache ", rotation=90, ha="right", va="bottom", fontsize=8,
             color="#666666", transform=axes[1].get_xaxis_transform(),
         )  # fmt: skip
     if machine.all_reduces:
@@ -136,60 +136,50 @@ def draw(machine: Machine) -> Any:
     return drawn
 
 
-def _square(value: float) -> str:
-    return f"{value:g}"
-
-
-def _draw_series(axes: Axes, groups: dict[str, list[Any]], xs: Sequence[int], attribute: str, label: Any) -> None:
-    axes.set_xscale("log", base=2)
-    for number, (name, group) in enumerate(groups.items()):
-        x = [getattr(one, attribute) for one in group]
-        best = [one.work / one.timing.best / 1e9 for one in group]
-        down = [high - one.work / one.timing.worst / 1e9 for high, one in zip(best, group, strict=True)]
+def _draw_series(axes: Axes, groups: dict[str, list[Any]], place: Callable[[Any], int]) -> None:
+    """A colour for each dtype or path; on a CPU one thread is dashed and hollow."""
+    families = list(dict.fromkeys(name.partition(",")[0] for name in groups))
+    for name, series in groups.items():
+        number = families.index(name.partition(",")[0])
+        colour, alone = chart.COLOURS[number % len(chart.COLOURS)], series[0].threads == 1
+        best = [one.work / one.timing.best for one in series]
+        down = [high - one.work / one.timing.worst for high, one in zip(best, series, strict=True)]
         axes.errorbar(
-            x, best, yerr=[down, [0.0] * len(best)], label=name, color=chart.COLOURS[number % len(chart.COLOURS)],
-            marker=chart.MARKERS[number % len(chart.MARKERS)], markersize=5, linewidth=1.6, elinewidth=1, capsize=2,
+            [place(one) for one in series], best, yerr=[down, [0.0] * len(best)], label=name, color=colour,
+            linestyle="--" if alone else "-", marker=chart.MARKERS[number % len(chart.MARKERS)], markersize=5.5,
+            markerfacecolor="white" if alone else colour, linewidth=1.6, elinewidth=0.9, capsize=2.5,
         )  # fmt: skip
-    values = [one.work / one.timing.best for group in groups.values() for one in group]
-    if max(values) > 30 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_plain())
-    else:
-        axes.set_ylim(bottom=0)
-    _ticks(axes, sorted(set(xs)), label)
-    axes.legend(fontsize=8.5, frameon=False)
 
 
 def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
+    """By the medians; at two ranks both bandwidths are the same."""
+    ranks = reduces[0].ranks
+    works = {"bus, 2(n−1)/n of it": [one.bus_work for one in reduces]} if ranks != 2 else {}
+    for number, (name, work) in enumerate({"algorithm": [one.work for one in reduces], **works}.items()):
+        rates = [moved / one.timing.median for moved, one in zip(work, reduces, strict=True)]
+        label = name if works else "algorithm and bus"
+        axes.plot(
+            [one.bytes for one in reduces], rates, label=label, color=chart.COLOURS[number], linewidth=1.6,
+            marker=chart.MARKERS[number], markersize=5.5,
+        )  # fmt: skip
+    places = [one.bytes for one in reduces]
+    _finish(axes, f"All-reduce, {ranks} ranks", "bytes at each rank", "bytes/s", places, chart.size)
+    latency = f"{chart.size(places[0])} take {reduces[0].timing.median * 1e6:,.0f} µs"
+    axes.text(0.97, 0.04, latency, ha="right", fontsize=9, transform=axes.transAxes, color=chart.INK)
+
+
+def _finish(axes: Axes, what: str, x: str, y: str, places: Sequence[int], label: Callable[[int], str]) -> None:
+    """Scales, ticks at the sizes that were measured (slanted where they are many), a legend clear of the lines."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    x = [one.bytes for one in reduces]
-    for number, (name, works) in enumerate(
-        {
-            "algorithm": [one.work for one in reduces],
-            "bus, 2(n−1)/n of it": [one.bus_work for one in reduces],
-        }.items()
-    ):
-        rates = [work / one.timing.median / 1e9 for work, one in zip(works, reduces, strict=True)]
-        axes.plot(x, rates, label=name, color=chart.COLOURS[number], marker=chart.MARKERS[number], markersize=5,
-                  linewidth=1.6, linestyle="-" if number == 0 else "--")  # fmt: skip
-    chart.dress(axes, f"All-reduce, {reduces[0].ranks} ranks", "bytes at each rank", "GB/s, by the median")
-    axes.yaxis.set_major_formatter(_plain())
-    _ticks(axes, x, chart.size)
-    latency = reduces[0].timing.median * 1e6
-    axes.text(0.97, 0.05, f"latency of {chart.size(reduces[0].bytes)}: {latency:,.0f} µs", ha="right", fontsize=9,
-              transform=axes.transAxes, color=chart.INK)  # fmt: skip
-    axes.legend(fontsize=8.5, frameon=False, loc="upper left")
-
-
-def _ticks(axes: Axes, places: Sequence[int], label: Any) -> None:
-    """At the sizes that were measured, slanted where they are many."""
-    axes.set_xticks(list(places), [label(place) for place in places], rotation=35 if len(places) > 4 else 0,
-                    ha="right" if len(places) > 4 else "center")  # fmt: skip
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom / 1.5, top * (top / bottom) ** 0.35)
+    chart.dress(axes, what, x, y)
+    ticks = sorted(set(places))
+    many = len(ticks) > 4
+    axes.set_xticks(
+        ticks, [label(tick) for tick in ticks], rotation=35 if many else 0, ha="right" if many else "center"
+    )
+    axes.yaxis.set_major_formatter(chart.prefixed())
     axes.minorticks_off()
-
-
-def _plain() -> Any:
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"{value:g}")
+    axes.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)

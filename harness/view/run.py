@@ -18,6 +18,7 @@ from harness.paths import Results, TrialFolder
 from harness.record import Record
 from harness.spec import Sweep
 from harness.tracking import Tracker
+from harness.view.roofline import known_peaks, roofline_lines
 from harness.view.table import duration, result_table, show
 
 
@@ -99,6 +100,7 @@ class RunView:
 def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
+    records, peaks = known_peaks(records, results)
     show(console, result_table(sweep, records))
     failed = sum(record.status == "failed" for record in records)
     name = shlex.quote(sweep.name)
@@ -109,6 +111,7 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     ]
     width = max(len(command) for command, _ in hints)
     lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
+    lines += roofline_lines(sweep, records, results, peaks)
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
     if trouble:
