@@ -17,6 +17,9 @@ from harness.restore import restore
 SCHEMA = 1
 
 Device = Literal["cpu", "cuda"]
+Layout = Literal[
+    "nn", "nt", "tn"
+]  # A B, A Bᵀ and Aᵀ B, as in BLAS: backward's, forward's and the weights' of a linear layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +44,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
-    """A product of two square matrices."""
+    """A product of two square matrices, in the layout that is fastest."""
 
     dtype: str  # fp32, tf32, bf16 or fp16
+    layout: Layout
     size: int  # rows and columns
     threads: int | None  # None on a GPU
     timing: Timing

@@ -20,7 +20,7 @@ from harness.record import Evaluation, Failure, Learned, RankResult, Record, Sta
 from harness.series import Series
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
-ENVIRONMENT = {
+ENVIRONMENT: dict[str, Any] = {
     "software": {"python": "3.11.7", "torch": "2.13.0"},
     "hardware": {"cpu": "Test CPU", "cores": 2, "usable_cores": 2, "gpus": []},
     "variables": {"OMP_NUM_THREADS": "1"},
@@ -171,7 +171,9 @@ def make_machine(**changes: Any) -> Machine:
 
     def product(dtype: str, threads: int, size: int, rate: float) -> Matmul:
         best = 2 * size**3 / rate
-        return Matmul(dtype=dtype, size=size, threads=threads, timing=Timing(calls=4, seconds=[best * 1.1, best]))
+        return Matmul(
+            dtype=dtype, layout="nt", size=size, threads=threads, timing=Timing(calls=4, seconds=[best * 1.1, best])
+        )
 
     def copy(size: int, threads: int, rate: float) -> Copy:
         best = 2 * size / rate

@@ -24,7 +24,7 @@ class TestFigures:
         assert (timing.best, timing.median, timing.worst) == (0.1, 0.2, 0.4)
 
     def test_a_product_of_size_n_takes_2n3(self) -> None:
-        assert Matmul(dtype="fp32", size=100, threads=1, timing=once(1.0)).work == 2e6
+        assert Matmul(dtype="fp32", layout="nn", size=100, threads=1, timing=once(1.0)).work == 2e6
 
     def test_a_copy_in_memory_reads_and_writes(self) -> None:
         assert Copy(path="memory", bytes=100, threads=1, timing=once(1.0)).work == 200

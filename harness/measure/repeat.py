@@ -10,19 +10,26 @@ import torch
 
 from harness.machine import Timing
 
+FEWEST = 3  # repeats
+PATIENCE = 1.0  # seconds
+
 Run = Callable[[int], float]  # makes so many calls and gives their seconds
 
 
 def repeat(run: Run, *, repeats: int, least: float) -> Timing:
     """Warm up, find how many calls take `least` seconds, then time that many `repeats` times.
 
-    An interruption makes few calls look long, so it takes two tries to believe that they are.
+    An interruption makes few calls look long, so it takes two tries to believe that they are. Once the repeats have
+    taken PATIENCE, FEWEST are enough.
     """
     run(1)
     calls = 1
     while (spent := min(run(calls), run(calls))) < least:
         calls = max(2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spent, 1e-9))))
-    return Timing(calls=calls, seconds=[run(calls) / calls for _ in range(repeats)])
+    spans: list[float] = []
+    while len(spans) < repeats and (len(spans) < FEWEST or sum(spans) < PATIENCE):
+        spans.append(run(calls))
+    return Timing(calls=calls, seconds=[span / calls for span in spans])
 
 
 def runner(call: Callable[[], object], device: torch.device) -> Run:

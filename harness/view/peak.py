@@ -36,10 +36,16 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
     for table in tables(machine):
         console.print()
         show_table(console, table)
-    repeats = len(machine.matmuls[0].timing.seconds)
-    console.print(f"\nthe best of {repeats} repeats (the median, the worst)", style="dim")
+    console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
     console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot))}", soft_wrap=True)
     console.print("next  harness show SWEEP  [dim]where the cells of a sweep stand under these roofs[/]")
+
+
+def _repeats(machine: Machine) -> str:
+    """As in `3–6`: what took long was repeated less often."""
+    timings = [one.timing for one in machine.matmuls] + [one.timing for one in machine.copies]
+    counts = {len(timing.seconds) for timing in timings}
+    return "–".join(str(count) for count in sorted({min(counts), max(counts)}))
 
 
 def title(machine: Machine) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import atan2, degrees
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,9 @@ def roofline_lines(
         return []
     path = results.sweep(sweep.name).roofline
     chart.save(draw(sweep.name, cells, machine), path)
-    return [f"roofline: {shares(cells)}; {escape(str(path))}"]
+    without = len({record.trial.cell.id for record in done}) - len(cells)
+    rest = f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]" if without else ""
+    return [f"roofline: {shares(cells)}; {escape(str(path))}{rest}"]
 
 
 def placed(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[Placed]:
@@ -87,55 +90,60 @@ def draw(name: str, cells: Sequence[Placed], machine: Machine) -> Any:
     """FLOP/s of one rank over intensity, with every roof that a cell is held against."""
     drawn = chart.figure(10.5, 5.6)
     axes: Axes = drawn.subplots()
-    low, high = _extent(cells)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(low, high)
-    _draw_roofs(axes, cells, machine, low, high)
+    standings = [one.standing for one in cells]
     _draw_cells(axes, cells)
-    floor = min(one.standing.flops_per_s for one in cells)
-    axes.set_ylim(floor / 4, max(max(one.standing.peak, one.standing.flops_per_s) for one in cells) * 2.2)
-    chart.dress(axes, f"Roofline of {name}", "FLOP per byte, every operator's operands once", "")
-    axes.set_ylabel("FLOP/s of one rank", fontsize=9, color=chart.INK)
+    ridges = [standing.peak / standing.bandwidth for standing in standings]
+    intensities = [standing.intensity for standing in standings]
+    axes.set_xlim(min(ridges + intensities) / 4, max(ridges + intensities) * 8)
+    slowest = min(standing.flops_per_s for standing in standings)
+    axes.set_ylim(slowest / 4, max(max(standing.peak, standing.flops_per_s) for standing in standings) * 2.2)
+    chart.dress(axes, f"Roofline of {name}", "FLOP per byte, every operator's operands once", "FLOP/s of one rank")
     axes.yaxis.set_major_formatter(chart.prefixed())
     axes.xaxis.set_major_formatter(chart.plain())
     axes.minorticks_off()
-    axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), title=title(machine),
+    heading = f"{title(machine)}\nshare of the roof"
+    axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), title=heading,
                 title_fontsize=8.5, alignment="left")  # fmt: skip
+    drawn.draw_without_rendering()  # the slope of a roof on paper is known once the layout is
+    _draw_roofs(axes, cells, machine)
     return drawn
 
 
-def _extent(cells: Sequence[Placed]) -> tuple[float, float]:
-    """Of the axis of intensity: all cells and all ridges, with room."""
-    xs = [one.standing.intensity for one in cells] + [one.standing.peak / one.standing.bandwidth for one in cells]
-    return min(xs) / 4, max(xs) * 8
-
-
-def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine, low: float, high: float) -> None:
+def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
     """A level for each peak, a slope for each bandwidth, and a dotted one for what a cache gives."""
+    standings = [one.standing for one in cells]
+    right = axes.get_xlim()[1]
     peaks = {(DTYPES[one.cell.axes.precision], _threads(one, machine)): one.standing.peak for one in cells}
-    highest = max(peaks.values())
     for (dtype, threads), peak in peaks.items():
-        start = peak / max(one.standing.bandwidth for one in cells if one.standing.peak == peak)
-        axes.plot([start, high], [peak, peak], color=chart.INK, linewidth=1.5)
+        start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
+        axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
         many = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
-        axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (high, peak), xytext=(-4, 4), ha="right",
+        axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (right, peak), xytext=(-4, 4), ha="right",
                       textcoords="offset points", fontsize=8.5, color=chart.INK)  # fmt: skip
-    for bandwidth in {one.standing.bandwidth for one in cells}:
-        _slope(axes, bandwidth, low, highest, "main memory", "-")
-    threads = _threads(cells[0], machine)
-    cached = machine.cache_bandwidth(threads)
-    if cached and cached > 1.2 * max(one.standing.bandwidth for one in cells):
-        _slope(axes, cached, low, highest, "cache", ":")
+    bandwidths = sorted({standing.bandwidth for standing in standings})
+    for number, bandwidth in enumerate(bandwidths):
+        top = max(standing.peak for standing in standings if standing.bandwidth == bandwidth)
+        along = 0.2 + 0.3 * number / len(bandwidths)  # clear of each other and of where roofs meet
+        _slope(axes, bandwidth, top, f"memory {chart.rate(bandwidth, 'B')}", along, "-")
+    cached = max(machine.cache_bandwidth(_threads(one, machine)) or 0.0 for one in cells)
+    if cached > 1.2 * bandwidths[-1]:
+        _slope(axes, cached, max(peaks.values()), f"cache {chart.rate(cached, 'B')}", 0.5, ":")
 
 
-def _slope(axes: Axes, bandwidth: float, low: float, highest: float, what: str, style: str) -> None:
-    ridge = highest / bandwidth
-    axes.plot([low, ridge], [low * bandwidth, highest], color=chart.INK, linewidth=1.5, linestyle=style)
-    at = (low * ridge) ** 0.5
-    axes.annotate(
-        f"{what} {chart.rate(bandwidth, 'B')}", (at, at * bandwidth), xytext=(0, 5), textcoords="offset points",
-        rotation=45, rotation_mode="anchor", transform_rotates_text=True, ha="center", fontsize=8.5, color=chart.INK,
+def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, style: str) -> None:
+    """From the edge of the plot up to `top`, with a text `along` the way."""
+    left = max(axes.get_xlim()[0], axes.get_ylim()[0] / bandwidth)
+    right = top / bandwidth
+    if right <= left:
+        return
+    axes.plot([left, right], [left * bandwidth, top], color=chart.INK, linewidth=1.5, linestyle=style)
+    (x0, y0), (x1, y1) = axes.transData.transform([(left, left * bandwidth), (right, top)])
+    at = left * (right / left) ** along
+    axes.text(
+        at, at * bandwidth, text, rotation=degrees(atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", ha="center",
+        va="center", fontsize=8, color=chart.INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
     )  # fmt: skip
 
 
