@@ -54,6 +54,10 @@ def measure(
     process = torchrun.start(arguments, variables, place.launch_log)
     try:
         in_time = _follow(process, place, told)
+    except KeyboardInterrupt:
+        end_group(process)
+        shutil.rmtree(place.path)
+        raise
     finally:
         end_group(process)
     found = _read(place, ranks) if in_time else f"took longer than {TIMEOUT:g} s"
