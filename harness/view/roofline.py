@@ -117,11 +117,13 @@ def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
     right = axes.get_xlim()[1]
     peaks = {(DTYPES[one.cell.axes.precision], _threads(one, machine)): one.standing.peak for one in cells}
     for (dtype, threads), peak in peaks.items():
+        below = any(peak < other < 1.2 * peak for other in peaks.values())  # there is no room above it
         start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
         axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
         many = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
-        axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (right, peak), xytext=(-4, 4), ha="right",
-                      textcoords="offset points", fontsize=8.5, color=chart.INK)  # fmt: skip
+        axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (right, peak), xytext=(-4, -5 if below else 4),
+                      ha="right", va="top" if below else "bottom", textcoords="offset points", fontsize=8.5,
+                      color=chart.INK)  # fmt: skip
     bandwidths = sorted({standing.bandwidth for standing in standings})
     for number, bandwidth in enumerate(bandwidths):
         top = max(standing.peak for standing in standings if standing.bandwidth == bandwidth)
