@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.cell import Assignment
 from harness.errors import BadInput, one_line
+from harness.machine import Machine
 from harness.order import join_digests
 from harness.paths import TrialFolder
 from harness.record import Failure, RankResult, Record, Status, Summary, read_rank
+from harness.roofline import rated
 from harness.series import Series
 from harness.summary import mean_loss, summarize, unpack
 from harness.validity import Rules, broken
@@ -26,9 +28,10 @@ def assemble(
     earlier: Sequence[Failure],
     stopped: Failure | None,
     rules: Rules,
+    peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
     """The record of an ended trial. `stopped` says why the launcher ended it, if it did; a trial that is done and
-    breaks one of `rules` is invalid."""
+    breaks one of `rules` is invalid; `peaks` are machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, unreadable, trial.cell.axes.world_size)
@@ -37,7 +40,7 @@ def assemble(
     summary = summarize(ranks, learned, trial.cell.axes.batch_size, trial.cell.warmup) if done and learned else None
     invalid = broken(ranks, summary, rules) if summary else []
     status: Status = "invalid" if invalid else "done" if done else "failed"
-    return Record(
+    found = Record(
         sweep=sweep,
         trial=trial,
         status=status,
@@ -54,6 +57,7 @@ def assemble(
         learned=learned,
         phases=_phases(ranks, started, summary),
     )
+    return rated(found, peaks or {})
 
 
 def _phases(ranks: Sequence[RankResult], started: float, summary: Summary | None) -> dict[str, float]:

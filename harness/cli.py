@@ -172,6 +172,23 @@ def selftest(
     _selftest(ranks, _profile(cluster), results)
 
 
+@app.command(epilog="Examples:  harness peak   |   harness peak --ranks 4 --quick")
+def peak(
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Ranks that all-reduce; else one per GPU, or two on a CPU.")
+    ] = None,
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes and repeats: rough figures in seconds.")] = False,
+) -> None:
+    """Measure what this machine can do: products, copies and all-reduces, for MFU and the roofline (a minute)."""
+    from harness import cluster as clusters
+    from harness.paths import Results
+    from harness.view import peak as view
+
+    view.run(Results(results), clusters.load(cluster), ranks=ranks, quick=quick)
+
+
 @app.command(epilog="Examples:  harness show quickstart   |   harness show quickstart --phases")
 def show(
     sweep: NameArgument,

@@ -88,6 +88,7 @@ def describe_hardware() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_model(),
+        "cpu_version": _cpu_version(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -96,13 +97,25 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def _cpu_info() -> dict[str, str]:
+    """What Linux says of the first core."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _cpu_model() -> str:
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_version() -> str | None:
+    """Family, model and stepping, as in `25.1.1`: a virtual machine may hide the model's name but not these."""
+    found = _cpu_info()
+    parts = [found[name] for name in ("cpu family", "model", "stepping") if name in found]
+    return ".".join(parts) or None
 
 
 def _driver() -> str | None:

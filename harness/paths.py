@@ -83,6 +83,15 @@ class SweepFolder:
     def trial(self, trial_id: str) -> TrialFolder:
         return TrialFolder(self.path / trial_id)
 
+    @property
+    def peaks(self) -> Path:
+        """Of all sweeps beside this one."""
+        return self.path.parent.parent / "peaks"
+
+    @property
+    def roofline(self) -> Path:
+        return self.path / "roofline.png"
+
     def records(self) -> list[Path]:
         return sorted(self.path.glob("*/record.json"))
 
@@ -96,6 +105,11 @@ class Results:
     @property
     def runs(self) -> Path:
         return self.path / "runs"
+
+    @property
+    def peaks(self) -> Path:
+        """What machines can do, by their key."""
+        return self.path / "peaks"
 
     @property
     def database(self) -> Path:
@@ -119,13 +133,13 @@ def folder_name(name: str) -> str:
     return safe if safe == name else f"{safe or 'sweep'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write aside, flush to the disk if durable, rename into place: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -71,6 +71,7 @@ class Learned:
     parameter_digest: str
     environment: Mapping[str, Any]
     checkpoint: str | None = None  # relative to the trial's folder
+    bytes_per_sample: float | None = None  # memory traffic by `measure.traffic`'s count; None where it can't be counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,8 @@ class Summary:
     final_loss: float | None
     final: float | None  # the target metric at the last evaluation
     best: float | None  # and at the best one
+    mfu: float | None = None  # model FLOPs utilization, of the vendor's peak
+    mfu_measured: float | None = None  # and of the peak that `harness peak` measured
 
 
 @dataclass(frozen=True, kw_only=True)

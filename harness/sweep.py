@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal, Protocol
 
-from harness import record
+from harness import machine, record
 from harness.assemble import assemble
 from harness.cell import Assignment, Trial
 from harness.cluster import Profile
@@ -78,6 +78,7 @@ def run(
     measurement is invalid runs again at the end of its block, as often as the profile says.
     """
     with lock(folder):
+        peaks = machine.read_all(folder.peaks)
         todo = plan(sweep, folder, redo)
         asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
         write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
@@ -89,7 +90,7 @@ def run(
             trial = queue.pop(0)
             listener.started(trial)
             found = _run_trial(
-                sweep, profile, folder, trial, listener, known, fresh=redo == "all" and not attempts[trial.id]
+                sweep, profile, folder, trial, listener, known, peaks, fresh=redo == "all" and not attempts[trial.id]
             )
             records[trial.id] = found
             attempts[trial.id] += 1
@@ -130,6 +131,7 @@ def _run_trial(
     trial: Trial,
     listener: Listener,
     known: dict[str, Any],
+    peaks: Mapping[str, machine.Machine],
     *,
     fresh: bool,
 ) -> Record:
@@ -162,6 +164,7 @@ def _run_trial(
         earlier=earlier,
         stopped=stopped,
         rules=profile.validity,
+        peaks=peaks,
     )
     record.write(place.record, found)
     _tidy(place)

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from harness import checkpoint, environment
 from harness.cell import Assignment
 from harness.dist import Ranks, choose_device, process_group
 from harness.errors import HarnessError, NonFiniteLoss, one_line
+from harness.loader import to_device
+from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.paths import TrialFolder
+from harness.precision import autocast
 from harness.processes import die_with_parent
 from harness.profiler import trace_steps
 from harness.record import Failure, Learned, RankResult, write
 from harness.restore import restore
 from harness.series import Series
+from harness.strategy import arrange
 from harness.train import Trace, Training
 from workloads.base import Workload
 from workloads.catalog import load_class
@@ -123,7 +128,21 @@ def _learned(training: Training, fingerprint: str) -> Learned:
         parameter_digest=fingerprint,
         environment=environment.describe() | dict(training.assignment.environment),
         checkpoint=None if best is None else str(best.relative_to(training.folder.path)),
+        bytes_per_sample=_bytes_per_sample(training),
     )
+
+
+def _bytes_per_sample(training: Training) -> float | None:
+    """Of a step at rank 0 alone, which FSDP2's sharded parameters don't allow."""
+    axes = training.axes
+    if axes.strategy == "fsdp2":
+        return None
+    rank_batch = axes.batch_size // axes.world_size
+    batch = to_device(training.splits.train.batch(range(rank_batch // axes.accumulation)), training.device)
+    model = training.model.module
+    context = partial(autocast, axes, training.device)
+    trained = bytes_per_sample(training.workload, model, arrange(batch, axes), context)
+    return None if trained is None else trained + optimizer_bytes(training.optimizer) / rank_batch
 
 
 def _describe(error: Exception, ranks: Ranks) -> Failure:

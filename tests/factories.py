@@ -12,6 +12,7 @@ import numpy as np
 from harness import record as records
 from harness.axes import Axes
 from harness.cell import Cell, Choice, Length, Trial
+from harness.machine import Copy, Machine, Matmul, Timing
 from harness.order import join_digests
 from harness.paths import SweepFolder
 from harness.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
@@ -20,9 +21,9 @@ from harness.summary import summarize
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
 PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step
-ENVIRONMENT = {
+ENVIRONMENT: dict[str, Any] = {
     "software": {"python": "3.11.7", "torch": "2.13.0"},
-    "hardware": {"cpu": "Test CPU", "cores": 2, "gpus": []},
+    "hardware": {"cpu": "Test CPU", "cores": 2, "usable_cores": 2, "gpus": []},
     "variables": {"OMP_NUM_THREADS": "1"},
     "harness": {"version": "0.1.0", "commit": "c0ffee" * 6 + "c0ff", "dirty": False},
 }
@@ -166,3 +167,35 @@ def _learned(cell: Cell, seed: int) -> Learned:
 def _metrics(progress: float, seed: int) -> dict[str, float]:
     accuracy = 0.9 * progress + 0.001 * seed
     return {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "test_loss": 2.3 - 2 * progress}
+
+
+def make_machine(**changes: Any) -> Machine:
+    """The machine of the made records: 100 GFLOP/s fp32 a thread, 10 GB/s alone and 16 GB/s for both threads."""
+
+    def product(dtype: str, threads: int, size: int, rate: float) -> Matmul:
+        best = 2 * size**3 / rate
+        return Matmul(
+            dtype=dtype, layout="nt", size=size, threads=threads, timing=Timing(calls=4, seconds=[best * 1.1, best])
+        )
+
+    def copy(size: int, threads: int, rate: float) -> Copy:
+        best = 2 * size / rate
+        return Copy(path="memory", bytes=size, threads=threads, timing=Timing(calls=2, seconds=[best, best * 1.2]))
+
+    found = Machine(
+        device="cpu",
+        quick=False,
+        measured=BEGUN,
+        hardware=ENVIRONMENT["hardware"],
+        software=ENVIRONMENT["software"],
+        cache_bytes=2**25,
+        matmuls=[
+            product("fp32", 1, 128, 40e9),
+            product("fp32", 1, 512, 100e9),
+            product("fp32", 2, 512, 180e9),
+            product("bf16", 1, 512, 400e9),
+        ],
+        copies=[copy(2**20, 1, 50e9), copy(2**28, 1, 10e9), copy(2**28, 2, 16e9)],
+        all_reduces=[],
+    )
+    return replace(found, **changes)

@@ -20,24 +20,14 @@ LONGEST_FUNCTION = 55
 ROWS = [
     {"__init__", "errors", "axes", "paths", "series", "restore", "processes", "fingerprint", "stats"},
     {"cell"},
-    {"document", "record", "order", "environment", "dist", "fetch"},
-    {
-        "matrix",
-        "execution",
-        "precision",
-        "optimization",
-        "checkpoint",
-        "loader",
-        "launch",
-        "measure",
-        "steady",
-        "validity",
-    },
+    {"document", "record", "order", "environment", "dist", "fetch", "machine", "peaks"},
+    {"matrix", "execution", "precision", "optimization", "checkpoint", "loader", "launch"}
+    | {"measure", "steady", "validity", "roofline"},
     {"strategy", "cluster", "summary"},
     {"spec", "assemble", "evaluate", "completion"},
     {"sweep", "train", "tracking"},
     {"profiler"},
-    {"worker", "ui", "selftest"},
+    {"worker", "ui", "selftest", "probe"},
     {"view"},
     {"cli"},
 ]

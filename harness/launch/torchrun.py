@@ -12,9 +12,14 @@ from harness.paths import TrialFolder
 
 def command(folder: TrialFolder, world_size: int) -> list[str]:
     """What starts the ranks of the trial in `folder`."""
+    return [*module_command("harness.worker", folder, world_size), "--write-logs"]
+
+
+def module_command(module: str, folder: TrialFolder, world_size: int) -> list[str]:
+    """What starts `module` at every rank, with `folder` as its argument."""
     return [
         sys.executable, "-m", "harness.launch.agent", str(folder.failures),
-        "--standalone", f"--nproc-per-node={world_size}", "-m", "harness.worker", str(folder.path), "--write-logs",
+        "--standalone", f"--nproc-per-node={world_size}", "-m", module, str(folder.path),
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from harness.cell import Cell
 from harness.environment import CREDENTIALS_IN_URL, REDACTED
 from harness.measure.memory import training_bytes
 from harness.record import Record, Status
+from harness.tracking.efficiency import efficiency
 from harness.tracking.telemetry import telemetry_scalars
 
 LAYOUT = 2  # counts the ways that runs have been laid out; a new one has every trial delivered again
@@ -209,7 +210,7 @@ def scalars(record: Record) -> dict[str, float]:
             **{f"{phase}_share": share for phase, share in summary.shares.items()},
         }
     found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
-    found |= _compiled(record) | _loss_scale(record)
+    found |= _compiled(record) | _loss_scale(record) | efficiency(record)
     found |= telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size)
     for rank in record.ranks:
         for name, size in {**rank.memory, "training": training_bytes(rank.memory)}.items():

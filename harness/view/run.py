@@ -18,6 +18,7 @@ from harness.paths import Results, TrialFolder
 from harness.record import Record, Summary
 from harness.spec import Sweep
 from harness.tracking import Tracker
+from harness.view.roofline import known_peaks, roofline_lines
 from harness.view.table import duration, result_table, show
 
 STRAGGLING = 0.1  # the skew from which on a straggler is named
@@ -109,6 +110,7 @@ class RunView:
 def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
+    records, peaks = known_peaks(records, results)
     show(console, result_table(sweep, records))
     failed, invalid = (sum(record.status == status for record in records) for status in ("failed", "invalid"))
     name = shlex.quote(sweep.name)
@@ -119,6 +121,7 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     ]
     width = max(len(command) for command, _ in hints)
     lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
+    lines += roofline_lines(sweep, records, results, peaks)
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
     if invalid:

@@ -17,6 +17,7 @@ from harness.cell import Cell
 from harness.record import Record, Target
 from harness.spec import Sweep
 
+MFU = {"MFU": "mfu", "MFU measured": "mfu_measured"}  # columns that are there when something has one
 STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "missing": "yellow"}
 
 
@@ -60,8 +61,9 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     wanted = len(sweep.seeds) * sweep.repeats
     metrics = {record.learned.target.name for record in records if record.learned}
     metric_column = metrics.pop() if len(metrics) == 1 else "metric"
-    numbers = ["samples/s", "step ms", metric_column, "world_size", "workers", "batch_size", "threads"]
-    table = make_table(["cell", "workload", *axes, "samples/s", "step ms", metric_column, "trials"], numbers)
+    shares = {title: name for title, name in MFU.items() if mean(records, name) is not None}
+    numbers = ["samples/s", "step ms", *shares, metric_column, "world_size", "workers", "batch_size", "threads"]
+    table = make_table(["cell", "workload", *axes, "samples/s", "step ms", *shares, metric_column, "trials"], numbers)
     fastest, most_accurate = _best(sweep, by_cell)
     for cell in sweep.cells:
         own = by_cell.get(cell.id, [])
@@ -75,6 +77,7 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
             *(str(getattr(cell.axes, axis)) for axis in axes),
             _marked("–" if speed is None else f"{speed:,.0f}", cell.id in fastest),
             "–" if step is None else f"{step * 1e3:.2f}",
+            *("–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%" for name in shares.values()),
             _marked("–" if metric is None else f"{name}{metric:.4f}", cell.id in most_accurate),
             Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
         )

@@ -1,0 +1,68 @@
+"""What real trials say of their memory traffic and of their share of the peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness import machine as machines
+from harness.environment import describe_hardware
+from harness.paths import Results
+from harness.record import Record
+from harness.tracking.contents import scalars
+from tests.factories import make_machine
+from tests.support.running import by_label, line_sweep, run
+
+pytestmark = pytest.mark.distributed
+
+DDP = {"strategy": "ddp", "world_size": 2, "batch_size": 32}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "single": {"batch_size": 16},
+    "ddp": DDP,
+    "ddp in a static graph": {**DDP, "static_graph": True, "gradient_as_bucket_view": True},
+    "compiled": {"batch_size": 16, "execution": "compile"},
+    "recomputing": {"batch_size": 16, "activation_checkpointing": True},
+    "fsdp2": {**DDP, "strategy": "fsdp2"},
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    folder = tmp_path_factory.mktemp("efficiency")
+    machines.write(Results(folder / "results").peaks, make_machine(hardware=describe_hardware()))
+    workloads = {label: {"axes": axes} for label, axes in VARIANTS.items()}
+    return by_label(run(line_sweep(folder, workloads, length={"steps": 8}, evaluate={"steps": 8})))
+
+
+def moved(record: Record) -> float | None:
+    assert record.learned is not None, record.failure
+    return record.learned.bytes_per_sample
+
+
+@pytest.mark.parametrize("label", ["ddp", "ddp in a static graph", "compiled"])
+def test_traffic_is_of_the_bare_model_at_one_rank(records: dict[str, Record], label: str) -> None:
+    """Sixteen samples at a rank move the same bytes, whatever wraps or compiles the model."""
+    assert moved(records[label]) == moved(records["single"]) is not None
+
+
+def test_recomputing_moves_more(records: dict[str, Record]) -> None:
+    single, recomputing = moved(records["single"]), moved(records["recomputing"])
+    assert single is not None
+    assert recomputing is not None
+    assert recomputing > single
+
+
+def test_of_sharded_parameters_it_is_unknown(records: dict[str, Record]) -> None:
+    assert moved(records["fsdp2"]) is None
+    assert "intensity_flop_per_byte" not in scalars(records["fsdp2"])
+
+
+def test_every_trial_is_held_against_the_measured_peak(records: dict[str, Record]) -> None:
+    for label, record in records.items():
+        assert record.summary is not None
+        assert record.learned is not None
+        assert record.summary.throughput is not None
+        achieved = record.summary.throughput * record.learned.flops_per_sample / record.trial.cell.axes.world_size
+        assert record.summary.mfu_measured == pytest.approx(achieved / 100e9), label
+        assert record.summary.mfu is None, "no vendor says what a CPU can do"

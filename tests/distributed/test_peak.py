@@ -1,0 +1,129 @@
+"""The real command: what it measures is physically possible and consistent, and what it leaves can be read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from harness import machine as machines
+from harness.environment import describe_hardware
+from harness.errors import HarnessError
+from harness.machine import Machine, key
+from harness.paths import Results
+from harness.probe import measure
+from tests.support.commands import Ended, harness
+from tests.support.running import processes_below
+
+pytestmark = pytest.mark.distributed
+
+CORES = len(os.sched_getaffinity(0))
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A profile of two ranks on the CPU."""
+    path = tmp_path_factory.mktemp("profiles") / "cpu.yaml"
+    path.write_text("{device: cpu, slots: 2}", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def ended(results: Results, cpu: str) -> Ended:
+    return harness("peak", "--quick", "--ranks", "2", "--cluster", cpu, "--results", str(results.path))
+
+
+@pytest.fixture(scope="module")
+def machine(results: Results, ended: Ended) -> Machine:
+    assert ended.code == 0, ended.err
+    return machines.read(results.peaks / f"{key(describe_hardware(), 'cpu')}.json")
+
+
+def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: Machine) -> None:
+    assert sorted(path.name for path in results.peaks.iterdir()) == [f"{machine.key}.json", f"{machine.key}.png"]
+    height, width, _ = matplotlib.image.imread(results.peaks / f"{machine.key}.png").shape
+    assert width > 2 * height > 1000
+    assert processes_below(results.path) == []
+
+
+def test_says_what_it_found(results: Results, machine: Machine, ended: Ended) -> None:
+    for words in ("product, GFLOP/s", "copy, GB/s", "all-reduce, 2 ranks", "512 × 512", "256 MiB"):
+        assert words in ended.out
+    assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")
+
+
+def test_products(machine: Machine) -> None:
+    """A core does between a thousandth and a thousand times what one of today does."""
+    assert {(one.dtype, one.threads) for one in machine.matmuls} == {
+        (dtype, threads) for dtype in ("fp32", "bf16") for threads in {1, CORES}
+    }
+    for one in machine.matmuls:
+        assert 1e7 < one.work / one.timing.best < 1e13 * CORES
+    alone = {one.size: one for one in machine.matmuls if (one.dtype, one.threads) == ("fp32", 1)}
+    assert alone[512].timing.best > alone[128].timing.best, "64 times the work takes longer"
+    rates = [alone[size].work / alone[size].timing.best for size in (128, 512)]
+    assert rates[1] > rates[0] / 20, "and is not done at a far lower rate"
+
+
+def test_copies(machine: Machine) -> None:
+    for threads in {1, CORES}:
+        main, cache = machine.bandwidth(threads), machine.cache_bandwidth(threads)
+        assert main is not None
+        assert cache is not None
+        assert 1e7 < main <= cache < 1e13
+    assert machine.cache_bytes is None or max(one.bytes for one in machine.copies) >= 4 * machine.cache_bytes
+
+
+def test_all_reduces(machine: Machine) -> None:
+    small, large = machine.all_reduces
+    assert (small.bytes, large.bytes, small.ranks) == (4, MIB, 2)
+    assert 1e-7 < small.timing.best < large.timing.median, "4 bytes take their latency, a mebibyte more"
+    assert large.work / large.timing.best < 1e12
+
+
+def test_every_repeat_is_kept_and_long_enough(machine: Machine) -> None:
+    timings = [one.timing for one in machine.matmuls] + [one.timing for one in machine.copies]
+    for timing in timings:
+        assert len(timing.seconds) == 3
+        assert timing.calls * timing.worst > 0.005
+
+
+def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
+    ended = harness("peak", "--ranks", "3", "--cluster", cpu, "--results", str(tmp_path))
+    assert ended.code == 2
+    assert ended.err == "harness: --ranks: found 3; allowed: at most 2, the profile's `slots`\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.cluster import Profile
+
+    results = Results(tmp_path)
+    with pytest.raises(HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"):
+        measure(
+            results,
+            Profile(device="cuda", environment={"CUDA_VISIBLE_DEVICES": ""}),
+            ranks=1,
+            quick=True,
+            told=lambda now: None,
+        )
+    assert list(results.peaks.glob("*.json")) == []
+    assert list(results.peaks.glob("running-*/logs/launch.log"))
+
+
+def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.peaks.mkdir()
+    (results.peaks / "here.json").write_text("{", encoding="utf-8")
+    ended = harness("run", "quickstart", "--results", str(tmp_path))
+    assert ended.code == 2
+    assert ended.err.startswith(f"harness: {results.peaks / 'here.json'}: can't be read as a record of peaks: ")
+    assert ended.err.count("\n") == 1
