@@ -16,6 +16,7 @@ from harness.paths import Results
 from harness.record import Record
 from harness.roofline import device_of, held_against, machine_of, mfu, rated, stand
 from harness.tracking.contents import scalars
+from harness.validity import Rules
 from harness.view.roofline import draw, known_peaks, placed, roofline_lines
 from harness.view.run import conclude
 from harness.view.table import result_table
@@ -214,11 +215,13 @@ def test_a_record_is_assembled_with_its_mfu(tmp_path: Path, monkeypatch: pytest.
         trial=made.trial, base=str(tmp_path), checkpoint="best", device="cpu", attempt=1, environment=environment
     )
     peaks = known(make_machine())
-    found = assemble(folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, peaks=peaks)
+    found = assemble(
+        folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=Rules(), peaks=peaks
+    )
     throughput = summary(found).throughput
     assert throughput is not None
     assert summary(found).mfu_measured == pytest.approx(throughput * FLOPS / 100e9)
-    without = assemble(folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None)
+    without = assemble(folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=Rules())
     assert summary(without).mfu_measured is None
 
 
