@@ -78,20 +78,18 @@ def run(
     measurement is invalid runs again at the end of its block, as often as the profile says.
     """
     with lock(folder):
-        peaks = machine.read_all(folder.peaks)
         todo = plan(sweep, folder, redo)
         asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
         write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
         listener.planned(todo.pending, todo.finished)
         known = {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
+        runner = _Runner(sweep, profile, folder, listener, known, machine.read_all(folder.peaks))
         records = {found.trial.id: found for found in todo.finished}
         queue, attempts = list(todo.pending), Counter[str]()
         while queue:
             trial = queue.pop(0)
             listener.started(trial)
-            found = _run_trial(
-                sweep, profile, folder, trial, listener, known, peaks, fresh=redo == "all" and not attempts[trial.id]
-            )
+            found = runner.run(trial, fresh=redo == "all" and not attempts[trial.id])
             records[trial.id] = found
             attempts[trial.id] += 1
             listener.ended(found, folder.trial(trial.id))
@@ -124,68 +122,73 @@ def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
     return sweep, [record.read(path) for path in paths if path.exists()]
 
 
-def _run_trial(
-    sweep: Sweep,
-    profile: Profile,
-    folder: SweepFolder,
-    trial: Trial,
-    listener: Listener,
-    known: dict[str, Any],
-    peaks: Mapping[str, machine.Machine],
-    *,
-    fresh: bool,
-) -> Record:
-    place = folder.trial(trial.id)
-    earlier = _clear(place, fresh=fresh)
-    assignment = Assignment(
-        trial=trial,
-        base=str(sweep.base),
-        checkpoint=sweep.checkpoint,
-        profile=sweep.profile,
-        device=profile.device,
-        attempt=len(earlier) + 1,
-        environment=known,
-    )
-    write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
-    arguments = torchrun.command(place, trial.cell.axes.world_size)
-    variables = torchrun.environment(os.environ, profile.environment, trial.cell.axes.threads)
-    started = time.time()
-    process = torchrun.start(arguments, variables, place.launch_log)
-    try:
-        stopped = _watch(process, place, trial, listener, started + sweep.timeout)
-    finally:
-        end_group(process)
-    found = assemble(
-        place,
-        sweep.name,
-        assignment,
-        started=started,
-        ended=time.time(),
-        earlier=earlier,
-        stopped=stopped,
-        rules=profile.validity,
-        peaks=peaks,
-    )
-    record.write(place.record, found)
-    _tidy(place)
-    return found
+@dataclass(frozen=True)
+class _Runner:
+    """Runs the trials of one sweep."""
 
+    sweep: Sweep
+    profile: Profile
+    folder: SweepFolder
+    listener: Listener
+    known: Mapping[str, Any]  # of the environment, what only this process knows
+    peaks: Mapping[str, machine.Machine]
 
-def _watch(
-    process: subprocess.Popen[bytes], place: TrialFolder, trial: Trial, listener: Listener, deadline: float
-) -> Failure | None:
-    """Wait for the ranks to end; says why if they were ended for taking too long."""
-    while True:
+    def run(self, trial: Trial, *, fresh: bool) -> Record:
+        """Start the ranks, wait for their end, and leave the record."""
+        place = self.folder.trial(trial.id)
+        earlier = _clear(place, fresh=fresh)
+        assignment = self._assign(trial, attempt=len(earlier) + 1)
+        write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
+        arguments = torchrun.command(place, trial.cell.axes.world_size)
+        variables = torchrun.environment(os.environ, self.profile.environment, trial.cell.axes.threads)
+        started = time.time()
+        process = torchrun.start(arguments, variables, place.launch_log)
         try:
-            process.wait(POLL)
-            return None
-        except subprocess.TimeoutExpired:
-            progress = read_progress(place)
-            listener.progressed(trial, progress)
-        if time.time() > deadline:
-            reached = f"step {progress['step']} of {progress['steps']}" if progress else "no step"
-            log = str(place.log(0).relative_to(place.path))
-            return Failure(kind="Timeout", message=f"took longer than its time-out; it had reached {reached}", log=log)
+            stopped = self._watch(process, place, trial, started + self.sweep.timeout)
+        finally:
+            end_group(process)
+        found = assemble(
+            place,
+            self.sweep.name,
+            assignment,
+            started=started,
+            ended=time.time(),
+            earlier=earlier,
+            stopped=stopped,
+            rules=self.profile.validity,
+            peaks=self.peaks,
+        )
+        record.write(place.record, found)
+        _tidy(place)
+        return found
+
+    def _assign(self, trial: Trial, attempt: int) -> Assignment:
+        return Assignment(
+            trial=trial,
+            base=str(self.sweep.base),
+            checkpoint=self.sweep.checkpoint,
+            profile=self.sweep.profile,
+            device=self.profile.device,
+            attempt=attempt,
+            environment=self.known,
+        )
+
+    def _watch(
+        self, process: subprocess.Popen[bytes], place: TrialFolder, trial: Trial, deadline: float
+    ) -> Failure | None:
+        """Wait for the ranks to end; says why if they were ended for taking too long."""
+        while True:
+            try:
+                process.wait(POLL)
+                return None
+            except subprocess.TimeoutExpired:
+                progress = read_progress(place)
+                self.listener.progressed(trial, progress)
+            if time.time() > deadline:
+                reached = f"step {progress['step']} of {progress['steps']}" if progress else "no step"
+                log = str(place.log(0).relative_to(place.path))
+                message = f"took longer than its time-out; it had reached {reached}"
+                return Failure(kind="Timeout", message=message, log=log)
 
 
 def read_progress(place: TrialFolder) -> dict[str, Any]:

@@ -119,8 +119,11 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
         (f"harness show {name} --phases", "where the time of a step goes"),
         ("harness run … --set seeds=0,1,2", "more seeds; what is done is not repeated"),
     ]
+    intervals = " ± 95% interval" if len(sweep.seeds) * sweep.repeats > 1 else ""
     width = max(len(command) for command, _ in hints)
-    lines = [f"\n★ best of its workload; means over trials. Records: {escape(str(results.sweep(sweep.name).path))}"]
+    lines = [
+        f"\n★ best of its workload; means over trials{intervals}. Records: {escape(str(results.sweep(sweep.name).path))}"
+    ]
     lines += roofline_lines(sweep, records, results, peaks)
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")

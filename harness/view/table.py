@@ -16,6 +16,7 @@ from harness.axes import DEFAULTS, Axes
 from harness.cell import Cell
 from harness.record import Record, Target
 from harness.spec import Sweep
+from harness.stats import mean_interval
 
 MFU = {"MFU": "mfu", "MFU measured": "mfu_measured"}  # columns that are there when something has one
 STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "missing": "yellow"}
@@ -56,7 +57,8 @@ def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
 
 
 def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
-    """One row a cell: means over its trials that are done; the best of each workload is marked."""
+    """One row a cell: means over its trials that are done, of two or more with their 95% intervals; the best of each
+    workload is marked."""
     axes, by_cell = telling_axes(sweep.cells), group(records)
     wanted = len(sweep.seeds) * sweep.repeats
     metrics = {record.learned.target.name for record in records if record.learned}
@@ -69,16 +71,16 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
         status = "missing" if len(own) < wanted else _worst(own)
-        speed, step, metric = (mean(done, name) for name in ("throughput", "step_p50", "final"))
+        speed, step, metric = (known(done, name) for name in ("throughput", "step_p50", "final"))
         name = next((f"{record.learned.target.name} " for record in done if record.learned), "") if metrics else ""
         table.add_row(
             cell.id,
             cell.choice.label,
             *(str(getattr(cell.axes, axis)) for axis in axes),
-            _marked("–" if speed is None else f"{speed:,.0f}", cell.id in fastest),
-            "–" if step is None else f"{step * 1e3:.2f}",
+            _marked(_speed(speed), cell.id in fastest),
+            f"{fmean(step) * 1e3:.2f}" if step else "–",
             *("–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%" for name in shares.values()),
-            _marked("–" if metric is None else f"{name}{metric:.4f}", cell.id in most_accurate),
+            _marked(f"{name}{_metric(metric)}" if metric else "–", cell.id in most_accurate),
             Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
         )
     return table
@@ -98,9 +100,27 @@ def group(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def mean(records: Sequence[Record], name: str) -> float | None:
     """Of a number of the summaries, over the trials that have it."""
+    values = known(records, name)
+    return fmean(values) if values else None
+
+
+def known(records: Sequence[Record], name: str) -> list[float]:
+    """A number of the summaries, of each trial that has it."""
     values = [getattr(record.summary, name) for record in records if record.summary]
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return [value for value in values if value is not None]
+
+
+def _speed(values: Sequence[float]) -> str:
+    """The mean, and half the width of its 95% interval in percent."""
+    if not values:
+        return "–"
+    found = mean_interval(values)
+    return f"{found.mean:,.0f}" + ("" if found.half_width is None else f" ±{found.half_width / found.mean:.1%}")
+
+
+def _metric(values: Sequence[float]) -> str:
+    found = mean_interval(values)
+    return f"{found.mean:.4f}" + ("" if found.half_width is None else f" ±{found.half_width:.4f}")
 
 
 def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set[str]]:
