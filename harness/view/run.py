@@ -121,9 +121,8 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     ]
     intervals = " ± 95% interval" if len(sweep.seeds) * sweep.repeats > 1 else ""
     width = max(len(command) for command, _ in hints)
-    lines = [
-        f"\n★ best of its workload; means over trials{intervals}. Records: {escape(str(results.sweep(sweep.name).path))}"
-    ]
+    place = escape(str(results.sweep(sweep.name).path))
+    lines = [f"\n★ best of its workload; means over trials{intervals}. Records: {place}"]
     lines += roofline_lines(sweep, records, results, peaks)
     if failed:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
