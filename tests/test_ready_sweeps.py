@@ -70,7 +70,19 @@ def test_tickets_a_distilbert_from_scratch_reaches_85_percent(tmp_path: Path, da
 
 @pytest.mark.parametrize("name", ready_sweeps())
 def test_every_ready_sweep_says_what_it_is_for(name: str, data: Path) -> None:
-    folder = {"mnist": "mnist10k", "tickets": "banking77"}.get(name)
-    sweep = load(ready_sweeps()[name], data=[str(data / folder)] if folder else [])
+    digits, texts = data / "mnist10k", data / "banking77"
+    lies = {
+        "mnist": [str(digits)],
+        "tickets": [str(texts)],
+        "matrix": [f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"],
+    }
+    sweep = load(ready_sweeps()[name], data=lies.get(name, []))
     assert sweep.name == name
     assert sweep.description
+
+
+def test_the_matrix_has_48_cells_that_differ(data: Path) -> None:
+    digits, texts = data / "mnist10k", data / "banking77"
+    sweep = load(ready_sweeps()["matrix"], data=[f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"])
+    assert len({cell.id for cell in sweep.cells}) == 48
+    assert sweep.excluded == []
