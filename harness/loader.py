@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from harness.axes import Axes
@@ -17,9 +16,7 @@ from harness.errors import NotApplied
 from harness.order import BatchOrder
 from workloads.base import Batch, Samples
 
-Fetched = tuple[
-    NDArray[np.int64], int, Batch
-]  # the samples' indices, the worker that fetched them (-1: none), the batch
+Fetched = tuple[list[int], int, Batch]  # the samples' indices, the worker that fetched them (-1: none), the batch
 
 
 class _Fetching(Dataset[Any]):
@@ -30,7 +27,7 @@ class _Fetching(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> Fetched:
         worker = get_worker_info()
-        return np.asarray(indices), -1 if worker is None else worker.id, self.samples.batch(indices)
+        return indices, -1 if worker is None else worker.id, self.samples.batch(indices)
 
 
 class _Resident:
@@ -41,7 +38,7 @@ class _Resident:
 
     def __iter__(self) -> Iterator[Fetched]:
         for indices in self.order:
-            yield np.asarray(indices), -1, self.samples.batch(indices)
+            yield indices, -1, self.samples.batch(indices)
 
 
 def make_loader(

@@ -47,7 +47,7 @@ class OrderDigest:
         self.order = order
         self.sums = (0, 0)
 
-    def add(self, first_step: int, batches: Sequence[NDArray[np.int64]]) -> None:
+    def add(self, first_step: int, batches: Sequence[Sequence[int]]) -> None:
         """The samples that this rank trained on in consecutive steps."""
         if not batches:
             return

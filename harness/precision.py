@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch.optim import Optimizer
 from harness.axes import Axes
 from harness.errors import NotApplied
 from harness.record import LossScale
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOWER = AUTOCAST | {"bf16:fsdp2": torch.bfloat16}
@@ -31,6 +35,12 @@ def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]
     """The context of forward passes."""
     dtype = AUTOCAST.get(axes.precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -> Callable[P, T]:
+    """`function` in that context; as it is where there is none, as an idle context costs time in every step."""
+    context = autocast(axes, device)
+    return context(function) if isinstance(context, torch.autocast) else function
 
 
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
@@ -61,7 +71,8 @@ class Scaler:
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         self.unproven = axes.precision if axes.precision in LOWER else None
-        self.scaler = torch.amp.GradScaler(device.type, enabled=axes.precision == "fp16")
+        self.scaled = axes.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scaled)
         self.skipped = 0
 
     def backward(self, loss: Tensor) -> None:
@@ -69,14 +80,16 @@ class Scaler:
             if not computed_in(LOWER[self.unproven], loss):
                 raise NotApplied(f"precision: {self.unproven} was asked for and the first step computed nothing in it")
             self.unproven = None
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.scaled:
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, clip: float | None) -> bool:
         """Whether the optimizer has stepped: under a loss scale it skips gradients that are not finite."""
         if clip is not None:
             self.scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
-        if not self.scaler.is_enabled():
+        if not self.scaled:
             optimizer.step()
             return True
         before = self.scaler.get_scale()  # waits for the device, as the scaler's own step does
@@ -88,7 +101,7 @@ class Scaler:
 
     def account(self) -> LossScale | None:
         """None unless there is a loss scale."""
-        if not self.scaler.is_enabled():
+        if not self.scaled:
             return None
         return LossScale(scale=self.scaler.get_scale(), skipped=self.skipped)
 
@@ -97,5 +110,5 @@ class Scaler:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.skipped = state["skipped"]
-        if self.scaler.is_enabled():
+        if self.scaled:
             self.scaler.load_state_dict(state["scaler"])

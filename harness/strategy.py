@@ -31,7 +31,7 @@ class Prepared:
     training: nn.Module
     module: nn.Module
     sync: Callable[[bool], AbstractContextManager[object]] = field(default=lambda last: nullcontext())
-    watch: Callable[[Tensor], None] = field(default=lambda loss: None)
+    watch: Callable[[Tensor], None] | None = None
 
 
 def prepare(

@@ -31,12 +31,13 @@ from harness.measure.telemetry import telemetry_for
 from harness.optimization import make_optimizer, make_schedule
 from harness.order import BatchOrder, OrderDigest
 from harness.paths import TrialFolder, write_whole
-from harness.precision import Scaler, apply_matmul_precision, autocast
+from harness.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.record import Evaluation, Target
 from harness.strategy import arrange, prepare
 from workloads.base import Batch, Workload
 
 STRETCH = 2.0  # seconds that a timed stretch should take, after which ranks look at losses and agree to go on
+TELL = 0.5  # seconds at least from one word of progress in training to the next
 
 
 @dataclass
@@ -73,10 +74,13 @@ class Training:
         self.step = 0  # optimizer steps done
         self.compiler = Compiler(self.axes, folder.cache(ranks.rank))
         self.scaler = Scaler(self.axes, device)
+        self.loss = under_autocast(self.axes, device, workload.loss)
+        self.moves = device.type != "cpu" or self.axes.channels_last  # a batch, before it can be trained on
         self.telemetry = telemetry_for(device, warmup=self.cell.warmup)
         self.loader_workers = 0  # seen to deliver batches
         self.phases: dict[str, float] = {}
         self.shared: list[float] = []  # the first and the last moment at which all ranks met, on this rank's clock
+        self.told = 0.0  # when progress was, on the monotonic clock
         self.stretch = 1  # steps until the next look; longer once it is known what a step takes
         with self.phase("data"):
             self.splits = workload.splits()
@@ -132,13 +136,15 @@ class Training:
     def _stretch(self, batches: Iterator[Fetched], stop: int) -> None:
         """Nothing but training, timed, up to the step `stop`."""
         losses: list[Tensor] = []
-        indices: list[NDArray[np.int64]] = []
+        indices: list[list[int]] = []
         self.telemetry.begin()
         self.clock.start()
         while self.step + len(losses) < stop:
             chosen, worker, batch = next(batches)
-            self.clock.enter(Phase.host_to_device)
-            losses.append(self._train_step(arrange(to_device(batch, self.device), self.axes)))
+            if self.moves:
+                self.clock.enter(Phase.host_to_device)
+                batch = arrange(to_device(batch, self.device), self.axes)
+            losses.append(self._train_step(batch))
             indices.append(chosen)
             self.clock.lap()
         times = self.clock.stop()
@@ -150,22 +156,30 @@ class Training:
 
     def _train_step(self, batch: Batch) -> Tensor:
         parts = self.axes.accumulation
-        losses = []
-        for number, part in enumerate(_split(batch, parts), 1):
-            self.clock.enter(Phase.forward)
-            with self.model.sync(number == parts):
-                with autocast(self.axes, self.device):
-                    loss = self.workload.loss(self.model.training, part)
-                self.clock.enter(Phase.backward)
-                self.model.watch(loss)
-                self.scaler.backward(loss / parts if parts > 1 else loss)
-            losses.append(loss.detach())
+        loss = self._micro_step(batch) if parts == 1 else self._accumulate(batch, parts)
         self.clock.enter(Phase.optimizer)
         stepped = self.scaler.step(self.optimizer, self.axes.clip)
         if self.schedule is not None and stepped:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return losses[0] if parts == 1 else torch.stack(losses).mean()
+        return loss
+
+    def _accumulate(self, batch: Batch, parts: int) -> Tensor:
+        """The mean loss of equal parts of a batch, in its order; ranks share gradients in the last only."""
+        losses = []
+        for number, part in enumerate(zip(*(tensor.chunk(parts) for tensor in batch), strict=True), 1):
+            with self.model.sync(number == parts):
+                losses.append(self._micro_step(part, parts))
+        return torch.stack(losses).mean()
+
+    def _micro_step(self, batch: Batch, parts: int = 1) -> Tensor:
+        self.clock.enter(Phase.forward)
+        loss = self.loss(self.model.training, batch)
+        self.clock.enter(Phase.backward)
+        if self.model.watch is not None:
+            self.model.watch(loss)
+        self.scaler.backward(loss if parts == 1 else loss / parts)
+        return loss.detach()
 
     def _look(self, losses: NDArray[np.float32], times: StepTimes) -> None:
         """After a stretch: keep its numbers, stop at a loss that is not finite, tell how far the trial has come."""
@@ -188,7 +202,8 @@ class Training:
         if earliest < never:
             step, rank = divmod(earliest, self.ranks.world_size)
             raise NonFiniteLoss(f"the loss became NaN or infinite at step {step + 1} of {self.steps}", rank=rank)
-        self._tell("train", rate=len(losses) * self.axes.batch_size / spent, loss=float(losses[-1]))
+        if time.monotonic() - self.told > TELL:
+            self._tell("train", rate=len(losses) * self.axes.batch_size / spent, loss=float(losses[-1]))
 
     def _check_applied(self) -> None:
         self.compiler.account()
@@ -241,10 +256,4 @@ class Training:
         if self.ranks.first:
             content = {"phase": phase, "step": self.step, "steps": self.steps, "at": time.time(), **more}
             write_whole(self.folder.progress, json.dumps(content), durable=False)
-
-
-def _split(batch: Batch, parts: int) -> list[Batch]:
-    """Equal parts of a batch, in its order."""
-    if parts == 1:
-        return [batch]
-    return list(zip(*(tensor.chunk(parts) for tensor in batch), strict=True))
+            self.told = time.monotonic()

@@ -69,10 +69,7 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
     order = BatchOrder(samples=12, batch_size=4, seed=3, rank=0, world_size=1)
     samples = TensorSamples((torch.arange(12),))
     ways = [
-        [
-            (indices.tolist(), batch[0].tolist())
-            for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU)
-        ]
+        [(indices, batch[0].tolist()) for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU)]
         for axes in (Axes(batch_size=4), Axes(batch_size=4, input="resident"))
     ]
     assert ways[0] == ways[1]

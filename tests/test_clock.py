@@ -71,3 +71,15 @@ def test_outside_a_stretch_collectives_cost_nothing() -> None:
     assert times.steps * 1e3 == pytest.approx([2])
     with clock.communicating():
         pass
+
+
+def test_a_collective_while_data_is_waited_for_ends_in_the_wait() -> None:
+    clock = Scripted([0, 1, 3, 7])
+    clock.start()
+    with clock.communicating():  # from 1 to 3
+        pass
+    clock.lap()
+    times = clock.stop()
+    assert {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()} == pytest.approx(
+        {"data_wait": 1 + 4, "communication": 2}
+    )

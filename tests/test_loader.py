@@ -29,7 +29,7 @@ class Drawing:
 def fetch(workers: int, seed: int) -> list[tuple[list[int], int, list[float]]]:
     order = BatchOrder(samples=32, batch_size=8, seed=seed, rank=0, world_size=1)
     loader = make_loader(Drawing(), order, Axes(batch_size=8, workers=workers), seed=seed, device=torch.device("cpu"))
-    return [(indices.tolist(), worker, batch[0].tolist()) for indices, worker, batch in loader]
+    return [(indices, worker, batch[0].tolist()) for indices, worker, batch in loader]
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

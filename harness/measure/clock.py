@@ -27,6 +27,9 @@ class Phase(IntEnum):
     optimizer = 5
 
 
+LAP = -1  # marks the end of a step, from where on the next one waits for its data
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """One number a step, in seconds: from the end of the step before (or the start of the stretch) to its own end,
@@ -44,9 +47,8 @@ class StepClock(ABC):
         self._clear()
 
     def _clear(self) -> None:
+        self._begun: list[int] = []  # a Phase, or LAP
         self._moments: list[Any] = []
-        self._entered: list[int] = []
-        self._laps: list[int] = []
 
     def start(self) -> None:
         """Begin a stretch; waits for the device."""
@@ -57,13 +59,13 @@ class StepClock(ABC):
 
     def enter(self, phase: Phase) -> None:
         """The time from now on (on a GPU: what is enqueued from now on) belongs to `phase`."""
-        self._entered.append(phase)
+        self._begun.append(phase)
         self._moments.append(self._now())
 
     def lap(self) -> None:
         """The step is done; the wait for the next one's data begins."""
-        self._laps.append(len(self._moments))
-        self.enter(Phase.data_wait)
+        self._begun.append(LAP)
+        self._moments.append(self._now())
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
@@ -71,21 +73,21 @@ class StepClock(ABC):
         if not self.running:
             yield
             return
-        before = self._entered[-1]
+        before = self._begun[-1]
         self.enter(Phase.communication)
         yield
-        self.enter(Phase(before))
+        self.enter(Phase.data_wait if before == LAP else Phase(before))
 
     def stop(self) -> StepTimes:
         """End the stretch and read its times; waits for the device."""
         self.running = False
         self._wait()
-        seconds = self._between(self._moments)
-        count, entered = len(self._laps) - 1, np.asarray(self._entered[:-1])
-        step = np.searchsorted(self._laps, np.arange(len(seconds)), side="right") - 1
-        phases = np.zeros((len(Phase), count))
-        np.add.at(phases, (entered, step), seconds)
-        return StepTimes(phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(entered)})
+        seconds, begun = self._between(self._moments), np.asarray(self._begun[:-1])
+        step = np.cumsum(begun == LAP) - 1
+        phase = np.where(begun == LAP, Phase.data_wait, begun)
+        phases = np.zeros((len(Phase), step[-1] + 1))
+        np.add.at(phases, (phase, step), seconds)
+        return StepTimes(phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(phase)})
 
     @abstractmethod
     def _now(self) -> Any: ...
@@ -100,8 +102,7 @@ class StepClock(ABC):
 class HostClock(StepClock):
     """The monotonic clock, for devices that work in step with the host."""
 
-    def _now(self) -> int:
-        return time.perf_counter_ns()
+    _now = staticmethod(time.perf_counter_ns)
 
     def _wait(self) -> None:
         return

@@ -120,7 +120,7 @@ def test_combination(reference: Record, tmp_path: Path, axes: dict[str, Any]) ->
         assert not np.allclose(found, expected, rtol=1e-6), "as exact as fp32: the precision was not applied"
     assert ("compile" in record.phases) == (axes["execution"] == "compile")
     for rank in record.ranks:
-        assert set(rank.step_phases) == {phase.name for phase in Phase}
+        assert set(rank.step_phases) == {phase.name for phase in Phase if phase != Phase.host_to_device}
         assert (rank.compiled is not None) == (axes["execution"] == "compile")
         assert (rank.loss_scale is not None) == (axes["precision"] == "fp16")
         assert rank.loader_workers == axes["workers"]

@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "accumulation": 2}},
     "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}},
 }
-OWN = {"data_wait", "host_to_device", "forward", "backward", "optimizer"}
+OWN = {"data_wait", "forward", "backward", "optimizer"}  # on the CPU nothing is moved to a device
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,8 @@ def test_phases_add_up_to_steps(records: dict[str, Record], label: str) -> None:
         assert rank.step_seconds is not None
         assert set(rank.step_phases) == (OWN if label == "single" else {*OWN, "communication"})
         phases = {name: series.unpack().astype(np.float64) for name, series in rank.step_phases.items()}
-        assert all((seconds >= 0).all() for seconds in phases.values())
         np.testing.assert_allclose(sum(phases.values()), rank.step_seconds.unpack(), rtol=1e-5)
-        for name in {*phases} - {"host_to_device"}:
-            assert (phases[name] > 0).all(), name
+        assert all((seconds > 0).all() for seconds in phases.values())
 
 
 @pytest.mark.parametrize("label", VARIANTS)
