@@ -189,13 +189,16 @@ def peak(
     view.run(Results(results), clusters.load(cluster), ranks=ranks, quick=quick)
 
 
-@app.command(epilog="Examples:  harness show quickstart   |   harness show quickstart --phases")
+@app.command(epilog="Examples:  harness show quickstart --phases   |   harness show matrix --across precision")
 def show(
     sweep: NameArgument,
     results: ResultsOption = Path("results"),
     phases: Annotated[
         bool, typer.Option("--phases", help="Where the time of a step goes: data, forward, communication, …")
     ] = False,
+    across: Annotated[
+        str | None, typer.Option("--across", metavar="AXIS[,AXIS…]", help="Throughput with these axes across.")
+    ] = None,
 ) -> None:
     """Show the results of a sweep again."""
     from harness.paths import Results
@@ -208,6 +211,10 @@ def show(
         from harness.view.phases import show_phases
 
         return show_phases(asked, records)
+    if across:
+        from harness.view.pivot import show_pivot
+
+        return show_pivot(asked, records, across.split(","))
     conclude(asked, records, place)
 
 

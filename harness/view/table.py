@@ -71,13 +71,13 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
         status = "missing" if len(own) < wanted else _worst(own)
-        speed, step, metric = (known(done, name) for name in ("throughput", "step_p50", "final"))
+        rates, step, metric = (known(done, name) for name in ("throughput", "step_p50", "final"))
         name = next((f"{record.learned.target.name} " for record in done if record.learned), "") if metrics else ""
         table.add_row(
             cell.id,
             cell.choice.label,
             *(str(getattr(cell.axes, axis)) for axis in axes),
-            _marked(_speed(speed), cell.id in fastest),
+            _marked(speed(rates), cell.id in fastest),
             f"{fmean(step) * 1e3:.2f}" if step else "–",
             *("–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%" for name in shares.values()),
             _marked(f"{name}{_metric(metric)}" if metric else "–", cell.id in most_accurate),
@@ -110,8 +110,8 @@ def known(records: Sequence[Record], name: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _speed(values: Sequence[float]) -> str:
-    """The mean, and half the width of its 95% interval in percent."""
+def speed(values: Sequence[float]) -> str:
+    """The mean of trials' samples/s, and half the width of its 95% interval in percent."""
     if not values:
         return "–"
     found = mean_interval(values)
@@ -125,18 +125,18 @@ def _metric(values: Sequence[float]) -> str:
 
 def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set[str]]:
     """The cell of each workload with the highest throughput, and the one with the best target metric."""
-    speed: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     metric: dict[str, dict[str, float]] = {}
     for cell in sweep.cells:
         done = [record for record in by_cell.get(cell.id, []) if record.status == "done"]
         target = next(
             (record.learned.target for record in done if record.learned), Target(name="", higher_is_better=True)
         )
-        for found, name, sign in ((speed, "throughput", 1), (metric, "final", 1 if target.higher_is_better else -1)):
+        for found, name, sign in ((rates, "throughput", 1), (metric, "final", 1 if target.higher_is_better else -1)):
             value = mean(done, name)
             if value is not None:
                 found.setdefault(cell.choice.label, {})[cell.id] = sign * value
-    return tuple({max(row, key=row.__getitem__) for row in found.values() if len(row) > 1} for found in (speed, metric))  # type: ignore[return-value]
+    return tuple({max(row, key=row.__getitem__) for row in found.values() if len(row) > 1} for found in (rates, metric))  # type: ignore[return-value]
 
 
 def _marked(text: str, best: bool) -> Text:
