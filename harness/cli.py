@@ -189,7 +189,7 @@ def peak(
     view.run(Results(results), clusters.load(cluster), ranks=ranks, quick=quick)
 
 
-@app.command(epilog="Examples:  harness show quickstart --phases   |   harness show matrix --across precision")
+@app.command(epilog="Examples:  harness show mnist --phases   |   harness show mnist --across workers")
 def show(
     sweep: NameArgument,
     results: ResultsOption = Path("results"),
