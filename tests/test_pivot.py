@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.errors import BadInput
 from harness.record import Record
 from harness.spec import Sweep
-from harness.view.pivot import pivot_table, show_pivot
+from harness.view.pivot import pivot_table, ratio_table, show_pivot
 from tests.factories import make_record
 from tests.support.sweeps import load
 
@@ -56,3 +56,18 @@ def test_what_is_not_there_is_a_dash(sweep: Sweep) -> None:
 def test_an_axis_that_does_not_differ_is_refused(sweep: Sweep) -> None:
     with pytest.raises(BadInput, match="--across: found 'strategy', in which the cells do not differ; allowed: exec"):
         show_pivot(sweep, [], ["strategy"])
+
+
+def test_ratios_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> None:
+    sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1, 2], length={"steps": 100})
+    fp32, bf16 = sweep.cells
+    # Seeds are of very different speed; within each, bf16 takes 2, 4 and 8 times as long.
+    seconds = {0: 0.001, 1: 0.1, 2: 0.01}
+    records = [make_record(fp32, seed=seed, step_seconds=step) for seed, step in seconds.items()]
+    records += [make_record(bf16, seed=seed, step_seconds=step * 2 ** (seed + 1)) for seed, step in seconds.items()]
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(ratio_table(sweep, records, ["precision"]))
+    # The mean of -1, -2 and -3 octaves is a quarter; Student's half width 4.303 / sqrt(3) octaves.
+    low, high = 0.25 * 2 ** (-4.3027 / 3**0.5), 0.25 * 2 ** (4.3027 / 3**0.5)
+    assert " ".join(captured.get().splitlines()[1].split()) == f"mlp 0.25 [{low:.2f}, {high:.2f}], 3 pairs"
