@@ -1,10 +1,13 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
 # make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
+# make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Slurm's daemons lie there, and not every root has it in its path.
+export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: demo test bench setup setup-test lint clean
+.PHONY: demo test bench bench-gate setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -14,7 +17,7 @@ demo: setup
 
 test: setup-test lint
 	@echo "==> Tests"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 bench: setup-test
 	@echo "==> The training loop beside the same loop written bare, one rank and two"
@@ -22,6 +25,10 @@ bench: setup-test
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 -m tests.perf.overhead
 	@echo "==> The start of the command line"
 	@$(BIN)/python -m tests.perf.startup
+
+bench-gate: setup-test
+	@$(BIN)/python -m tests.perf.gate
+	@$(BIN)/harness certify --anew
 
 lint: setup-test
 	@echo "==> ruff and mypy"

@@ -13,6 +13,17 @@ import typer
 from typer.exceptions import TyperException
 
 import harness
+from harness.commands import compare, gate, jobs
+from harness.commands.arguments import (
+    ClusterOption,
+    DataOption,
+    NameArgument,
+    ResultsOption,
+    SetOption,
+    SweepArgument,
+    UriOption,
+    load_sweep,
+)
 from harness.errors import BadInput, HarnessError, one_line
 
 INCONCLUSIVE = 3
@@ -23,64 +34,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Data sets for the workloads.", rich_markup_mode=None)
+data_app = typer.Typer(help="Fetch data sets for the workloads.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
-
-
-def _sweeps(incomplete: str) -> list[str]:
-    from harness.spec import ready_sweeps
-
-    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.y*ml"))
-    return [name for name in ready_sweeps() if name.startswith(incomplete)] + files
-
-
-def _profiles(incomplete: str) -> list[str]:
-    from harness.cluster import profiles
-
-    return [name for name in profiles() if name.startswith(incomplete)]
-
-
-def _recorded(incomplete: str) -> list[str]:
-    return [path.parent.name for path in Path("results/runs").glob(f"{incomplete}*/sweep.json")]
-
-
-def _sets(incomplete: str) -> list[str]:
-    from harness.completion import complete_set
-
-    return complete_set(incomplete)
-
-
-SweepArgument = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=_sweeps)
-]
-NameArgument = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="The name of a sweep that has run.", autocompletion=_recorded)
-]
-SetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set an axis (execution=eager,compile) or any other key (length.epochs=3). Repeatable.",
-        autocompletion=_sets,
-    ),
-]
-DataOption = Annotated[
-    list[str],
-    typer.Option(
-        "--data", metavar="[LABEL=]PATH", help="Where the data lies, for all workloads that read files or for one."
-    ),
-]
-ClusterOption = Annotated[
-    str, typer.Option("--cluster", metavar="PROFILE", help="Where to run.", autocompletion=_profiles)
-]
-ResultsOption = Annotated[
-    Path, typer.Option("--results", envvar="HARNESS_RESULTS", help="The folder for records and MLflow's database.")
-]
-UriOption = Annotated[
-    str | None,
-    typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="An MLflow server instead of results/mlflow.db."),
-]
+app.add_typer(compare.baseline_app, name="baseline")
 
 
 def _print_version(asked: bool) -> None:
@@ -98,7 +54,7 @@ def options(
     """Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded."""
 
 
-@app.command(epilog="Examples:  harness plan quickstart   |   harness plan sweep.yaml --set precision=bf16 --json")
+@app.command(epilog="\b\nExamples:\n  harness plan quickstart\n  harness plan sweep.yaml --set precision=bf16 --json")
 def plan(
     sweep: SweepArgument,
     sets: SetOption = [],  # noqa: B006 - typer copies it
@@ -107,23 +63,23 @@ def plan(
     results: ResultsOption = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Everything, with every default, for machines.")] = False,
 ) -> None:
-    """Show the cells and trials of a sweep, what is left out and why, and how long it will take."""
+    """Show what a sweep will run and how long it will take. Its cells and trials, and what is left out and why."""
     from harness.paths import Results
     from harness.view import plan as view
 
-    asked = _load(sweep, sets, data, cluster)[0]
+    asked = load_sweep(sweep, sets, data, cluster)[0]
     view.show(asked, Results(results), as_json=as_json)
 
 
 @app.command(epilog="Example:  harness axes")
 def axes() -> None:
-    """Show every axis of the matrix: its values, its default, what it does and what it needs."""
+    """Show every axis of the matrix. Its values, its default, what it does and what it needs."""
     from harness.view.axes import show
 
     show()
 
 
-@app.command(epilog="Examples:  harness run quickstart   |   harness run mnist --data DIR --set seeds=0,1,2")
+@app.command(epilog="\b\nExamples:\n  harness run quickstart\n  harness run mnist --data DIR --set seeds=0,1,2")
 def run(
     sweep: SweepArgument,
     sets: SetOption = [],  # noqa: B006 - typer copies it
@@ -139,24 +95,50 @@ def run(
     check: Annotated[
         bool, typer.Option("--selftest", help="First see that known times are measured right, as `harness selftest`.")
     ] = False,
+    until: Annotated[
+        str,
+        typer.Option("--until", metavar="PERCENT", help="Repeat until each cell's interval is ±PERCENT or narrower."),
+    ] = "",
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0.0, metavar="MINUTES", help="With --until: begin no repeat that would end later."
+        ),
+    ] = None,
 ) -> None:
-    """Run a sweep on this machine; run it again to go on where it stopped."""
-    from harness import sweep as runner
+    """Run a sweep on this machine. Run it again to go on where it stopped."""
+    from harness.comparison import adaptive
+    from harness.jobs.queue import refuse_live
+    from harness.launch import sweep as runner
     from harness.paths import Results
     from harness.view.run import RunView, conclude
 
-    asked, profile = _load(sweep, sets, data, cluster)
+    goal = adaptive.goal(until, budget)
+    asked, profile = load_sweep(sweep, sets, data, cluster)
+    _only_here(cluster, profile)
     if check:
         _selftest("1,2,4", profile, results)
     place = Results(results)
     view = RunView(asked, place, tracking_uri)
     redo: runner.Redo = "all" if force else "failed" if retry_failed else "missing"
+
+    def once(sweep: Any, more: bool) -> Any:
+        again: runner.Redo = "missing" if more else redo
+        return runner.run(
+            sweep, profile, place.sweep(sweep.name), view, redo=again, fail_fast=fail_fast, check=refuse_live
+        )
+
     with view:
-        records = runner.run(asked, profile, place.sweep(asked.name), view, redo=redo, fail_fast=fail_fast)
+        asked, records = adaptive.run_until(goal, asked, once)
         view.deliver(records)
     conclude(asked, records, place, trouble=view.trouble)
-    statuses = {record.status for record in records}
-    if "failed" in statuses:
+    if goal:
+        print(adaptive.known(goal, asked, records))
+    _exit({record.status for record in records} | (set() if adaptive.reached(goal, asked, records) else {"invalid"}))
+
+
+def _exit(statuses: set[str]) -> None:
+    if statuses & {"failed", "interrupted"}:
         raise typer.Exit(1)
     if "invalid" in statuses:
         raise typer.Exit(INCONCLUSIVE)
@@ -168,28 +150,28 @@ def selftest(
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Measure steps, data waits and communication of known length: all must come back within 1%."""
+    """Check that known times are measured right. Steps, data waits and communication must come back within 1%."""
     _selftest(ranks, _profile(cluster), results)
 
 
-@app.command(epilog="Examples:  harness peak   |   harness peak --ranks 4 --quick")
+@app.command(epilog="\b\nExamples:\n  harness peak\n  harness peak --ranks 4 --quick")
 def peak(
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Ranks that all-reduce; else one per GPU, or two on a CPU.")
+        int | None,
+        typer.Option("--ranks", min=1, metavar="N", help="Ranks that all-reduce; else one per GPU, or two on a CPU."),
     ] = None,
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and repeats: rough figures in seconds.")] = False,
 ) -> None:
-    """Measure what this machine can do: products, copies and all-reduces, for MFU and the roofline (a minute)."""
-    from harness import cluster as clusters
+    """Measure the machine, for MFU and the roofline. Products, copies and all-reduces; takes a minute."""
     from harness.paths import Results
     from harness.view import peak as view
 
-    view.run(Results(results), clusters.load(cluster), ranks=ranks, quick=quick)
+    view.run(Results(results), _profile(cluster), ranks=ranks, quick=quick)
 
 
-@app.command(epilog="Examples:  harness show mnist --phases   |   harness show mnist --across workers")
+@app.command(epilog="\b\nExamples:\n  harness show mnist --phases\n  harness show mnist --across workers")
 def show(
     sweep: NameArgument,
     results: ResultsOption = Path("results"),
@@ -197,12 +179,15 @@ def show(
         bool, typer.Option("--phases", help="Where the time of a step goes: data, forward, communication, …")
     ] = False,
     across: Annotated[
-        str | None, typer.Option("--across", metavar="AXIS[,AXIS…]", help="Throughput with these axes across.")
+        str | None,
+        typer.Option(
+            "--across", metavar="AXIS[,AXIS…]", help="A table of throughput with these axes' values as columns."
+        ),
     ] = None,
 ) -> None:
     """Show the results of a sweep again."""
+    from harness.launch.sweep import recorded
     from harness.paths import Results
-    from harness.sweep import recorded
     from harness.view.run import conclude
 
     place = Results(results)
@@ -218,17 +203,11 @@ def show(
     conclude(asked, records, place)
 
 
-@app.command(epilog="Example:  harness sync quickstart --tracking-uri http://127.0.0.1:5000")
-def sync(sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None) -> None:
-    """Deliver the records of a sweep to MLflow; what is there already is left alone."""
-    from harness.paths import Results
-    from harness.sweep import recorded
-    from harness.tracking import Tracker
-
-    place = Results(results)
-    asked, records = recorded(place, sweep)
-    delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
-    print(f"{delivery.delivered} trials delivered, {delivery.already} were there already")
+app.command(epilog=compare.EXAMPLES)(compare.compare)
+app.command(epilog="\b\nExamples:\n  harness report matrix\n  harness report today --against baseline")(compare.report)
+app.command(epilog=gate.EXAMPLES)(gate.gate)
+app.command(epilog=gate.CERTIFY_EXAMPLES)(gate.certify)
+app.command(epilog="Example:  harness bisect v1.0 main sweep.yaml --cell mlp-45dbdb38d5")(gate.bisect)
 
 
 @app.command(epilog="Example:  harness ui --port 5001")
@@ -236,25 +215,31 @@ def ui(
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1; 5000 or the next free one.")
+        int | None,
+        typer.Option(
+            "--port", min=1, max=65535, metavar="PORT", help="The port on 127.0.0.1; 5000 or the next free one."
+        ),
     ] = None,
 ) -> None:
-    """Serve the MLflow UI on this machine and print where each sweep's page is; Ctrl-C ends it."""
+    """Serve the MLflow UI on this machine. It prints where each sweep's page is; Ctrl-C ends it."""
     from harness.paths import Results
-    from harness.ui import serve
+    from harness.tracking.ui import serve
 
     serve(Results(results), tracking_uri, port=port)
 
 
 @data_app.command(epilog="Example:  harness data fetch fashion-mnist --to data/fashion")
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist")],
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="Which one.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to put the files in.")],
 ) -> None:
-    """Download a data set from its public mirrors, checked against known checksums; resumes."""
+    """Download a data set from its public mirrors. Checked against known checksums; resumes."""
     from harness.fetch import fetch_with_progress
 
     fetch_with_progress(name, to)
+
+
+jobs.register(app)
 
 
 def _selftest(ranks: str, profile: Any, results: Path) -> None:
@@ -269,20 +254,19 @@ def _selftest(ranks: str, profile: Any, results: Path) -> None:
 
 
 def _profile(cluster: str) -> Any:
-    from harness import cluster as clusters
-
-    return clusters.load(cluster)
-
-
-def _load(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) -> tuple[Any, Any]:
-    """The sweep and the profile that it runs on, all checked."""
-    from harness import cluster as clusters
-    from harness import spec
+    from harness.launch import cluster as clusters
 
     profile = clusters.load(cluster)
-    asked = spec.load(spec.find(sweep), sets, data)
-    clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells})
-    return asked, profile
+    _only_here(cluster, profile)
+    return profile
+
+
+def _only_here(cluster: str, profile: Any) -> None:
+    """Raises BadInput for a profile of another place than this machine."""
+    if profile.launcher != "torchrun":
+        raise BadInput(
+            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun (or harness submit)"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,16 +28,29 @@ class Ranks:
     rank: int
     local_rank: int
     world_size: int
+    may_be_bound: bool = False  # whether the launcher may show each rank its own GPU alone
 
     @staticmethod
     def from_environment() -> Ranks:
-        """What torchrun says; without a launcher, one rank alone."""
+        """What torchrun says, else what srun says of this step's tasks; without a launcher, one rank alone.
+
+        Of the variables that Slurm sets, those of a step: a batch script sees the others too, and is no rank.
+        """
         read = os.environ.get
-        return Ranks(
-            rank=int(read("RANK", "0")),
-            local_rank=int(read("LOCAL_RANK", "0")),
-            world_size=int(read("WORLD_SIZE", "1")),
+        slurm = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
+        rank, local, size = (
+            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS") if slurm else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
+        return Ranks(
+            rank=int(read(rank, "0")),
+            local_rank=int(read(local, "0")),
+            world_size=int(read(size, "1")),
+            may_be_bound=slurm,
+        )
+
+    def export(self) -> None:
+        """Set torchrun's variables for libraries and workloads that read them, whoever has started this rank."""
+        os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.world_size))
 
     @property
     def first(self) -> bool:
@@ -45,16 +58,19 @@ class Ranks:
 
     @property
     def host(self) -> str:
-        return socket.gethostname()
+        """What Slurm calls this node, or the machine's own name."""
+        return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
     """The rank's own device; raises BadInput if a GPU was asked for and there is none for it."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if ranks.local_rank >= torch.cuda.device_count():
-        raise BadInput(f"device: found {torch.cuda.device_count()} GPUs; needed: one for local rank {ranks.local_rank}")
-    device = torch.device("cuda", ranks.local_rank)
+    visible = torch.cuda.device_count()
+    index = 0 if ranks.may_be_bound and visible == 1 else ranks.local_rank
+    if index >= visible:
+        raise BadInput(f"device: found {visible} GPUs; needed: one for local rank {ranks.local_rank}")
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 
@@ -70,7 +86,13 @@ def process_group(ranks: Ranks, device: torch.device, *, needed: bool, timeout: 
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=bound)
+    dist.init_process_group(
+        backend,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=bound,
+    )
     yield
     gc.collect()
     dist.barrier()
@@ -98,6 +120,12 @@ def least(device: torch.device, *values: int) -> list[int]:
     everyone = torch.tensor(values, dtype=torch.int64, device=device)
     dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
     return [int(value) for value in everyone]
+
+
+def meet() -> None:
+    """Wait until all ranks are here."""
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def gather(value: Any, ranks: Ranks) -> list[Any]:

@@ -18,6 +18,12 @@ class BadInput(HarnessError):
     exit_code = 2
 
 
+class Inconclusive(HarnessError):
+    """What was asked can't be told from what was measured."""
+
+    exit_code = 3
+
+
 class NonFiniteLoss(HarnessError):
     """The loss became NaN or infinite; `rank` saw it first."""
 
@@ -28,6 +34,12 @@ class NonFiniteLoss(HarnessError):
 
 class NotApplied(HarnessError):
     """A setting was asked for and did not take effect: what was asked is not what ran."""
+
+
+class Interrupted(HarnessError):
+    """A signal stopped all ranks at the same step, from which the trial can go on; what a rank's process ends with."""
+
+    exit_code = 75  # EX_TEMPFAIL in sysexits.h
 
 
 class BadCheckpoint(HarnessError):
@@ -42,6 +54,18 @@ def did_you_mean(found: object, allowed: Iterable[str]) -> str:
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """`text` without line breaks and not longer than `limit` characters."""
-    flat = " ".join(str(text).split())
+    """`text` without line breaks and what can't be printed, and not longer than `limit` characters."""
+    flat = "".join(letter for letter in " ".join(str(text).split()) if letter.isprintable())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def fraction(text: str, option: str) -> float:
+    """`2%` or `0.02`; raises BadInput."""
+    number, percent, rest = text.partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 < value < 1:
+        raise BadInput(f"{option}: found {text!r}; allowed: a fraction above 0 and below 1, as in 1% or 0.01")
+    return value

@@ -48,6 +48,11 @@ class TrialFolder:
     def best(self) -> Path:
         return self.path / "best"
 
+    @property
+    def resume(self) -> Path:
+        """The checkpoint of an interrupted trial, until it is over."""
+        return self.path / "resume"
+
     def log(self, rank: int) -> Path:
         return self.logs / f"rank{rank}.log"
 
@@ -92,6 +97,10 @@ class SweepFolder:
     def roofline(self) -> Path:
         return self.path / "roofline.png"
 
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
     def records(self) -> list[Path]:
         return sorted(self.path.glob("*/record.json"))
 
@@ -110,6 +119,16 @@ class Results:
     def peaks(self) -> Path:
         """What machines can do, by their key."""
         return self.path / "peaks"
+
+    @property
+    def certificates(self) -> Path:
+        """How often equal code was told apart on machines, by their key; to be committed beside baselines."""
+        return self.path / "certificates"
+
+    @property
+    def baselines(self) -> Path:
+        """A folder for each kind of hardware; to be committed."""
+        return self.path / "baselines"
 
     @property
     def database(self) -> Path:

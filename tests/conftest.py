@@ -12,18 +12,18 @@ import pytest
 
 from harness.paths import Results
 from harness.tracking import Tracker
-from harness.ui import server
+from harness.tracking.ui import server
 
-KINDS = ("accuracy", "distributed", "browser", "", "alone")  # what takes long starts early, what measures time waits
+# What takes long starts early, what measures time waits; of a test with several marks the first one here counts.
+KINDS = ("alone", "accuracy", "slurm", "distributed", "browser", "")
 
 
 def kind(item: pytest.Item) -> str:
-    """The last of KINDS that a test is marked with."""
-    return next((word for word in reversed(KINDS) if word and item.get_closest_marker(word)), "")
+    return next((word for word in KINDS if word and item.get_closest_marker(word)), "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: KINDS.index(kind(item)))
+    items.sort(key=lambda item: (kind(item) == "alone", KINDS.index(kind(item))))
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)

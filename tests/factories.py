@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from harness import record as records
-from harness.axes import Axes
-from harness.cell import Cell, Choice, Length, Trial
-from harness.machine import Copy, Machine, Matmul, Timing
 from harness.order import join_digests
 from harness.paths import SweepFolder
-from harness.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
-from harness.series import Series
-from harness.summary import summarize
+from harness.records import record as records
+from harness.records.machine import Copy, Machine, Matmul, Timing
+from harness.records.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
+from harness.records.series import Series
+from harness.records.summary import summarize
+from harness.spec.axes import Axes
+from harness.spec.cell import Cell, Choice, Length, Trial
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
 PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step
@@ -104,7 +104,7 @@ def write_sweep(folder: SweepFolder, found: Sequence[Record], *, planned: Sequen
         "seeds": sorted({trial.seed for trial in trials}),
         "repeats": max(trial.repeat for trial in trials) + 1,
         "source": "demo.yaml",
-        "cells": [{"id": cell.id, "label": cell.label, **asdict(cell)} for cell in cells.values()],
+        "cells": [asdict(cell) for cell in cells.values()],
         "trials": [trial.id for trial in trials],
     }
     for record in found:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from harness.axes import Axes
 from harness.errors import NotApplied
-from harness.execution import Compiler
-from harness.loader import make_loader
 from harness.measure.clock import HostClock
 from harness.order import BatchOrder
-from harness.precision import Scaler, autocast
-from harness.strategy import arrange, prepare
+from harness.spec.axes import Axes
+from harness.training.execution import Compiler
+from harness.training.loader import make_loader
+from harness.training.precision import Scaler, autocast
+from harness.training.strategy import arrange, prepare
 from tests.support.line import LineFit, Options
 from workloads.base import TensorSamples, Workload
 from workloads.cnn import CNN

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from harness import spec
-from harness.axes import AXES, DEFAULTS, Axes, axis_words
-from harness.cell import Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
-from harness.restore import restore
+from harness.records.restore import restore
+from harness.spec import spec
+from harness.spec.axes import AXES, DEFAULTS, Axes, axis_words
+from harness.spec.cell import Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
 from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
 
 # Records, baselines and MLflow runs are found by these ids: an id that changes orphans all that was ever measured under
-# it. If one has to change, what it stands for has changed, and IDENTITY in harness/cell.py counts that.
+# it. If one has to change, what it stands for has changed, and IDENTITY in harness/spec/cell.py counts that.
 GOLDEN = [
     ("mlp-2180f5a322", "mlp: {data: {source: digits}}", ""),
     ("cnn-211dd770a5", "cnn: {data: {source: digits}}", "length: {steps: 60}"),
@@ -48,7 +48,9 @@ def test_golden_ids(tmp_path: Path, golden: str, workloads: str, keys: str) -> N
 
 def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
     path = write(tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"threads": 2})
-    program = "import sys, pathlib; from harness import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    program = (
+        "import sys, pathlib; from harness.spec import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    )
     ids = {
         subprocess.run(
             [sys.executable, "-c", program, str(path)],

@@ -8,9 +8,9 @@ import typer
 
 import harness as package
 from harness import cli
-from harness.axes import AXIS_TYPES, axis_words
-from harness.completion import complete_set
-from harness.spec import ready_sweeps
+from harness.commands.completion import complete_set
+from harness.spec.axes import AXIS_TYPES, axis_words
+from harness.spec.spec import ready_sweeps
 from tests.support.commands import harness
 from tests.support.sweeps import write
 
@@ -35,6 +35,7 @@ def test_help_names_every_command_and_says_where_to_begin() -> None:
     assert "Begin with: harness run quickstart" in ended.out
     for words in COMMANDS:
         assert words[0] in ended.out
+    assert "..." not in ended.out.partition("Commands:")[2]  # no command's words are cut off
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -47,7 +48,7 @@ def test_help_of_a_command_shows_an_example_of_it(words: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_option_is_explained(words: tuple[str, ...]) -> None:
-    lines = harness(*words, "--help").out.partition("Options:")[2].splitlines()
+    lines = harness(*words, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
     options = [line for line in lines if line.strip().startswith("--")]
     assert options
     for line, following in zip(options, [lines[lines.index(line) + 1] for line in options], strict=True):
@@ -104,6 +105,15 @@ class TestCompletion:
         Path("results/runs/nightly").mkdir(parents=True)
         Path("results/runs/nightly/sweep.json").touch()
         assert completed(monkeypatch, capsys, "show", "ni") == ["nightly"]
+        assert completed(monkeypatch, capsys, "compare", "nightly", "ni") == ["nightly"]
+        monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
+        assert completed(monkeypatch, capsys, "show", "ni") == []
+
+    def test_of_trials(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
+            Path("results/runs/nightly", name).mkdir(parents=True)
+            Path("results/runs/nightly", name, "trial.json").touch()
+        assert completed(monkeypatch, capsys, "logs", "mlp") == ["mlp-1-s0-r0", "mlp-1-s1-r0"]
 
     def test_of_set_offers_axes(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert completed(monkeypatch, capsys, "run", "quickstart", "--set", "prec") == ["precision="]

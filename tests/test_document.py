@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from harness.document import choose, dotted, parse, parse_value, read
 from harness.errors import BadInput
+from harness.spec.document import choose, dotted, parse, parse_value, read
 from workloads.options import Between, Count, Settings, Strict
 
 

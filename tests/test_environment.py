@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness import environment
-from harness.environment import REDACTED, redact, variables
+from harness.records import environment
+from harness.records.environment import REDACTED, redact, scrub, variables
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,8 @@ def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) ->
     assert found["software"]["packages"]["torch"]
     assert found["hardware"]["usable_cores"] >= 1
     assert found["hardware"]["memory_bytes"] > 2**28
+
+
+def test_secrets_are_cut_out() -> None:
+    text = scrub("git+https://me:pw@host/x and s3cr3t-value", ["s3cr3t-value"])
+    assert text == "git+https://[redacted]@host/x and [redacted]"

@@ -91,7 +91,7 @@ def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line
             host = ThisHost()
             host.command = parent  # as though we were a rank beside it
             assert (host.stranger(other.pid), host.stranger(child.pid)) == (None, None)
-            host.command = ["python", "-m", "harness.worker", "another/trial"]
+            host.command = ["python", "-m", "harness.training.worker", "another/trial"]
             assert host.stranger(other.pid) == f"pid {other.pid} {below.name()}"
         finally:
             child.kill()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.axes import Axes
-from harness.loader import make_loader
 from harness.order import BatchOrder
+from harness.spec.axes import Axes
+from harness.training.loader import make_loader
 from workloads.base import Batch
 
 
@@ -26,8 +26,9 @@ class Drawing:
         return (torch.tensor(drawn, dtype=torch.float64),)
 
 
-def fetch(workers: int, seed: int) -> list[tuple[list[int], int, list[float]]]:
+def fetch(workers: int, seed: int, *, epoch: int = 0, skip: int = 0) -> list[tuple[list[int], int, list[float]]]:
     order = BatchOrder(samples=32, batch_size=8, seed=seed, rank=0, world_size=1)
+    order.epoch, order.skip = epoch, skip
     loader = make_loader(Drawing(), order, Axes(batch_size=8, workers=workers), seed=seed, device=torch.device("cpu"))
     return [(indices, worker, batch[0].tolist()) for indices, worker, batch in loader]
 
@@ -49,6 +50,15 @@ def test_workers_change_nothing_but_who_fetches() -> None:
     assert [indices for indices, *_ in alone] == [indices for indices, *_ in shared]
     assert [worker for _, worker, _ in alone] == [-1] * 4
     assert {worker for _, worker, _ in shared} == {0, 1}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_workers_draw_depends_on_the_batch_alone(workers: int) -> None:
+    """Not on how many they are, nor on how often they were started before that batch."""
+    drawn = [values for _, _, values in fetch(2, seed=3)]
+    assert [values for _, _, values in fetch(workers, seed=3)] == drawn
+    assert [values for _, _, values in fetch(workers, seed=3, skip=3)] == drawn[3:]
+    assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
 
 
 def test_workers_are_seeded_each_its_own_way_and_the_same_again() -> None:

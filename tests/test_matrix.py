@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.axes import Axes, conflict, gpu_only
 from harness.errors import BadInput
+from harness.spec.axes import Axes, conflict, gpu_only
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.axes import Axes
 from harness.errors import NotApplied
-from harness.optimization import make_optimizer, make_schedule
+from harness.spec.axes import Axes
+from harness.training.optimization import make_optimizer, make_schedule
 from tests.support.line import LineFit, Options
 from workloads.options import Settings
 

@@ -6,8 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from harness.axes import Axes
-from harness.peaks import DTYPES, VENDORS, vendor, vendor_peak
+from harness.records.peaks import DTYPES, VENDORS, vendor, vendor_peak
+from harness.spec.axes import Axes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import Slowest
+from harness.records.record import Slowest
 from harness.view.phases import show_phases
 from tests.factories import make_record
 from tests.support.sweeps import load

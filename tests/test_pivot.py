@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from harness.errors import BadInput
-from harness.record import Record
-from harness.spec import Sweep
+from harness.records.record import Record
+from harness.spec.spec import Sweep
 from harness.view.pivot import pivot_table, ratio_table, show_pivot
 from tests.factories import make_record
 from tests.support.sweeps import load

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.spec import load, ready_sweeps
+from harness.gate.limits import read_gate
+from harness.spec.spec import load, ready_sweeps
 from tests.support.running import run
 
 README = Path(__file__).parents[1] / "README.md"
@@ -55,3 +56,11 @@ def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
     assert re.findall(r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE) == [
         cell.id for cell in cells
     ]
+
+
+def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
+    gate = read_gate(printed("gate.yaml", tmp_path))
+    printed("sweep.yaml", tmp_path)
+    cells = {cell.axes.precision: cell for cell in load(tmp_path / "sweep.yaml").cells if cell.choice.label == "mlp"}
+    assert (gate.limits(cells["fp32"]).smallest, gate.limits(cells["fp32"]).bits) == (0.01, "ignore")
+    assert (gate.limits(cells["bf16"]).smallest, gate.limits(cells["bf16"]).bits) == (0.005, "fail")

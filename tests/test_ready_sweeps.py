@@ -8,11 +8,12 @@ from statistics import fmean
 
 import pytest
 
-from harness import record
 from harness.cli import main
 from harness.paths import Results
-from harness.record import Record
-from harness.spec import load, ready_sweeps
+from harness.records import record
+from harness.records.record import Record
+from harness.spec.spec import load, ready_sweeps
+from tests.support.running import local_profile
 
 pytestmark = pytest.mark.accuracy
 
@@ -26,8 +27,9 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
     long. The accuracy to be reached stays.
     """
     results = tmp_path / "results"
+    given = ["--set", "threads=1", "--cluster", str(local_profile(tmp_path)), "--results", str(results)]
     with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments, "--set", "threads=1", "--results", str(results)])
+        main(["run", *arguments, *given])
     assert not ended.value.code
     return [record.read(path) for path in Results(results).sweep(arguments[0]).records()]
 
@@ -45,21 +47,21 @@ def data() -> Path:
     return DATA
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(tmp_path: Path, data: Path) -> None:
     records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]")
     assert len(records) == 3
     assert fmean(final(records, "mlp")) >= 0.95
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_mnist_the_cnn_reaches_98_percent(tmp_path: Path, data: Path) -> None:
     only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]
     (found,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")
     assert found >= 0.98
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_tickets_a_distilbert_from_scratch_reaches_85_percent(tmp_path: Path, data: Path) -> None:
     (found,) = run(tmp_path, "tickets", "--data", str(data / "banking77"))
     assert found.learned is not None

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from harness import record as records
 from harness.errors import BadInput
 from harness.paths import Results, folder_name, write_whole
-from harness.record import Evaluation, RankResult, Target
-from harness.restore import restore
-from harness.series import Numbers, Series
+from harness.records import record as records
+from harness.records.record import Evaluation, RankResult, Target
+from harness.records.restore import restore
+from harness.records.series import Numbers, Series
 from tests.factories import make_cell, make_record
 
 SMALLEST = np.finfo(np.float64).smallest_subnormal
@@ -115,7 +115,7 @@ class TestRecord:
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)
         path.write_text(json.dumps(content), encoding="utf-8")
-        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: no whole Record: "):
+        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: no whole record: "):
             records.read(path)
 
     def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class TestRecord:
         with pytest.raises(BadInput, match="can't be read as a rank's result"):
             records.read_rank(path)
         write_whole(path, '{"rank": 0}')
-        with pytest.raises(BadInput, match="no whole RankResult"):
+        with pytest.raises(BadInput, match="no whole rank's result"):
             records.read_rank(path)
 
     def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import matplotlib.image
 import pytest
 
-from harness import machine as machines
-from harness.assemble import assemble
-from harness.machine import Machine
 from harness.paths import Results
-from harness.record import Record
-from harness.roofline import device_of, held_against, machine_of, mfu, rated, stand
-from harness.tracking.contents import scalars
-from harness.validity import Rules
+from harness.records import machine as machines
+from harness.records.assemble import assemble
+from harness.records.machine import Machine
+from harness.records.record import Record
+from harness.records.roofline import device_of, held_against, machine_of, mfu, rated, stand
+from harness.records.validity import Rules
+from harness.tracking.scalars import scalars
 from harness.view.roofline import draw, known_peaks, placed, roofline_lines
 from harness.view.run import conclude
 from harness.view.table import result_table
@@ -203,9 +203,9 @@ def test_a_record_is_assembled_with_its_mfu(tmp_path: Path, monkeypatch: pytest.
     """The numbers are in the record, so that the tracker needs nothing else."""
     from dataclasses import asdict
 
-    from harness import record as records
-    from harness.cell import Assignment
     from harness.paths import TrialFolder
+    from harness.records import record as records
+    from harness.spec.cell import Assignment
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness import spec
-from harness.axes import Axes
-from harness.cell import Length, Profiling
-from harness.restore import restore
-from harness.spec import Sweep
+from harness.records.restore import restore
+from harness.spec import spec
+from harness.spec.axes import Axes
+from harness.spec.cell import Length, Profiling
+from harness.spec.spec import Sweep
 from tests.support.commands import harness
 from tests.support.images import write_images
 from tests.support.sweeps import load, write
@@ -74,14 +74,14 @@ def test_plan_shows_brackets_as_they_are(tmp_path: Path) -> None:
     assert (shown.code, shown.out.splitlines()[0]) == (0, "demo  a [/b] [red]c")
 
 
-def test_block_holds_each_cell_once_and_repeats_come_last(tmp_path: Path) -> None:
+def test_block_holds_each_cell_once_forth_and_back_and_repeats_come_last(tmp_path: Path) -> None:
     sweep = load(tmp_path, matrix={"threads": [1, 2]}, seeds=[3, 4], repeats=2)
     blocks = [[(trial.cell.axes.threads, trial.seed, trial.repeat) for trial in block] for block in sweep.blocks()]
     assert blocks == [
         [(1, 3, 0), (2, 3, 0)],
-        [(1, 4, 0), (2, 4, 0)],
+        [(2, 4, 0), (1, 4, 0)],
         [(1, 3, 1), (2, 3, 1)],
-        [(1, 4, 1), (2, 4, 1)],
+        [(2, 4, 1), (1, 4, 1)],
     ]
     assert len({trial.id for trial in sweep.trials()}) == 8
 

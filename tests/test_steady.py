@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.steady import Steady, find_steady
+from harness.records.steady import Steady, find_steady
 
 STEPS = 500
 TRIES = 200

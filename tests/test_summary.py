@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.record import RankResult, Slowest, Summary
-from harness.series import Series
-from harness.summary import find_window, summarize
+from harness.records.record import Interruption, RankResult, Slowest, Summary
+from harness.records.series import Series
+from harness.records.summary import find_window, summarize
 from tests.factories import make_cell, make_record
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=40))
@@ -23,7 +23,7 @@ def rank(number: int, phases: dict[str, list[float]], resumed_at: tuple[int, ...
         loss=Series.pack(np.zeros(len(rows["forward"]), dtype=np.float32)),
         step_seconds=Series.pack(np.sum(list(rows.values()), axis=0)),
         step_phases={name: Series.pack(row) for name, row in rows.items()},
-        resumed_at=resumed_at,
+        interruptions=[Interruption(step=step, at=0.0, by="SIGUSR2", lost=1.0) for step in resumed_at],
     )
 
 
@@ -61,6 +61,25 @@ def test_every_attempt_warms_up_again() -> None:
     window = find_window(seconds, 2, [45])
     assert np.flatnonzero(window.inside).tolist() == [*range(15, 45), *range(60, 90)]
     assert window.settled is True
+
+
+def test_an_attempt_that_may_be_warm_up_all_through_is_left_out() -> None:
+    seconds = np.concatenate([[5.0] * 15, [1.0] * 45, [5.0] * 12, [5.0] * 15, [1.0] * 45])
+    window = find_window(seconds, 2, [60, 72])
+    assert np.flatnonzero(window.inside).tolist() == [*range(15, 60), *range(87, 132)]
+    short = find_window(np.ones(24), 2, [12])
+    assert np.flatnonzero(~short.inside).tolist() == [0, 1, 12, 13], "there is nothing better"
+
+
+@pytest.mark.parametrize("at", [[], [70], [40, 47, 120]], ids=str)
+def test_interruptions_do_not_bias_throughput(at: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    seconds = np.exp(rng.normal(0, 0.03, 200))
+    for first in [0, *at]:
+        seconds[first : first + 15] *= 3  # compiling, and caches that are cold
+    assert seconds.mean() > 1.1
+    one = rank(0, {"forward": seconds.tolist()}, tuple(at))
+    assert summary(one, warmup=5).throughput == pytest.approx(64, rel=0.02)
 
 
 def test_too_few_steps_are_measured_and_not_called_steady() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.record import Record
-from harness.spec import Sweep
+from harness.records.record import Record
+from harness.spec.spec import Sweep
 from harness.view.table import result_table
 from tests.factories import make_record
 from tests.support.sweeps import load

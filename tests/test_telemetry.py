@@ -14,11 +14,11 @@ import pynvml
 import pytest
 import torch
 
-from harness import record as records
 from harness.measure.gpu import THROTTLING
 from harness.measure.host import Counters
 from harness.measure.telemetry import METERED, Telemetry, joules_between, telemetry_for
-from harness.tracking.contents import scalars
+from harness.records import record as records
+from harness.tracking.scalars import scalars
 from tests.factories import make_record
 from tests.support.gpu import UUID, FakeGpu, FakeHost
 from tests.support.running import by_label, line_sweep, run, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.paths import Results, SweepFolder
-from harness.record import Record
+from harness.records.record import Record
 from harness.tracking import Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect, quiet
@@ -99,10 +99,38 @@ def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: Swee
     Tracker(results).deliver(folder)
     cell = by_name(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b64 t1"].data
     rates = [record.summary.throughput or 0.0 for record in found if record.summary]
-    assert cell.metrics["throughput_samples_per_s"] == pytest.approx(sum(rates) / 2)
-    assert cell.metrics["throughput_samples_per_s_min"] == min(rates)
-    assert cell.metrics["throughput_samples_per_s_max"] == max(rates)
+    assert cell.metrics["throughput_samples_per_s"] == pytest.approx(sum(rates) / 2, rel=1e-5)
+    assert cell.metrics["throughput_samples_per_s_min"] == pytest.approx(min(rates), rel=1e-5)
+    assert cell.metrics["throughput_samples_per_s_max"] == pytest.approx(max(rates), rel=1e-5)
     assert cell.metrics["final_accuracy"] == pytest.approx(0.9005)
+
+
+def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder) -> None:
+    cells = [make_cell(), make_cell(precision="bf16")]
+    found = [
+        make_record(
+            cell, seed=seed, step_seconds=0.01 / (1 + place), started=1_700_000_000.0 + 100 * (2 * seed + place)
+        )
+        for seed in range(3)
+        for place, cell in enumerate(cells)
+    ]
+    write_sweep(folder, found[:-1], planned=[found[-1].trial])
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    tracker.deliver(folder)
+    early = by_name(uri, "demo")["mlp eager bf16 single w0 b64 t1"].data
+    assert "harness.verdict" not in early.tags
+    assert early.metrics["harness.count"] == 2
+    write_record(folder, found[-1])
+    tracker.deliver(folder, found[-1:])
+    shown = everything(uri, "demo")
+    fast, slow = shown["mlp eager bf16 single w0 b64 t1"], shown["mlp eager fp32 single w0 b64 t1"]
+    assert fast["tags"]["harness.verdict"] == "faster"
+    assert fast["tags"]["harness.reference"] == "mlp eager fp32 single w0 b64 t1"
+    assert fast["metrics"]["harness.speedup"][0][1] == pytest.approx(2, rel=0.02)
+    assert slow["tags"]["harness.verdict"] == "reference"
+    assert "mlp eager bf16 single" in shown["demo"]["tags"]["mlflow.note.content"]
+    for name in ("demo", "mlp eager bf16 single w0 b64 t1", "mlp eager fp32 single w0 b64 t1"):
+        assert "figures/mlp.png" in shown[name]["artifacts"]
 
 
 def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) -> None:
@@ -168,6 +196,7 @@ def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: Sw
     assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {
         "trials_done",
         "trials_failed",
+        "trials_interrupted",
         "trials_invalid",
     }
     assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2

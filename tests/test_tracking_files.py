@@ -76,4 +76,4 @@ def test_the_spec_goes_with_the_sweep_and_is_renewed(results: Results, folder: S
         tracker.deliver(folder)
         run = by_name(uri, "demo")["demo"]
         assert json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description)) == spec
-        assert run.data.tags["mlflow.note.content"] == description
+        assert run.data.tags["mlflow.note.content"].startswith(f"{description}\n\n**mlp**")

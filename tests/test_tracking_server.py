@@ -19,7 +19,7 @@ from harness.paths import Results
 from harness.tracking import Tracker, TrackerDown
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import check_uri, connect
-from harness.ui import server
+from harness.tracking.ui import server
 from tests.conftest import free_port
 from tests.factories import make_cell, make_record, write_record, write_sweep
 from tests.support.mlflow import Meddler, artifact_text, by_name, everything
@@ -66,7 +66,7 @@ def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyP
                 os.kill(child, signal.SIGKILL)
 
         monkeypatch.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
-        with pytest.raises(TrackerDown, match="harness sync demo"):
+        with pytest.raises(TrackerDown, match="harness collect demo"):
             Tracker(results, base).deliver(results.sweep("demo"))
     monkeypatch.undo()
     with server(store, port=port) as base:
@@ -80,7 +80,8 @@ def _session(base: str) -> list[int]:
     port = base.rpartition(":")[2]
     found = subprocess.run(["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in found.splitlines()]
-    guard = next(pid for pid, sid, words in rows if pid == sid and "harness.ui" in words and f"--port {port}" in words)
+    leaders = {pid: words for pid, sid, words in rows if pid == sid}
+    guard = next(pid for pid, words in leaders.items() if "harness.tracking.ui" in words and f"--port {port}" in words)
     return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
@@ -102,7 +103,7 @@ def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, 
             tracker.deliver(results.sweep("demo"))
     assert time.monotonic() - start < 10
     assert "hunter2" not in str(caught.value)
-    assert "harness sync demo" in str(caught.value)
+    assert "harness collect demo" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
 
@@ -111,7 +112,7 @@ def test_a_database_that_is_none(results: Results) -> None:
     small_sweep(results, "demo")
     results.database.write_bytes(b"no database" * 1000)
     start = time.monotonic()
-    with pytest.raises(TrackerDown, match="harness sync demo"):
+    with pytest.raises(TrackerDown, match="harness collect demo"):
         Tracker(results).deliver(results.sweep("demo"))
     assert time.monotonic() - start < 10
 
@@ -136,5 +137,5 @@ def test_a_folder_without_records(results: Results) -> None:
 
 
 def test_nothing_imports_mlflow_before_it_is_needed() -> None:
-    code = "import sys, harness.cli, harness.tracking, harness.ui; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, harness.cli, harness.tracking, harness.tracking.ui; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import train
-from harness.axes import DEFAULTS, NEEDS, Axes, conflict
-from harness.cell import Assignment, Cell, Length, Trial
 from harness.dist import Ranks
 from harness.errors import NotApplied
-from harness.loader import make_loader
 from harness.paths import TrialFolder
-from harness.precision import Scaler, computed_in
-from harness.strategy import buckets
-from harness.train import Trace, Training
+from harness.spec.axes import DEFAULTS, NEEDS, Axes, conflict
+from harness.spec.cell import Assignment, Cell, Length, Trial
+from harness.training import train
+from harness.training.loader import make_loader
+from harness.training.precision import Scaler, computed_in
+from harness.training.strategy import buckets
+from harness.training.train import Trace, Training
 from tests.factories import make_cell
 from tests.support.line import LineFit, Options
 from workloads.options import Settings

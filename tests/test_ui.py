@@ -18,7 +18,7 @@ import pytest
 from harness.errors import BadInput
 from harness.paths import Results
 from harness.tracking import Tracker
-from harness.ui import serve, server
+from harness.tracking.ui import serve, server
 from tests.conftest import free_port
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import runs_of

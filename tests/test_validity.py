@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.record import RankResult, Summary, Telemetry
-from harness.series import Series
-from harness.validity import Rules, broken, clock_drift
+from harness.records.record import RankResult, Summary, Telemetry
+from harness.records.series import Series
+from harness.records.validity import Rules, broken, clock_drift
 from tests.factories import make_cell, make_record
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2))

@@ -1,1 +1,25 @@
 """Launchers: what starts the ranks of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from harness.paths import TrialFolder
+from harness.records.record import Failure
+
+
+class Launcher(Protocol):
+    """Builds commands purely; whoever runs them does the rest."""
+
+    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+        """What starts `module` at every rank, with `folder` and `more` as its arguments."""
+
+    def variables(self, threads: int) -> dict[str, str]:
+        """The environment of that command: `threads` are each rank's."""
+
+    def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
+        """What the launcher alone knows of ranks that have ended: those that were killed, the first one first.
+
+        `words` are what the command wrote.
+        """

@@ -6,6 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+from harness.interruption import hold_back
+
+if __name__ == "__main__":
+    hold_back()  # ranks inherit it, and then can't miss the signal even before they do it themselves
+
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 

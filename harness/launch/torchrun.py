@@ -1,42 +1,48 @@
-"""The local launcher: one fresh process group for each trial, through torchrun."""
+"""The local launcher: the ranks of each trial are fresh processes of this machine, started by torchrun."""
 
 from __future__ import annotations
 
-import subprocess
+import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
+from harness.interruption import SIGNAL
 from harness.paths import TrialFolder
+from harness.records.record import Failure
 
 
-def command(folder: TrialFolder, world_size: int) -> list[str]:
-    """What starts the ranks of the trial in `folder`."""
-    return [*module_command("harness.worker", folder, world_size), "--write-logs"]
+@dataclass(frozen=True, kw_only=True)
+class Torchrun:
+    """Of the caller's environment, with `environment` on top."""
 
+    environment: Mapping[str, str]
 
-def module_command(module: str, folder: TrialFolder, world_size: int) -> list[str]:
-    """What starts `module` at every rank, with `folder` as its argument."""
-    return [
-        sys.executable, "-m", "harness.launch.agent", str(folder.failures),
-        "--standalone", f"--nproc-per-node={world_size}", "-m", module, str(folder.path),
-    ]  # fmt: skip
+    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+        return [
+            sys.executable, "-m", "harness.launch.agent", str(folder.failures),
+            "--standalone", f"--nproc-per-node={ranks}", "-m", module, str(folder.path), *more,
+        ]  # fmt: skip
 
+    def variables(self, threads: int) -> dict[str, str]:
+        return {**os.environ, **self.environment, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
-def environment(outer: Mapping[str, str], own: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The variables of the ranks: ours, the profile's, and the threads that the cell asks for."""
-    return {**outer, **own, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-
-
-def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start the ranks in a session of their own, with torchrun's words in `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            arguments,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
+        """SIGTERM is how torchrun itself ends the others of a rank that has failed."""
+        if not folder.failures.exists():
+            return []
+        content = json.loads(folder.failures.read_text(encoding="utf-8"))
+        return [
+            Failure(
+                kind="Interrupted"
+                if -found["exitcode"] == SIGNAL
+                else "Killed",  # it came before the rank held it back
+                message=f"ended by {signal.Signals(-found['exitcode']).name}",
+                rank=int(rank),
+                at=float(found["at"]),
+            )
+            for rank, found in content.items()
+            if found["exitcode"] < 0 and -found["exitcode"] != signal.SIGTERM
+        ]

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from harness import environment
 from harness.dist import Ranks, choose_device, least, process_group
 from harness.errors import HarnessError, one_line
-from harness.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
 from harness.measure.repeat import repeat, runner
 from harness.paths import TrialFolder, write_whole
 from harness.processes import die_with_parent
-from harness.restore import restore
+from harness.records import environment
+from harness.records.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
+from harness.records.restore import restore
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16

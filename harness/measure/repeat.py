@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.machine import Timing
+from harness.records.machine import Timing
 
 FEWEST = 3  # repeats
 PATIENCE = 1.0  # seconds
@@ -17,18 +17,18 @@ Run = Callable[[int], float]  # makes so many calls and gives their seconds
 
 
 def repeat(run: Run, *, repeats: int, least: float) -> Timing:
-    """Warm up, find how many calls take `least` seconds, then time that many `repeats` times.
+    """Warm up, then time as many calls as take `least` seconds, `repeats` times.
 
-    An interruption makes few calls look long, so it takes two tries to believe that they are. Once the repeats have
-    taken PATIENCE, FEWEST are enough.
+    An interruption makes few calls look long: a repeat that is shorter than `least` shows it, and all begin again with
+    more calls. Once the repeats have taken PATIENCE, FEWEST are enough.
     """
     run(1)
-    calls = 1
-    while (spent := min(run(calls), run(calls))) < least:
-        calls = max(2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spent, 1e-9))))
-    spans: list[float] = []
+    calls, spans = 1, list[float]()
     while len(spans) < repeats and (len(spans) < FEWEST or sum(spans) < PATIENCE):
         spans.append(run(calls))
+        if spans[-1] < least:
+            calls = max(2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spans[-1], 1e-9))))
+            spans.clear()
     return Timing(calls=calls, seconds=[span / calls for span in spans])
 
 

@@ -18,11 +18,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from harness import record
 from harness.errors import one_line
 from harness.measure.gpu import THROTTLING, Gpu, NvmlGpu
 from harness.measure.host import Counters, Host, ThisHost
-from harness.series import Series
+from harness.records import record
+from harness.records.series import Series
 
 T = TypeVar("T")
 

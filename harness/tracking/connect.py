@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from harness.environment import CREDENTIALS_IN_URL
 from harness.errors import BadInput, HarnessError, one_line
+from harness.records.environment import CREDENTIALS_IN_URL
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,8 +82,9 @@ def quiet(*, answer: int = ANSWER) -> Iterator[None]:
 
 
 @contextmanager
-def in_one_line(uri: str, sweep: str) -> Iterator[None]:
-    """Whatever MLflow raises becomes TrackerDown. Only within `quiet`."""
+def in_one_line(uri: str, trouble: str, kind: type[HarnessError] = TrackerDown) -> Iterator[None]:
+    """Whatever MLflow raises becomes an error of this kind, which begins with what the trouble is. Only within
+    `quiet`."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -93,9 +95,14 @@ def in_one_line(uri: str, sweep: str) -> Iterator[None]:
         while root.__context__ is not None:
             root = root.__context__
         reason = one_line(CREDENTIALS_IN_URL.sub("", str(root if isinstance(root, OSError) else error)), 160)
-        raise TrackerDown(
-            f"MLflow at {shown(uri)} did not take the results; `harness sync {sweep}` delivers them later: {reason}"
-        ) from error
+        raise kind(f"MLflow at {shown(uri)} {trouble}: {reason}") from error
+
+
+def check_exists(uri: str) -> None:
+    """Raises BadInput for a SQLite database that isn't there: MLflow would make it."""
+    file = uri.partition("sqlite:///")[2]
+    if file and not Path(file).exists():
+        raise BadInput(f"{file}: no such database; allowed: one that holds runs, or a server by --tracking-uri")
 
 
 def connect(uri: str) -> MlflowClient:

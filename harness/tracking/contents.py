@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from harness.cell import Cell
-from harness.environment import CREDENTIALS_IN_URL, REDACTED
-from harness.measure.memory import training_bytes
-from harness.record import Record, Status
-from harness.tracking.efficiency import efficiency
-from harness.tracking.telemetry import telemetry_scalars
+from harness.records.record import Record, Status
+from harness.records.result import CellResult, join, of_trial, rounded
+from harness.spec.cell import Cell
+from harness.tracking.scalars import metric_name, scalars
+from harness.tracking.verdicts import Verdicts, describe, interval_metrics, verdict_metrics, verdict_tags
 
-LAYOUT = 2  # counts the ways that runs have been laid out; a new one has every trial delivered again
+LAYOUT = 3  # counts the ways that runs have been laid out; a new one has every trial delivered again
 CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
-STATUS: Mapping[Status, str] = {"done": "FINISHED", "invalid": "KILLED", "failed": "FAILED"}  # MLflow's words for ours
+# MLflow's words for ours
+STATUS: Mapping[Status, str] = {"done": "FINISHED", "invalid": "KILLED", "failed": "FAILED", "interrupted": "KILLED"}
 VALUE = 5000  # characters of a tag or a param that every MLflow server takes
-HEADLINES = ("throughput_samples_per_s", "final_")  # of these a cell shows the smallest and the largest too
+RATE = "throughput_samples_per_s"
+HEADLINES = (RATE, "final_")  # of these a cell shows the smallest and the largest too
+SUMMED = "harness.interruptions"  # of these a cell shows the sum over its trials
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Outline:
     started: float  # seconds since the epoch
     ended: float
     scalars: Mapping[str, float]
+    result: CellResult
 
     @staticmethod
     def of(record: Record, digest: str) -> Outline:
@@ -78,6 +80,7 @@ class Outline:
             started=record.started,
             ended=record.ended,
             scalars=scalars(record),
+            result=of_trial(record),
         )
 
 
@@ -100,6 +103,7 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
         "harness.invalid": "; ".join(record.invalid) or None,
         "harness.settled": record.summary.settled if record.summary else None,
         "harness.slowest_rank": _slowest(record),
+        "harness.interruptions": "; ".join(_interruptions(record)) or None,
         "mlflow.note.content": _note(record),
         "mlflow.source.git.commit": _code(record).get("commit"),
         "mlflow.source.git.dirty": _code(record).get("dirty"),
@@ -117,34 +121,57 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
     )
 
 
-def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str]) -> Contents:
-    """The run of the cell of these trials: the means of what the done ones measured."""
+def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str], verdicts: Verdicts | None = None) -> Contents:
+    """The run of the cell of these trials: the means of what the done ones measured, and what the verdicts say of it,
+    if its sweep has any yet."""
     cell, cell_id = outlines[-1].cell, outlines[-1].cell_id
     done = [outline.scalars for outline in outlines if outline.status == "done"]
     found: dict[str, list[float]] = {}
     for scalar in done:
         for key, value in scalar.items():
             found.setdefault(key, []).append(value)
-    metrics: dict[str, float] = {}
+    metrics = {RATE: float(np.mean(found[RATE]))} if RATE in found else {}  # first, as MLflow's pages begin with that
+    metrics |= interval_metrics(join([outline.result for outline in outlines])[0])
+    if verdicts:
+        metrics |= verdict_metrics(verdicts, cell_id)
     for key, values in found.items():
-        metrics[key] = float(np.mean(values))
+        metrics[key] = float(np.sum(values) if key.startswith(SUMMED) else np.mean(values))
         if len(values) > 1 and key.startswith(HEADLINES):
             metrics |= {f"{key}_min": min(values), f"{key}_max": max(values)}
-    metrics |= _counts(outlines)
+    metrics = {key: rounded(value) for key, value in metrics.items()} | _counts(outlines)
+    tags = verdict_tags(verdicts, cell_id) if verdicts else {}
     mine = [trial for trial in wanted if trial.startswith(f"{cell_id}-s")]
-    return _group("cell", cell_id, cell.label, outlines, mine, metrics, {}, params(cell))
+    return _group("cell", cell_id, cell.label, outlines, mine, metrics, tags, params(cell))
 
 
-def sweep_contents(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline]) -> Contents:
-    """The run of a whole sweep: how many of its trials have ended how, and how long it has taken."""
+def sweep_contents(
+    name: str, spec: Mapping[str, Any], outlines: Sequence[Outline], verdicts: Verdicts | None = None
+) -> Contents:
+    """The run of a whole sweep: how many of its trials have ended how, and how long it has taken; in its description
+    what the verdicts come to."""
     wanted = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in wanted] or outlines
     metrics = _counts(outlines)
     metrics["duration_s"] = max(outline.ended for outline in outlines) - min(outline.started for outline in outlines)
     if spec:
         metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
-    tags = {"mlflow.note.content": spec.get("description") or None}
+    description = spec.get("description") or ""
+    tags = {"mlflow.note.content": (describe(description, verdicts, VALUE) if verdicts else description) or None}
     return _group("sweep", name, name, outlines, wanted, metrics, tags, {})
+
+
+def is_complete(outlines: Sequence[Outline], wanted: Iterable[str]) -> bool:
+    """Whether all trials that are asked for are over."""
+    return set(wanted) <= {outline.trial for outline in outlines if outline.status != "interrupted"}
+
+
+def verdicts_of(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline]) -> Verdicts | None:
+    """Once a sweep is complete: before that every trial could change the verdicts on all cells."""
+    wanted: Mapping[str, int] = {trial: place for place, trial in enumerate(spec.get("trials", ()))}
+    if not is_complete(outlines, wanted):
+        return None
+    ordered = sorted(outlines, key=lambda outline: (wanted.get(outline.trial, len(wanted)), outline.started))
+    return Verdicts.of(name, join([outline.result for outline in ordered if not wanted or outline.trial in wanted]))
 
 
 def _group(
@@ -163,14 +190,13 @@ def _group(
     """
     now, ended = _ms(time.time()), _ms(max(outline.ended for outline in outlines))
     failed = any(outline.status == "failed" for outline in outlines)
-    complete = set(wanted) <= {outline.trial for outline in outlines}
     return Contents(
         name=name,
         kind=kind,
         key=key,
         started=_ms(min(outline.started for outline in outlines)),
         ended=ended,
-        status="RUNNING" if not complete else "FAILED" if failed else "FINISHED",
+        status="RUNNING" if not is_complete(outlines, wanted) else "FAILED" if failed else "FINISHED",
         tags=_texts(tags),
         params=settings,
         points=[Point(key, value, now, 0) for key, value in metrics.items()],
@@ -190,52 +216,6 @@ def params(cell: Cell) -> dict[str, str]:
     settings |= {f"options.{name}": value for name, value in choice.options.items()}
     settings |= {f"data.{name}": value for name, value in choice.data.items()}
     return _texts(settings)
-
-
-def scalars(record: Record) -> dict[str, float]:
-    """The single numbers of a trial; what was not measured is absent."""
-    found: dict[str, float | None] = {}
-    if (summary := record.summary) and record.learned:
-        target = metric_name(record.learned.target.name)
-        found = {
-            "throughput_samples_per_s": summary.throughput,
-            "step_time_p50_ms": _milli(summary.step_p50),
-            "step_time_p90_ms": _milli(summary.step_p90),
-            "step_time_p99_ms": _milli(summary.step_p99),
-            "steady_from_step": summary.window_start,
-            "skew": summary.slowest.skew if summary.slowest else None,
-            "final_loss": summary.final_loss,
-            f"final_{target}": summary.final,
-            f"best_{target}": summary.best,
-            **{f"{phase}_share": share for phase, share in summary.shares.items()},
-        }
-    found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
-    found |= _compiled(record) | _loss_scale(record) | efficiency(record)
-    found |= telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size)
-    for rank in record.ranks:
-        for name, size in {**rank.memory, "training": training_bytes(rank.memory)}.items():
-            key = f"memory_{name}_mib"
-            if size is not None:
-                found[key] = max(found.get(key) or 0.0, size / 2**20)
-    return {metric_name(key): float(value) for key, value in found.items() if value is not None}
-
-
-def _compiled(record: Record) -> dict[str, float | None]:
-    """Of the rank that had most."""
-    found = [rank.compiled for rank in record.ranks if rank.compiled]
-    if not found:
-        return {}
-    return {
-        "compile_graphs": max(one.graphs for one in found),
-        "compile_graph_breaks": max(sum(one.breaks.values()) for one in found),
-        "compile_recompiles": max(one.recompiles for one in found),
-        "compile_cache_hits": max(one.cache_hits for one in found),
-    }
-
-
-def _loss_scale(record: Record) -> dict[str, float | None]:
-    found = [rank.loss_scale for rank in record.ranks if rank.loss_scale]
-    return {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped} if found else {}
 
 
 def curves(record: Record) -> list[Point]:
@@ -275,26 +255,24 @@ def _times(record: Record) -> list[int]:
     return times
 
 
-def metric_name(name: str) -> str:
-    """`name` with what MLflow does not take in the name of a metric replaced."""
-    return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
-
-
-def scrub(text: str, secrets: Iterable[str]) -> str:
-    """`text` without credentials in URLs and without any of `secrets`."""
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", text)
-
-
 def _note(record: Record) -> str | None:
-    """For the run's page: why it failed or is invalid."""
-    failure = record.failure
-    if failure is None:
-        reasons = "".join(f"\n- {reason}" for reason in record.invalid)
-        return f"**invalid, left out of all means**{reasons}" if reasons else None
-    trace = f"\n\n```\n{failure.traceback[-VALUE // 2 :]}\n```" if failure.traceback else ""
-    return f"**{failure}**{trace}"
+    """For the run's page: why it failed or is invalid, and where it was interrupted."""
+    parts = [_listed("invalid, left out of all means", record.invalid)]
+    if failure := record.failure:
+        trace = f"\n\n```\n{failure.traceback[-VALUE // 2 :]}\n```" if failure.traceback else ""
+        parts = [f"**{failure}**{trace}"]
+    parts.append(_listed("taken up again", _interruptions(record)))
+    return "\n\n".join(part for part in parts if part) or None
+
+
+def _listed(head: str, words: Sequence[str]) -> str:
+    return f"**{head}**" + "".join(f"\n- {one}" for one in words) if words else ""
+
+
+def _interruptions(record: Record) -> list[str]:
+    """In words: where it was interrupted, by what, and what that took."""
+    taken_up = record.ranks[0].interruptions if record.ranks else ()
+    return [f"interrupted by {one.by or 'its end'} after step {one.step}: {one.lost:.1f} s lost" for one in taken_up]
 
 
 def _slowest(record: Record) -> str | None:
@@ -311,10 +289,6 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     """As MLflow stores them; what is None is left out."""
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     return {metric_name(key): text[:VALUE] for key, text in texts.items() if values[key] is not None}
-
-
-def _milli(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000
 
 
 def _ms(seconds: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.record import Record
+from harness.records.record import Record
 
 
 def efficiency(record: Record) -> dict[str, float | None]:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from harness.tracking.contents import Outline, params
+from harness.tracking.contents import RATE, Outline, params
 
 VIEW = "harness"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in a tag of the experiment
-METRICS = ("throughput_samples_per_s", "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
-LETTER, MARGIN = 8, 40  # pixels
+INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.count")
+VERDICT = {"tags.`harness.verdict`": "harness.verdict", "metrics.`harness.speedup`": "harness.speedup"}
+METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
+LETTER, MARGIN = 7, 40  # pixels
 
 
 def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
@@ -21,7 +23,7 @@ def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.
 
 
 def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
-    """What makes `page` show cells by name, the params that differ between them, and what they measured.
+    """What makes `page` show cells by name, what they measured, the verdicts, and the params that differ between them.
 
     MLflow folds runs under their parents as long as they are sorted by time; by name they are all there to see.
     """
@@ -30,8 +32,9 @@ def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
     names = dict.fromkeys(name for mine in settings for name in mine if "." not in name and name != "uses")
     differing = [name for name in names if len({mine.get(name) for mine in settings}) > 1]
     targets = sorted({key for outline in outlines for key in outline.scalars if key.startswith("final_")})
-    columns = {f"params.`{name}`": name for name in differing}
-    columns |= {f"metrics.`{name}`": name for name in (METRICS[0], *targets, *METRICS[1:])}
+    columns = {f"metrics.`{name}`": name for name in (RATE, *INTERVAL)} | VERDICT
+    columns |= {f"metrics.`{name}`": name for name in targets} | {f"params.`{name}`": name for name in differing}
+    columns |= {f"metrics.`{name}`": name for name in METRICS}
     name_column = "attributes.`Run Name`"
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
@@ -54,9 +57,15 @@ def experiment_tags(outlines: Sequence[Outline]) -> dict[str, str]:
             for section, name in (("harness", "At a glance"), ("rest", "Model metrics"))
         ],
         "compareRunCharts": [
-            {"uuid": f"harness-{name}", "type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20}
+            {
+                "uuid": f"harness-{name}",
+                "type": "BAR",
+                "metricKey": name,
+                "displayName": name,
+                "runsCountToCompare": 20,
+            }
             | {"metricSectionId": "harness", "deleted": False, "isGenerated": False}
-            for name in (METRICS[0], *targets, *METRICS[1:3])
+            for name in (RATE, "harness.speedup", *targets, *METRICS[:2])
         ],
     }
     return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}

@@ -9,17 +9,19 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness import record as records_on_disk
-from harness.cell import Choice
-from harness.environment import SECRET
-from harness.paths import SweepFolder, TrialFolder
-from harness.record import Record
-from harness.tracking.contents import Contents, Outline, cell_contents, scrub, sweep_contents, trial_contents
+from harness.paths import SweepFolder, TrialFolder, folder_name
+from harness.records import record as records_on_disk
+from harness.records.environment import scrub, secrets
+from harness.records.record import Record
+from harness.spec.cell import Choice
+from harness.tracking.contents import Contents, Outline, cell_contents, sweep_contents, trial_contents, verdicts_of
+from harness.tracking.figures import MOST, draw_board
+from harness.tracking.verdicts import Verdicts, board
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,6 +32,7 @@ BATCH = 900  # metric points in one request; MLflow takes 1,000 entities
 LOG_BYTES = 2**20  # of the end of each log
 TRACE_BYTES = 2**26  # of a profiler's trace
 RECORD = "harness.record"  # the digest of the record that a trial's run shows: in full once it is no longer RUNNING
+BOARD = "harness.board"  # the digest of the leader board that is drawn with a run
 SPEC = "harness.spec"  # the digest of the sweep.json that lies with a sweep's run
 
 
@@ -48,7 +51,7 @@ class Runs:
         self.client, self.experiment_id, self.folder, self.spec = client, experiment_id, folder, spec
         self.origin, self.sweep = origin, sweep
         self.found: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
-        self.secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) >= 8]
+        self.secrets = secrets()
 
     def find(self, cells: set[str] | None) -> None:
         """Ask for the runs that are there: all, or a single cell's and the sweep's."""
@@ -57,31 +60,26 @@ class Runs:
         if cells is not None and len(cells) == 1:
             filters = [f"{mine} AND tags.`harness.kind` = 'sweep'", f"{mine} AND tags.`harness.cell` = '{min(cells)}'"]
         for filter_string in filters:
-            token = None
-            while True:
-                answer = self.client.search_runs(
-                    [self.experiment_id], filter_string, max_results=PAGE, page_token=token
-                )
-                for run in answer:
-                    kind = run.data.tags.get("harness.kind", "")
-                    self.found[kind, run.data.tags.get(f"harness.{kind}", "")].append(run)
-                token = answer.token
-                if not token:
-                    break
+            for run in search(self.client, self.experiment_id, filter_string):
+                kind = run.data.tags.get("harness.kind", "")
+                self.found[kind, run.data.tags.get(f"harness.{kind}", "")].append(run)
 
     def deliver(
         self, outlines: Sequence[Outline], chosen: Sequence[Outline], known: Mapping[str, Record]
     ) -> tuple[str, int]:
         """Returns the id of the sweep's run and how many trials were written; `known` saves reading records again."""
-        sweep = self._bring(sweep_contents(self.sweep, self.spec, outlines), None)
+        verdicts = verdicts_of(self.sweep, self.spec, outlines)
+        sweep = self._bring(sweep_contents(self.sweep, self.spec, outlines, verdicts), None)
         self._bring_spec(sweep)
         cells: defaultdict[str, list[Outline]] = defaultdict(list)
         for outline in sorted(outlines, key=lambda outline: outline.started):
             cells[outline.cell_id].append(outline)
         asked, written = {outline.trial for outline in chosen}, 0
-        for cell_id in dict.fromkeys(outline.cell_id for outline in chosen):
-            contents = cell_contents(cells[cell_id], wanted=self.spec.get("trials", ()))
+        shown: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
+        for cell_id in dict.fromkeys(outline.cell_id for outline in (outlines if verdicts else chosen)):
+            contents = cell_contents(cells[cell_id], wanted=self.spec.get("trials", ()), verdicts=verdicts)
             cell = self._bring(contents, sweep.info.run_id)
+            shown[cells[cell_id][0].cell.choice.label].append(cell)
             for outline in cells[cell_id]:
                 whole = self._find_whole(outline, cell)
                 if outline.trial in asked:
@@ -89,7 +87,28 @@ class Runs:
                     if whole is None:
                         self._write_trial(outline, cell, known.get(outline.trial))
                         written += 1
+        if verdicts:
+            self._bring_boards(verdicts, sweep, shown)
         return sweep.info.run_id, written
+
+    def _bring_boards(self, verdicts: Verdicts, sweep: Run, shown: Mapping[str, Sequence[Run]]) -> None:
+        """The picture of each workload's leader board, with its cells and with the sweep."""
+        boards = {label: found for label in shown if (found := board(verdicts, label, MOST))}
+        digests = {label: hashlib.sha256(found.encode()).hexdigest() for label, found in boards.items()}
+        together = " ".join(digests.values())
+        places = [(label, run, digests[label]) for label in digests for run in shown[label]]
+        places += [(label, sweep, together) for label in digests]
+        with tempfile.TemporaryDirectory() as aside:
+            drawn: dict[str, Path] = {}
+            for label, run, digest in places:
+                if run.data.tags.get(BOARD) == digest:
+                    continue
+                if label not in drawn:
+                    drawn[label] = Path(aside) / f"{folder_name(label)}.png"
+                    draw_board(verdicts, label, drawn[label])
+                self.client.log_artifact(run.info.run_id, str(drawn[label]), "figures")
+                if run is not sweep or label == list(digests)[-1]:
+                    self.client.set_tag(run.info.run_id, BOARD, digest)
 
     def _bring(self, contents: Contents, parent: str | None) -> Run:
         """Make a cell's or the sweep's run say what it should; nothing is sent that it says already.
@@ -132,7 +151,7 @@ class Runs:
     def _find_whole(self, outline: Outline, cell: Run) -> Run | None:
         """The run that shows the trial's record in full; it is hung below the trial's cell if it isn't there."""
         for run in self.found["trial", outline.trial]:
-            if run.data.tags.get(RECORD) == outline.digest and _ended(run):
+            if run.data.tags.get(RECORD) == outline.digest and is_whole(run):
                 if run.data.tags.get("mlflow.parentRunId") != cell.info.run_id:
                     self.client.set_tag(run.info.run_id, "mlflow.parentRunId", cell.info.run_id)
                 return run
@@ -201,6 +220,17 @@ class Runs:
         return scrub(text, self.secrets)
 
 
+def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iterator[Run]:
+    """All runs that fit, however many."""
+    token = None
+    while True:
+        answer = client.search_runs([experiment_id], filter_string, max_results=PAGE, page_token=token)
+        yield from answer
+        token = answer.token
+        if not token:
+            return
+
+
 def datasets(choice: Choice, clean: Any) -> list[DatasetInput]:
     """The training and the test set of a workload: the same files, told apart by name."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -234,8 +264,8 @@ def gather_profile(place: TrialFolder, aside: Path, clean: Callable[[str], str])
             )
 
 
-def _ended(run: Run) -> bool:
-    """A trial's run is given its last status when all else is there."""
+def is_whole(run: Run) -> bool:
+    """Whether all of a trial is there: its run is given its last status at the end."""
     ended: bool = run.info.status != "RUNNING"
     return ended
 

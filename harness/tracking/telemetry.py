@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.record import RankResult, Telemetry
+from harness.records.record import RankResult, Telemetry
 
 MIB, MHZ = 2.0**20, 1e6
 SHOWN = {  # reading -> metric, and what to divide by

@@ -1,4 +1,4 @@
-"""Delivers records to MLflow. The tracker itself is asked what it has: nothing is remembered here."""
+"""Delivers records to MLflow and gets them back. The tracker itself is asked what it has: nothing is kept here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import record as records_on_disk
 from harness.errors import BadInput
 from harness.paths import Results, SweepFolder, folder_name
-from harness.record import Record
-from harness.tracking.connect import FIRST_ANSWER, check_uri, connect, in_one_line, is_server, quiet
-from harness.tracking.contents import Outline, digest_of
+from harness.records import record as records_on_disk
+from harness.records.record import Record
+from harness.tracking.connect import FIRST_ANSWER, check_exists, check_uri, connect, in_one_line, is_server, quiet
+from harness.tracking.contents import Outline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
+from harness.tracking.recall import records_of
 from harness.tracking.runs import Runs
 
 if TYPE_CHECKING:
@@ -56,14 +57,15 @@ class Tracker:
         with self._alone() as origin:
             outlines, spec = read_outlines(folder), _read_spec(folder)
             name = spec.get("name") or outlines[0].sweep
-            with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, name):
+            with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, untaken(name)):
                 client = self._client = self._client or connect(self.uri)
                 experiment, restored = self._experiment(client, name)
             known = {record.trial.id: record for record in records or ()}
             chosen = [outline for outline in outlines if records is None or outline.trial in known]
-            with quiet(), in_one_line(self.uri, name):
+            with quiet(), in_one_line(self.uri, untaken(name)):
                 runs = Runs(client, experiment.experiment_id, origin, name, folder, spec)
-                cells = None if records is None or restored else {outline.cell_id for outline in chosen}
+                whole = records is None or restored or is_complete(outlines, spec.get("trials", ()))
+                cells = None if whole else {outline.cell_id for outline in chosen}
                 runs.find(cells)
                 run_id, delivered = runs.deliver(outlines, chosen, known)
                 for key, value in experiment_tags(outlines).items():
@@ -78,15 +80,23 @@ class Tracker:
 
     def prepare(self) -> None:
         """Create the store if it isn't there, so that nobody else does at the same time. Raises TrackerDown."""
-        with self._alone(), quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "SWEEP"):
+        with self._alone(), quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "can't be opened"):
             self._client = self._client or connect(self.uri)
 
     def pages(self, base: str) -> dict[str, str]:
         """The address of each sweep's page, by the sweep's name. Raises TrackerDown."""
-        with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "SWEEP"):
+        with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "can't be opened"):
             client = self._client = self._client or connect(self.uri)
             found = client.search_experiments(filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"])
         return {experiment.name: page(experiment.experiment_id, base=base) for experiment in found}
+
+    def recall(self, run_id: str) -> list[Record]:
+        """The records that a run was made from: its own for a trial's, those of all its trials for a cell's or a
+        sweep's. Raises BadInput for a run that has none of this schema, or that can't be read."""
+        check_exists(self.uri)
+        with quiet(), in_one_line(self.uri, f"does not give run {run_id}", BadInput):
+            client = self._client = self._client or connect(self.uri)
+            return records_of(client, run_id)
 
     def _experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
         """The sweep's experiment, and whether it had been deleted."""
@@ -113,6 +123,11 @@ class Tracker:
                 file.write(origin)
                 file.flush()
             yield origin
+
+
+def untaken(sweep: str) -> str:
+    """What is to be said where the tracker fails a delivery."""
+    return f"did not take the results; `harness collect {sweep}` delivers them later"
 
 
 def read_outlines(folder: SweepFolder) -> list[Outline]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.axes import AXIS_TYPES, DEFAULTS, about, axis_words
+from harness.spec.axes import AXIS_TYPES, DEFAULTS, about, axis_words
 from workloads.options import Between
 
 

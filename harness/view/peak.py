@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness import probe
-from harness.cluster import Profile
-from harness.machine import AllReduce, Copy, Machine, Matmul, Timing
+from harness import chart
+from harness.calibration import probe
+from harness.launch.cluster import Profile
 from harness.paths import Results
-from harness.view import chart
+from harness.records.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.view.table import show as show_table
 
 if TYPE_CHECKING:

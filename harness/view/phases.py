@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.cell import Cell
-from harness.record import Record, Summary
-from harness.spec import Sweep
+from harness.records.record import Record, Summary
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
 from harness.view.table import group, make_table, show, telling_axes
 
 WIDTH = 32  # characters of a whole bar

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.cell import Cell
 from harness.errors import BadInput, did_you_mean
-from harness.record import Record
-from harness.spec import Sweep
-from harness.stats import mean_interval
+from harness.records.record import Record
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
+from harness.stats.interval import mean_interval
 from harness.view.table import group, known, make_table, show, speed, telling_axes
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness import record
-from harness.cell import Cell
 from harness.errors import BadInput
 from harness.paths import Results
-from harness.spec import Sweep
+from harness.records import record
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
 from harness.view.table import describe_axes, duration, plan_table
 from harness.view.table import show as show_table
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from harness import machine as machines
-from harness.cell import Cell
-from harness.machine import Machine
+from harness import chart
 from harness.paths import Results
-from harness.peaks import DTYPES
-from harness.record import Record
-from harness.roofline import Standing, machine_of, rated, stand
-from harness.spec import Sweep
-from harness.view import chart
+from harness.records import machine as machines
+from harness.records.machine import Machine
+from harness.records.peaks import DTYPES
+from harness.records.record import Record
+from harness.records.roofline import Standing, machine_of, rated, stand
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
 from harness.view.peak import title
 from harness.view.table import group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -12,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from harness.cell import Trial
 from harness.errors import HarnessError, one_line
 from harness.paths import Results, TrialFolder
-from harness.record import Record, Summary
-from harness.spec import Sweep
+from harness.records.record import Record, Summary
+from harness.spec.cell import Trial
+from harness.spec.spec import Sweep
 from harness.tracking import Tracker
 from harness.view.roofline import known_peaks, roofline_lines
 from harness.view.table import duration, result_table, show
@@ -53,9 +54,8 @@ class RunView:
         self.progress.stop()
 
     def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        self.count = len(pending)
-        self.began = time.monotonic()
-        self.progress.update(self.bar, total=len(pending))
+        self.count += len(pending)  # more come if repeats go on until intervals are narrow
+        self.progress.update(self.bar, total=self.count)
         skipped = f", {len(finished)} already there" if finished else ""
         self.say(f"[bold]{escape(self.sweep.name)}[/]: {len(pending)} trials of {len(self.sweep.cells)} cells{skipped}")
         folder = self.results.sweep(self.sweep.name)
@@ -112,7 +112,7 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     console = Console(highlight=False)
     records, peaks = known_peaks(records, results)
     show(console, result_table(sweep, records))
-    failed, invalid = (sum(record.status == status for record in records) for status in ("failed", "invalid"))
+    counts = Counter(record.status for record in records)
     name = shlex.quote(sweep.name)
     hints = [
         ("harness ui", "curves and comparisons in MLflow"),
@@ -124,12 +124,14 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     place = escape(str(results.sweep(sweep.name).path))
     lines = [f"\n★ best of its workload; means over trials{intervals}. Records: {place}"]
     lines += roofline_lines(sweep, records, results, peaks)
-    if failed:
+    if failed := counts["failed"]:
         lines.append(f"[red]{failed} failed[/]; the same command again retries them")
-    if invalid:
+    if interrupted := counts["interrupted"]:
+        lines.append(f"[yellow]{interrupted} interrupted[/]; the same command again goes on with them")
+    if invalid := counts["invalid"]:
         lines.append(f"[magenta]{invalid} invalid[/], left out of all means; the same command again repeats them")
     if trouble:
-        lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness sync {name}")
+        lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness collect {name}")
     lines += [
         *(f"{'next' if n == 0 else '':6}{command:{width}}  [dim]{what}[/]" for n, (command, what) in enumerate(hints)),
     ]
@@ -148,15 +150,18 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
     assert learned is not None
     speed = "speed not measured" if summary.throughput is None else f"{summary.throughput:,.0f} samples/s"
     metric = "" if summary.final is None else f", {learned.target.name} {summary.final:.4f}"
-    remarks = "".join(f"\n    {remark}" for remark in [*record.invalid, *_remarks(summary)])
+    remarks = "".join(f"\n    {remark}" for remark in [*record.invalid, *_remarks(record, summary)])
     mark = "[magenta]![/]" if record.invalid else "[green]✓[/]"
     verdict = "[magenta]invalid[/]: " if record.invalid else ""
     return f"{mark} {head}: {verdict}{speed}{metric} [dim]({duration(record.ended - record.started)}){remarks}[/]"
 
 
-def _remarks(summary: Summary) -> list[str]:
+def _remarks(record: Record, summary: Summary) -> list[str]:
     """What a reader should know before believing the numbers."""
-    found = []
+    found = [
+        f"interrupted by {one.by or 'its end'} after step {one.step}: {duration(one.lost)} lost"
+        for one in record.ranks[0].interruptions
+    ]
     if summary.settled is False:
         found.append("its steps never settled: no steady state was found")
     slowest = summary.slowest

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness import selftest
-from harness.cell import Trial
-from harness.cluster import Profile
+from harness.calibration import selftest
+from harness.launch.cluster import Profile
 from harness.paths import Results, TrialFolder
-from harness.record import Record
+from harness.records.record import Record
+from harness.spec.cell import Trial
 from harness.view.table import make_table, show
 
 

@@ -12,14 +12,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from harness.axes import DEFAULTS, Axes
-from harness.cell import Cell
-from harness.record import Record, Target
-from harness.spec import Sweep
-from harness.stats import mean_interval
+from harness.records.record import Record, Target
+from harness.spec.axes import DEFAULTS, Axes
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
+from harness.stats.interval import mean_interval
 
 MFU = {"MFU": "mfu", "MFU measured": "mfu_measured"}  # columns that are there when something has one
-STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "missing": "yellow"}
+STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "interrupted": "yellow", "missing": "yellow"}
 
 
 def telling_axes(cells: Sequence[Cell]) -> list[str]:
@@ -88,7 +88,7 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
 
 def _worst(records: Sequence[Record]) -> str:
     statuses = {record.status for record in records}
-    return next(status for status in ("failed", "invalid", "done") if status in statuses)
+    return next(status for status in ("failed", "interrupted", "invalid", "done") if status in statuses)
 
 
 def group(records: Sequence[Record]) -> dict[str, list[Record]]:

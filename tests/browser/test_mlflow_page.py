@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.paths import Results
 from harness.tracking import Delivery, Tracker, page
+from harness.tracking.contents import RATE
+from harness.tracking.pages import INTERVAL
+from tests.browser.conftest import shoot
 from tests.factories import make_cell, make_record, write_sweep
 
 if TYPE_CHECKING:
@@ -20,27 +21,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = Path(os.environ.get("HARNESS_CHROMIUM", "/usr/bin/chromium"))
 PATIENCE = 40_000  # milliseconds for a page to show what it should
 LABELS = [  # sorted by name, and from the newest to the oldest
     f"{workload} eager {precision} {ranks} w0 b64 t1"
     for workload, precision, ranks in product(("cnn", "mlp"), ("bf16", "fp32"), ("ddp×2", "single"))
 ]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def browser() -> Iterator[Browser]:
-    """Chromium; without one there is nothing to test, but in CI it has to be there."""
-    if not CHROMIUM.exists():
-        reason = f"no browser at {CHROMIUM}: install Chromium or set HARNESS_CHROMIUM"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    from playwright.sync_api import sync_playwright
-
-    flags = ["--disable-background-networking", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +62,6 @@ def opened(browser: Browser) -> Iterator[Callable[[str], Page]]:
     context.close()
 
 
-def shoot(shown: Page, name: str) -> None:
-    """Keep a picture for people if HARNESS_SCREENSHOTS names a folder."""
-    if folder := os.environ.get("HARNESS_SCREENSHOTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        shown.wait_for_timeout(1500)
-        shown.screenshot(path=Path(folder) / f"{name}.png")
-
-
 def rows(shown: Page) -> list[str]:
     """The names of the runs in the table, from the top."""
     found = shown.locator(".ag-row").evaluate_all(
@@ -107,8 +84,10 @@ def test_the_sweeps_page_opens_on_its_cells(
 ) -> None:
     shown = opened(page(delivery.experiment_id, base=mlflow_server))
     wait_for_rows(shown, LABELS)
-    for column in ("workload", "precision", "strategy", "throughput_samples_per_s", "final_accuracy"):
+    for column in (RATE, *INTERVAL, "harness.speedup"):
         assert shown.get_by_test_id(f"sort-header-{column}").is_visible(), column
+    verdicts = shown.locator("[role=gridcell][col-id='tags.`harness.verdict`']").all_inner_texts()
+    assert (len(verdicts), verdicts.count("reference")) == (len(LABELS), 2)
     shoot(shown, "cells")
     shown.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
     shown.get_by_text("At a glance").wait_for()
@@ -124,8 +103,10 @@ def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     unfold(shown, "pages")
     wait_for_rows(shown, ["pages", *LABELS])
     unfold(shown, LABELS[-1])
-    wait_for_rows(shown, ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))])
+    nested = ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))]
+    wait_for_rows(shown, nested)
     shoot(shown, "nested")
+    assert rows(shown) == nested
 
 
 def unfold(shown: Page, name: str) -> None:
@@ -178,6 +159,8 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(
     shown.get_by_text("ValueError: no such thing").first.wait_for()
     shoot(shown, "failed")
     shown.get_by_role("tab", name="Artifacts").click()
-    shown.get_by_text("record.json").first.wait_for()
-    shown.get_by_text("logs", exact=True).first.wait_for()
+    names = [shown.get_by_text("record.json").first, shown.get_by_text("logs", exact=True).first]
+    for name in names:
+        name.wait_for()
     shoot(shown, "artifacts")
+    assert all(name.is_visible() for name in names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.record import Record
+from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, processes_below, run
 
 pytestmark = pytest.mark.distributed

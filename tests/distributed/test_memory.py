@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.measure.memory import training_bytes
-from harness.record import Record
+from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed

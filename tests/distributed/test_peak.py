@@ -8,12 +8,12 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from harness import machine as machines
-from harness.environment import describe_hardware
+from harness.calibration.probe import measure
 from harness.errors import HarnessError
-from harness.machine import Machine, key
 from harness.paths import Results
-from harness.probe import measure
+from harness.records import machine as machines
+from harness.records.environment import describe_hardware
+from harness.records.machine import Machine, key
 from tests.support.commands import Ended, harness
 from tests.support.running import processes_below
 
@@ -93,7 +93,7 @@ def test_every_repeat_is_kept_and_long_enough(machine: Machine) -> None:
     timings = [one.timing for one in machine.matmuls] + [one.timing for one in machine.copies]
     for timing in timings:
         assert len(timing.seconds) == 3
-        assert timing.calls * timing.worst > 0.005
+        assert timing.calls * timing.best > 0.0199
 
 
 def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.cluster import Profile
+    from harness.launch.cluster import Profile
 
     results = Results(tmp_path)
     with pytest.raises(HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.paths import Results, TrialFolder
-from harness.record import Record
+from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed

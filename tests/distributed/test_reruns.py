@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import record as records
 from harness.paths import Results
+from harness.records import record as records
 from tests.support.commands import harness
 from tests.support.running import line_sweep
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.record import Record
-from harness.series import Series
+from harness.records.record import Record
+from harness.records.series import Series
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed

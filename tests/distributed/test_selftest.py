@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import selftest
-from harness.cluster import Profile
+from harness.calibration import selftest
+from harness.launch.cluster import Profile
 from harness.paths import Results
-from harness.record import RankResult, Record
-from harness.series import Series
-from harness.summary import summarize, unpack
+from harness.records.record import RankResult, Record
+from harness.records.series import Series
+from harness.records.summary import summarize, unpack
 from tests.support.running import Silent
 
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from harness.cell import Assignment, Trial
 from harness.dist import Ranks, derive_seed, seed_everything
 from harness.order import BatchOrder
 from harness.paths import TrialFolder
-from harness.train import Trace, Training
-from harness.worker import load_workload
+from harness.spec.cell import Assignment, Trial
+from harness.training.train import Trace, Training
+from harness.training.worker import load_workload
 from workloads.base import Batch, Samples, Workload
 
 

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from harness.cell import Assignment
 from harness.dist import Ranks, from_first, process_group
-from harness.environment import describe_hardware
-from harness.worker import load_workload
+from harness.records.environment import describe_hardware
+from harness.spec.cell import Assignment
+from harness.training.worker import load_workload
 from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
 from tests.support.sweeps import load
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
 WRITES = (
-    "create_experiment", "create_run", "delete_run", "log_artifacts", "log_batch", "log_inputs", "log_text",
-    "restore_experiment", "set_experiment_tag", "set_tag", "set_terminated", "update_run",
+    "create_experiment", "create_run", "delete_run", "log_artifact", "log_artifacts", "log_batch", "log_inputs",
+    "log_text", "restore_experiment", "set_experiment_tag", "set_tag", "set_terminated", "update_run",
 )  # fmt: skip
 
 

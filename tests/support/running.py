@@ -11,13 +11,16 @@ from typing import Any
 
 import yaml
 
-from harness import spec
-from harness import sweep as runner
-from harness.cell import Trial
-from harness.cluster import Profile
+from harness.launch import sweep as runner
+from harness.launch.cluster import Profile
 from harness.paths import Results, TrialFolder
-from harness.record import Record
+from harness.records.record import Record
+from harness.records.validity import Rules
+from harness.spec import spec
+from harness.spec.cell import Trial
 
+# Tests that share a small machine disturb each other, and no trial is to run again for that.
+ANYTHING: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
 
@@ -57,8 +60,15 @@ def run(
     """All records of the sweep after running what is pending, in the sweep's order."""
     sweep = spec.load(path)
     folder = Results(path.parent / "results").sweep(sweep.name)
-    profile = Profile(slots=slots, device="cpu", environment=dict(environment))
+    profile = Profile(slots=slots, device="cpu", environment=dict(environment), validity=Rules(**ANYTHING))
     return runner.run(sweep, profile, folder, Silent(), redo=redo, fail_fast=fail_fast)
+
+
+def local_profile(folder: Path, **keys: Any) -> Path:
+    """The same for the command line."""
+    path = folder / "local.yaml"
+    path.write_text(yaml.safe_dump({"device": "cpu", "validity": ANYTHING, **keys}), encoding="utf-8")
+    return path
 
 
 def by_label(records: Sequence[Record]) -> dict[str, Record]:
@@ -79,10 +89,10 @@ def processes_below(folder: Path) -> list[int]:
     return found
 
 
-def wait_until(condition: Any, seconds: float = 60.0) -> None:
-    """Raises TimeoutError if `condition()` has not come true in time."""
+def wait_until(condition: Any, seconds: float = 300.0, every: float = 0.05) -> None:
+    """Raises TimeoutError if `condition()` has not come true in time, which is ample on a slow machine too."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds} s")
-        time.sleep(0.05)
+        time.sleep(every)

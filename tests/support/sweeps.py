@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from harness import spec
-from harness.spec import Sweep
+from harness.spec import spec
+from harness.spec.spec import Sweep
 
 DIGITS = {"mlp": {"data": {"source": "digits"}}}
 

@@ -16,7 +16,7 @@ from workloads.sources import Csv, Idx
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 
-def refused(settings: Settings, file: Path, *parts: str) -> None:
+def assert_refused(settings: Settings, file: Path, *parts: str) -> None:
     with pytest.raises(ValueError, match="allowed") as caught:
         settings.check()
     line = str(caught.value)
@@ -51,9 +51,9 @@ def test_good_idx_files_pass(mnist: Path) -> None:
 
 
 def test_missing_idx_folder_and_file(mnist: Path) -> None:
-    refused(Idx(path=mnist / "no"), mnist / "no", "path", "found no such folder")
+    assert_refused(Idx(path=mnist / "no"), mnist / "no", "path", "found no such folder")
     (mnist / f"t10k-{IMAGES}").unlink()
-    refused(Idx(path=mnist), mnist / f"t10k-{IMAGES}", "found no such file", ".gz")
+    assert_refused(Idx(path=mnist), mnist / f"t10k-{IMAGES}", "found no such file", ".gz")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_missing_idx_folder_and_file(mnist: Path) -> None:
 )
 def test_broken_idx_files(mnist: Path, name: str, content: bytes, said: str) -> None:
     (mnist / name).write_bytes(content)
-    refused(Idx(path=mnist), mnist / name, "path: ", said)
+    assert_refused(Idx(path=mnist), mnist / name, "path: ", said)
 
 
 ROWS = "a,yes\nb,yes\nc,no\nd,no\n"
@@ -112,24 +112,24 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
 def test_broken_csv_files(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes(content)
-    refused(Csv(path=file), file, "path: ", said)
+    assert_refused(Csv(path=file), file, "path: ", said)
 
 
 def test_missing_csv_files(tmp_path: Path) -> None:
-    refused(Csv(path=tmp_path / "no.csv"), tmp_path / "no.csv", "No such file")
+    assert_refused(Csv(path=tmp_path / "no.csv"), tmp_path / "no.csv", "No such file")
     (tmp_path / "train.csv").write_text("text,label\n" + ROWS)
-    refused(Csv(path=tmp_path), tmp_path / "test.csv", "No such file")
-    refused(Csv(path=tmp_path / "train.csv", test=tmp_path), tmp_path, "Is a directory")
+    assert_refused(Csv(path=tmp_path), tmp_path / "test.csv", "No such file")
+    assert_refused(Csv(path=tmp_path / "train.csv", test=tmp_path), tmp_path, "Is a directory")
 
 
 def test_a_test_file_beside_a_folder(tmp_path: Path) -> None:
-    refused(Csv(path=tmp_path, test=tmp_path / "test.csv"), tmp_path, "test: ")
+    assert_refused(Csv(path=tmp_path, test=tmp_path / "test.csv"), tmp_path, "test: ")
 
 
 def test_a_label_that_training_never_saw(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\n" + ROWS)
     (tmp_path / "test.csv").write_text("text,label\na,yes\nb,perhaps\n")
-    refused(Csv(path=tmp_path), tmp_path / "test.csv", "found label 'perhaps' in row 2")
+    assert_refused(Csv(path=tmp_path), tmp_path / "test.csv", "found label 'perhaps' in row 2")
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_good_checkpoint_passes(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", CHECKPOINT)
 def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
-    refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", "found no such file")
+    assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", "found no such file")
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,19 @@ def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
 )
 def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, said: str) -> None:
     (checkpoint / name).write_bytes(content)
-    refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", said)
+    assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", said)
 
 
 def test_weights_cut_off(checkpoint: Path) -> None:
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
-    refused(
+    assert_refused(
         DistilBertOptions(pretrained=checkpoint), weights, f"found {len(whole) - 1} bytes; allowed: the {len(whole)}"
     )
 
 
 def test_more_tokens_than_the_checkpoint_has_positions(checkpoint: Path) -> None:
-    refused(
+    assert_refused(
         DistilBertOptions(pretrained=checkpoint, sequence=65), checkpoint, "sequence: found 65; allowed: at most the 64"
     )

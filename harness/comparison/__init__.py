@@ -1,0 +1,1 @@
+"""Results held against each other, and baselines to hold them against."""

@@ -1,0 +1,95 @@
+"""`harness certify`: code measured against itself, many times, as a gate would measure it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.gate.against import Conditions
+from harness.gate.paired import Budget, contest
+from harness.gate.sides import Starter
+from harness.gate.worktree import Tree
+from harness.launch.cluster import Profile
+from harness.paths import Results
+from harness.records import certificate
+from harness.records.certificate import Certificate, Comparison, Settings
+from harness.records.machine import Device, key
+from harness.spec.cell import Cell
+from harness.spec.spec import Sweep
+from harness.stats.verdict import ALPHA
+
+
+def settings(cell: Cell, seconds: float, smallest: float) -> Settings:
+    return Settings(cell=cell.id, label=cell.label, seconds=seconds, smallest=smallest, alpha=ALPHA)
+
+
+def prepare(results: Results, profile: Profile, asked: Settings, *, anew: bool) -> Certificate:
+    """What is known of this machine under the same settings and versions, or an empty certificate; raises BadInput for
+    one that can't be read."""
+    from harness.records.environment import describe_code, describe_software
+
+    (hardware, device), software = _hardware(profile), describe_software()
+    versions: Mapping[str, Any] = {name: software[name] for name in ("python", "torch", "cuda", "packages")}
+    fresh = Certificate(
+        device=device,
+        hardware=hardware,
+        software=versions,
+        code=describe_code(),
+        settings=asked,
+    )
+    before = None if anew else certificate.read(results, fresh.key)
+    return before if before is not None and before.continues(fresh) else fresh
+
+
+def describe_conditions(results: Results, profile: Profile) -> Conditions:
+    """This machine, as ranks of this profile use it; loads torch. Raises BadInput for an unreadable certificate."""
+    from harness.records.environment import describe_software
+
+    hardware = key(*_hardware(profile))
+    (cited,) = certificate.cite(results, [hardware])
+    return Conditions(hardware=hardware, torch=describe_software()["torch"], certificate=cited)
+
+
+def _hardware(profile: Profile) -> tuple[Mapping[str, Any], Device]:
+    from harness.records.environment import describe_hardware
+
+    found = describe_hardware()
+    return found, "cuda" if found["gpus"] and profile.device != "cpu" else "cpu"
+
+
+def certify(
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    begun: Certificate,
+    count: int,
+    told: Callable[[Certificate], None],
+) -> Certificate:
+    """Compare the sweep's first cell with itself until there are `count` comparisons. Each is on disk as soon as it is
+    made, so that an interrupted run is gone on with. Raises HarnessError if a rank fails."""
+    here = Tree(name="this code", top=Path.cwd(), place=Path.cwd())
+    budget = Budget(smallest=begun.settings.smallest, seconds=begun.settings.seconds, alpha=begun.settings.alpha)
+    found, rng = begun, np.random.default_rng()
+    with Starter(sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base, profile) as starter:
+        while len(found.comparisons) < count:
+            one = contest(sweep.cells[0], starter.pair, budget, rng)
+            comparison = Comparison(
+                word=one.word,
+                log_ratio=float(np.mean(one.log_ratios)),
+                rate=math.sqrt((one.a_rate or 0.0) * (one.b_rate or 0.0)),
+                pairs=one.pairs,
+                seconds=one.seconds,
+                ended=time.time(),
+                load=os.getloadavg()[0],
+            )
+            found = replace(found, comparisons=[*found.comparisons, comparison])
+            certificate.write(results, found)
+            told(found)
+    return found

@@ -1,0 +1,112 @@
+"""What makes a commit a bad one: that it is slower than a good one, or that its losses are others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from harness.gate.history import Mark
+from harness.gate.paired import Budget, Paired, Word, measure
+from harness.gate.sides import Starter
+from harness.gate.worktree import Tree
+from harness.launch.cluster import Profile
+from harness.spec.cell import Cell
+
+LONGER = 3  # times the budget, for what could not be told
+STRIDE = 20  # steps between two looks at the losses
+MARKS: Mapping[Word, Mark] = {"slower": "bad", "faster": "good", "same": "good", "inconclusive": "skip"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Of one revision against another, in words too. `steps`: after how many of them the losses had become others."""
+
+    mark: Mark
+    words: str
+    paired: Paired | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What any two revisions train on."""
+
+    cell: Cell
+    seed: int
+    base: Path
+    profile: Profile
+    told: Callable[[str], None]
+
+
+class Judge(Protocol):
+    def __call__(self, a: Tree, b: Tree) -> Finding:
+        """Whether b is bad where a is good; raises HarnessError if a rank fails."""
+
+    def narrowed(self, bad: Finding) -> Self:
+        """For the commits between, once it is known how bad the last one is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower:
+    """Bad is what trains slower by what matters; between two ends, by half of what is certain to be lost between them.
+
+    Far from either end few pairs tell, and of several losses a large one is found. The estimate itself would not do: it
+    is too large where measuring stopped early.
+    """
+
+    bench: Bench
+    smallest: float
+    seconds: float  # of measuring; what can't be told is measured `LONGER` times as long, once
+    alpha: float
+    rng: np.random.Generator
+
+    def __call__(self, a: Tree, b: Tree) -> Finding:
+        one = self.bench
+        for seconds in (self.seconds, LONGER * self.seconds):
+            budget = Budget(smallest=self.smallest, seconds=seconds, alpha=self.alpha)
+            trees = {"a": a, "b": b}
+            found = measure(one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.told)
+            if found.word != "inconclusive":
+                break
+        return Finding(mark=MARKS[found.word], words=self._words(found), paired=found)
+
+    def narrowed(self, bad: Finding) -> Self:
+        high = bad.paired.high if bad.paired and bad.paired.high else 1.0
+        return replace(self, smallest=max(self.smallest, 1 / math.sqrt(high) - 1))
+
+    def _words(self, found: Paired) -> str:
+        if found.word == "same":
+            return f"as fast, to within {self.smallest:.1%}"
+        low, high = ("anything" if bound is None else f"{bound - 1:+.1%}" for bound in (found.low, found.high))
+        if found.word == "inconclusive":
+            return f"can't be told after {found.seconds:.0f} s: between {low} and {high}"
+        return f"{abs((found.ratio or 1) - 1):.1%} {found.word} ({low} to {high})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """Bad is what computes other losses; between two ends, within as many steps as it took between them."""
+
+    bench: Bench
+    seconds: float  # of training before the losses count as the same
+    most: float = math.inf  # steps
+
+    def __call__(self, a: Tree, b: Tree) -> Finding:
+        one, steps, spent = self.bench, 0, 0.0
+        trees = {"a": a, "b": b}
+        with Starter(one.cell, one.seed, trees, one.base, one.profile) as starter, starter.pair("ab") as found:
+            while steps < self.most and (spent < self.seconds or math.isfinite(self.most)):
+                turns = [found[key].train(STRIDE) for key in "ab"]
+                steps, spent = steps + STRIDE, spent + sum(sum(turn.seconds) for turn in turns)
+                one.told(f"{steps} steps")
+                if turns[0].losses != turns[1].losses:
+                    return Finding(mark="bad", words=f"other losses within {steps} steps", steps=steps)
+        return Finding(mark="good", words=f"the same losses for {steps} steps")
+
+    def narrowed(self, bad: Finding) -> Self:
+        return replace(self, most=bad.steps or math.inf)

@@ -1,0 +1,241 @@
+"""Running trials: the ranks of each in fresh processes, one record each, invalid ones again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from harness.errors import HarnessError
+from harness.interruption import SIGNAL
+from harness.launch import Launcher
+from harness.launch.cluster import Profile
+from harness.paths import SweepFolder, TrialFolder, write_whole
+from harness.processes import end_group, start_session
+from harness.records import record
+from harness.records.machine import Machine
+from harness.records.record import Failure, Record
+from harness.spec.cell import Assignment, Trial
+from harness.spec.spec import Sweep
+
+POLL = 0.1  # seconds between looks at a running trial
+REMIND = 2.0  # seconds between signals to ranks that are to stop
+RETRIED = {  # failures that are not the trial's own
+    "Lost", "NodeFailure", "NotStarted", "CollectiveTimeout", "DistBackendError", "DistNetworkError", "DistStoreError",
+}  # fmt: skip
+
+
+class Listener(Protocol):
+    """Told of everything that happens; shows it to somebody or delivers it somewhere."""
+
+    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+
+    def started(self, trial: Trial) -> None: ...
+
+    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+
+    def ended(self, record: Record, folder: TrialFolder) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs trials of one sweep, one after the other."""
+
+    sweep: Sweep
+    profile: Profile
+    folder: SweepFolder
+    launcher: Launcher
+    listener: Listener
+    known: Mapping[str, Any]  # of the environment, what only this process knows
+    peaks: Mapping[str, Machine]
+    first: Mapping[str, int] = field(default_factory=dict)  # the attempt that reruns count from, if not this run's own
+    poll: float = POLL
+    retries: int = 0  # how often a trial runs again that failed for one of RETRIED
+    resumes: int = 10  # times that an interrupted trial is taken up again at once
+    halted: Callable[[], str | None] = lambda: None  # why a running trial is to save and stop, and no other begins
+
+    def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
+        """Each trial's record once it is on disk and the listener has been told.
+
+        A trial whose measurement is invalid runs again at the end of its block, as often as the profile says, and
+        then yields another record. One whose ranks were interrupted goes on at once. `fresh` forgets what earlier
+        attempts left.
+        """
+        queue, first = list(pending), dict(self.first)
+        while queue and not self.halted():
+            trial = queue.pop(0)
+            self.listener.started(trial)
+            found = self._run(trial, fresh=fresh and trial.id not in first)
+            for _ in range(self.resumes):
+                if found.status == "interrupted" and not self.halted():
+                    found = self._run(trial, fresh=False)
+            self.listener.ended(found, self.folder.trial(trial.id))
+            yield found
+            if self.repeats(found, first.setdefault(trial.id, found.attempt)):
+                queue.insert(_end_of_block(queue, trial), trial)
+
+    def repeats(self, found: Record, first: int) -> bool:
+        """Whether a trial runs again by itself, its attempts counted from `first` on."""
+        before = found.earlier[first - 1 :]
+        if found.status == "invalid":
+            return sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
+        lost = found.failure is not None and found.failure.kind in RETRIED
+        return lost and sum(failure.kind in RETRIED for failure in before) < self.retries
+
+    def _run(self, trial: Trial, *, fresh: bool) -> Record:
+        """Start the ranks, wait for their end, and leave the record."""
+        place = self.folder.trial(trial.id)
+        earlier = _clear(place, fresh=fresh)
+        assignment = self._assign(trial, attempt=len(earlier) + 1)
+        write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
+        axes = trial.cell.axes
+        arguments = self.launcher.command("harness.training.worker", place, axes.world_size, ["--write-logs"])
+        said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
+        started = time.time()
+        process = start_session(arguments, self.launcher.variables(axes.threads), place.launch_log)
+        try:
+            stopped = self._watch(process, place, trial, started + self.sweep.timeout)
+        finally:
+            end_group(process)
+        from harness.records.assemble import assemble  # here, because what only looks at trials needs no NumPy
+
+        found = assemble(
+            place,
+            self.sweep.name,
+            assignment,
+            started=started,
+            ended=time.time(),
+            earlier=earlier,
+            stopped=stopped,
+            rules=self.profile.validity,
+            seen=self.launcher.seen(place, _words(place, said)),
+            peaks=self.peaks,
+        )
+        if found.status == "interrupted" and found.failure and (why := self.halted()):
+            found = replace(found, failure=replace(found.failure, message=f"{why}: {found.failure.message}"))
+        if _attempt(place) != assignment.attempt:
+            raise HarnessError(f"{place.path}: another job has taken it over")
+        return _keep(place, found)
+
+    def give_up(self, trial: Trial, why: str, host: str | None = None) -> None:
+        """Record an attempt that ended with whoever ran it as interrupted, so that the next one is another attempt."""
+        place = self.folder.trial(trial.id)
+        attempt, known = _attempt(place), record.read(place.record) if place.record.exists() else None
+        if attempt is None or (known is not None and known.attempt >= attempt):
+            return
+        from harness.records.assemble import assemble
+
+        earlier = _clear(place, fresh=False)
+        assignment = self._assign(trial, attempt=attempt)
+        stopped = Failure(kind="Interrupted", message=why, host=host, at=time.time())
+        found = assemble(
+            place, self.sweep.name, assignment, started=stopped.at, ended=stopped.at, earlier=earlier, stopped=stopped,
+            rules=self.profile.validity,
+        )  # fmt: skip
+        _keep(place, found)
+
+    def _assign(self, trial: Trial, attempt: int) -> Assignment:
+        return Assignment(
+            trial=trial,
+            base=str(self.sweep.base),
+            checkpoint=self.sweep.checkpoint,
+            profile=self.sweep.profile,
+            device=self.profile.device,
+            attempt=attempt,
+            environment=self.known,
+        )
+
+    def _watch(
+        self, process: subprocess.Popen[bytes], place: TrialFolder, trial: Trial, deadline: float
+    ) -> Failure | None:
+        """Wait for the ranks to end; says why if they were ended for taking too long."""
+        asked = 0.0
+        while True:
+            try:
+                process.wait(self.poll)
+                return None
+            except subprocess.TimeoutExpired:
+                progress = read_progress(place)
+                self.listener.progressed(trial, progress)
+            if self.halted() and time.time() > asked + REMIND:  # a launcher that has just begun may miss it
+                asked = time.time()
+                process.send_signal(SIGNAL)
+            if time.time() > deadline:
+                reached = f"step {progress['step']} of {progress['steps']}" if progress else "no step"
+                log = str(place.log(0).relative_to(place.path))
+                message = f"took longer than its time-out; it had reached {reached}"
+                return Failure(kind="Timeout", message=message, log=log)
+
+
+def _attempt(place: TrialFolder) -> int | None:
+    """The attempt that was begun last."""
+    try:
+        return int(json.loads(place.assignment.read_text(encoding="utf-8"))["attempt"])
+    except FileNotFoundError:
+        return None
+
+
+def _keep(place: TrialFolder, found: Record) -> Record:
+    """Write the record and remove what only a trial needs that is not over."""
+    record.write(place.record, found)
+    _tidy(place)
+    if found.status in ("done", "invalid"):
+        shutil.rmtree(place.resume, ignore_errors=True)
+    return found
+
+
+def read_progress(place: TrialFolder) -> dict[str, Any]:
+    """How far a running trial has come; empty before its first word."""
+    try:
+        content: dict[str, Any] = json.loads(place.progress.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return content
+
+
+def _words(place: TrialFolder, since: int) -> str:
+    """What the launcher has written since its log had `since` bytes."""
+    with place.launch_log.open("rb") as log:
+        log.seek(since)
+        return log.read().decode("utf-8", errors="replace")
+
+
+def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
+    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`.
+
+    The record of the attempt before stays until the next one replaces it; one that is invalid is kept beside it.
+    """
+    earlier: list[Failure] = []
+    if place.record.exists() and not fresh:
+        before = record.read(place.record)
+        earlier = [*before.earlier, *filter(None, [before.failure])]
+        if before.status == "invalid":
+            earlier.append(Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended))
+            shutil.copyfile(place.record, place.set_aside(before.attempt))
+            shutil.rmtree(place.best, ignore_errors=True)  # it finished: there is nothing to go on from
+    for folder in (place.profile, place.best, place.resume, place.logs) if fresh else (place.profile,):
+        shutil.rmtree(folder, ignore_errors=True)
+    if fresh:
+        for aside in place.path.glob(place.set_aside("*").name):
+            aside.unlink()
+    _tidy(place)
+    return earlier
+
+
+def _tidy(place: TrialFolder) -> None:
+    """Remove what only a running trial needs."""
+    for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
+        leftover.unlink(missing_ok=True)
+    for cache in place.path.glob("cache*"):
+        shutil.rmtree(cache)
+
+
+def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
+    """How many trials at the head of the queue are of the same block."""
+    inside = itertools.takewhile(lambda other: (other.seed, other.repeat) == (trial.seed, trial.repeat), queue)
+    return len(list(inside))

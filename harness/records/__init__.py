@@ -1,0 +1,1 @@
+"""What a trial leaves, and what its numbers come to."""

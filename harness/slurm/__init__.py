@@ -1,0 +1,1 @@
+"""What there is to know about Slurm: the keys of a profile, and what the cluster says of itself."""

@@ -1,0 +1,1 @@
+"""What a user asks for: sweep files, axes, cells and trials."""

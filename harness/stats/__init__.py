@@ -1,0 +1,1 @@
+"""Statistics as pure functions: they read no file and know no record."""

@@ -1,0 +1,101 @@
+"""Options and arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.refusals import GOOD, check, refused, tree
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        (
+            ["--set", "precision"],
+            "--set precision: found no '='; allowed: --set axis=value[,value…] or --set some.key=",
+        ),
+        (["--set", "precsion=bf16"], "--set precsion=bf16: unknown axis or key; did you mean 'precision'? allowed: "),
+        (
+            ["--set", "precision=bf17"],
+            "--set precision=bf17: matrix.precision[0]: found \"bf17\"; did you mean 'bf16'?",
+        ),
+        (
+            ["--set", "precision="],
+            "--set precision=: matrix.precision: found an empty list; allowed: at least one value",
+        ),
+        (["--set", "batch_size=32,0"], "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1"),
+        (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
+        (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
+        (["--set", "length.step=3"], "--set length.step=3: length.step: unknown key; did you mean 'steps'? allowed: "),
+        (["--set", "name.first=x"], '--set name.first=x: name: found {"first": "x"}; allowed: text'),
+        (["--set", "zip=3", "--set", "precision=bf16"], "--set zip=3: zip: found 3; allowed: a list"),
+        (
+            ["--set", "workloads.mpl.options.dropout=0"],
+            "--set workloads.mpl.options.dropout=0: workloads: found 'mpl'; ",
+        ),
+        (
+            ["--set", "workloads.mlp.options.width=3"],
+            "--set workloads.mlp.options.width=3: workloads.mlp.options.width: ",
+        ),
+        (["--data", "mpl=folder"], "--data mpl=folder: found 'mpl'; did you mean 'mlp'? allowed: mlp"),
+        (["--data", "folder"], "--data folder: found no workload whose data lies in files; allowed: LABEL=PATH"),
+        (
+            ["--data", "mlp=folder"],
+            "--data mlp=folder: workloads.mlp.data.path: unknown key; allowed: source, split_seed",
+        ),
+    ],
+)
+def test_flag(flags: list[str], begins: str) -> None:
+    Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
+    check(refused("run", "sweep.yaml", *flags), begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "contains"),
+    [
+        (["plna", "quickstart"], "No such command 'plna'. Did you mean 'plan'?"),
+        (["run"], "Missing argument 'SWEEP'."),
+        (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
+        (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),
+        (["run", "quickstart", "--set"], "Option '--set' requires an argument."),
+        (["ui", "--port", "http"], "Invalid value for '--port'"),
+        (["data", "fetch", "mnist"], "Missing option '--to'."),
+        (
+            ["data", "fetch", "mnits", "--to", "data"],
+            "'mnits': unknown; did you mean 'mnist'? allowed: fashion-mnist, ",
+        ),
+    ],
+)
+def test_command_line(arguments: list[str], contains: str) -> None:
+    assert contains in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["run"], "harness: Missing argument 'SWEEP'. (see harness run --help)\n"),
+        (
+            ["run", "sweep.yaml"],
+            "harness: sweep.yaml:5: matrix.precision[1]: found \"bf61\"; did you mean 'bf16'? allowed: bf16, ",
+        ),
+        (
+            ["show", "demo"],
+            "harness: demo: no records of such a sweep in results/runs; allowed: nothing\n",
+        ),
+    ],
+)
+def test_installed_command(here: Path, arguments: list[str], wanted: str) -> None:
+    Path("sweep.yaml").write_text(GOOD + "matrix:\n  precision: [fp32, bf61]\n", encoding="utf-8")
+    before = tree(here)
+    variables = {name: value for name, value in os.environ.items() if name != "HARNESS_RESULTS"}
+    command = [str(Path(sys.executable).with_name("harness")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(wanted)
+    assert done.stderr.count("\n") == 1
+    assert tree(here) == before

@@ -1,0 +1,53 @@
+"""Sweeps that have not run, and records that can't be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.records.record import SCHEMA
+from tests.bad_input.refusals import GOOD, check, refused
+from tests.support.commands import harness
+
+
+@pytest.mark.parametrize("command", ["show", "collect"])
+def test_sweep_that_has_not_run(command: str) -> None:
+    Path("results/runs/nightly").mkdir(parents=True)
+    Path("results/runs/nightly/sweep.json").write_text("{}", encoding="utf-8")
+    line = refused(command, "nightli")
+    wanted = "nightli: no records of such a sweep in results/runs; did you mean 'nightly'? allowed: nightly"
+    assert line == wanted
+
+
+@pytest.mark.parametrize("command", ["show", "collect"])
+def test_sweep_whose_folder_is_damaged(command: str) -> None:
+    Path("results/runs/nightly").mkdir(parents=True)
+    Path("results/runs/nightly/sweep.json").write_text('{"name": ', encoding="utf-8")
+    check(refused(command, "nightly"), "results/runs/nightly/sweep.json: can't be read as a sweep: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (f'{{"schema": {SCHEMA}, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
+        ('{"schema": 99}', f"schema: found 99; allowed: {SCHEMA}"),
+        ("[]", f"schema: found None; allowed: {SCHEMA}"),
+        (f'{{"schema": {SCHEMA}}}', "no whole record: "),
+    ],
+    ids=["truncated", "schema", "list", "incomplete"],
+)
+def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
+    from harness.spec import spec
+
+    Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
+    trial = spec.load(Path("sweep.yaml")).trials()[0]
+    path = Path("results/runs/demo") / trial.id / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content, encoding="utf-8")
+    ended = harness("run", "sweep.yaml")
+    assert ended.code == 2
+    assert ended.err.startswith(f"harness: {path}: {problem}")
+    assert ended.err.count("\n") == 1
+    assert path.read_text(encoding="utf-8") == content
+    assert not list(path.parent.glob("trial.json"))

@@ -1,0 +1,38 @@
+"""A real Chromium for the tests of pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path(os.environ.get("HARNESS_CHROMIUM", "/usr/bin/chromium"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def browser() -> Iterator[Browser]:
+    """Chromium; without one there is nothing to test, but in CI it has to be there."""
+    if not CHROMIUM.exists():
+        reason = f"no browser at {CHROMIUM}: install Chromium or set HARNESS_CHROMIUM"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--disable-background-networking", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield found
+        found.close()
+
+
+def shoot(shown: Page, name: str) -> None:
+    """Keep a picture for people if HARNESS_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("HARNESS_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shown.wait_for_timeout(1500)
+        shown.screenshot(path=Path(folder) / f"{name}.png")

@@ -1,0 +1,74 @@
+"""A report as it is read: on a desk, on a phone, on paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.paths import Results
+from harness.report import page
+from tests.browser.conftest import shoot
+from tests.support.reports import HOSTILE, leave, make_records, make_sweep
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a sweep with a hostile name and a failed trial."""
+    folder = tmp_path_factory.mktemp("report")
+    results, sweep = Results(folder / "results"), make_sweep(folder, label=HOSTILE, description=HOSTILE)
+    records = make_records(sweep, hostile=True)
+    leave(results, sweep, records, logs=HOSTILE)
+    page.write(folder / "report.html", results, sweep, records)
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_screen(browser: Browser, written: Path, width: int) -> None:
+    shown = browser.new_page(viewport={"width": width, "height": 800})
+    shown.goto(written.as_uri())
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    shoot(shown, f"report-{width}")
+    shown.close()
+
+
+def test_it_asks_for_nothing_runs_nothing_and_complains_of_nothing(browser: Browser, written: Path) -> None:
+    shown = browser.new_page()
+    asked: list[str] = []
+    said: list[str] = []
+    shown.on("request", lambda request: asked.append(request.url))
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.goto(written.as_uri())
+    assert asked == [written.as_uri()]
+    assert said == []
+    assert shown.title() == "demo – report"
+    assert shown.locator("script, img").count() == 0
+    shown.close()
+
+
+def test_what_is_drawn_is_there_to_see(browser: Browser, written: Path) -> None:
+    shown = browser.new_page(viewport={"width": 360, "height": 800})
+    shown.goto(written.as_uri())
+    for drawn in ("#speedups .dot", "#step-phases .bar i", "#steps .box", "#curves figure > svg", "#matrix td"):
+        box = shown.locator(drawn).first.bounding_box()
+        assert box is not None, drawn
+        assert box["width"] > 2, drawn
+        assert box["height"] > 2, drawn
+    shown.close()
+
+
+def test_it_prints(browser: Browser, written: Path) -> None:
+    shown = browser.new_page()
+    shown.goto(written.as_uri())
+    printed = shown.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    shown.emulate_media(media="print")
+    assert not shown.locator("nav").is_visible()
+    shown.close()

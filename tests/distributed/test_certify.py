@@ -1,0 +1,66 @@
+"""`harness certify` and the forkserver, with real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import HarnessError
+from harness.gate.paired import Budget, measure
+from harness.gate.worktree import Tree
+from harness.launch.cluster import Profile
+from harness.spec.spec import load
+from tests.support.commands import harness
+from tests.support.repository import Repository
+from tests.support.running import processes_below
+
+pytestmark = pytest.mark.distributed
+
+
+def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
+    repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
+    asked = ("certify", str(repository.sweep), "--results", results, "--seconds", "0.3", "--smallest", "50%")
+    first = harness(*asked, "--comparisons", "1")
+    assert first.code == 0, first.err + first.out
+    (path,) = (tmp_path / "results" / "certificates").iterdir()
+    (before,) = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+    assert harness(*asked, "--comparisons", "2").code == 0
+    again, more = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+    assert again == before
+    assert more["ended"] > before["ended"]
+    assert more["pairs"] >= 1
+    enough = harness(*asked, "--comparisons", "2")
+    assert "2 comparisons are there already" in enough.out
+    assert processes_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("raise ImportError('no such module')", "no such module"),
+        ("import os; os.kill(os.getpid(), 9)", "b: rank 0 (ended|did not start)"),
+    ],
+)
+def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_path: Path) -> None:
+    repository, other = Repository(tmp_path / "a"), Repository(tmp_path / "b")
+    other.write(0.0, more=f"\n\n{wrong}\n")
+    trees = {key: Tree(name=key, top=repository.path, place=one.path) for key, one in (("a", repository), ("b", other))}
+    (cell,) = load(repository.sweep).cells
+    budget = Budget(smallest=0.5, seconds=1.0, alpha=0.05)
+    with pytest.raises(HarnessError, match=words):
+        measure(cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng())
+
+
+def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None:
+    """As a revision from before there was such a thing."""
+    repository = Repository(tmp_path / "a")
+    (tmp_path / "b" / "harness").mkdir(parents=True)
+    (tmp_path / "b" / "harness" / "__init__.py").touch()
+    trees = {key: Tree(name=key, top=repository.path, place=tmp_path / key) for key in "ab"}
+    (cell,) = load(repository.sweep).cells
+    budget = Budget(smallest=0.5, seconds=1.0, alpha=0.05)
+    with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):
+        measure(cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng())

@@ -1,0 +1,83 @@
+"""How soon `harness gate` finds what is slower: `python -m tests.perf.gate`. Nothing else should run meanwhile.
+
+Each try is a whole gate of one cell. The slower side spins in every step for so much of the time that its steps take
+anyway, about a millisecond. How often equal code is told apart is what `harness certify` measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from harness.errors import fraction
+from harness.gate.paired import Budget, Paired, measure
+from harness.gate.worktree import Tree
+from harness.launch.cluster import Profile
+from harness.spec.spec import load
+from harness.stats.interval import share_interval
+from harness.stats.verdict import ALPHA
+from tests.support.repository import Repository
+
+SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}
+CASES = [("2%", 10.0), ("5%", 2.0)]  # how much slower, and seconds of measuring
+
+
+def tries(slower: float, seconds: float, count: int, smallest: float, folder: Path) -> list[Paired]:
+    """As many contests of a workload with itself, the second slower by this share."""
+    keys = {"workloads": {"own": SMALL}, "axes": {"batch_size": 16}}
+    before, now = Repository(folder / "before", **keys), Repository(folder / "now", **keys)
+    now.write(slower)
+    trees = {
+        "a": Tree(name="before", top=before.path, place=before.path),
+        "b": Tree(name="now", top=before.path, place=now.path),
+    }
+    (cell,) = load(before.sweep).cells
+    budget = Budget(smallest=smallest, seconds=seconds, alpha=ALPHA)
+    rng = np.random.default_rng()
+    found = []
+    for number in range(count):
+        one = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
+        found.append(one)
+        print(
+            f"  {number + 1:3}  {one.word:12} {(one.ratio or 1) - 1:+.2%}  {one.seconds:4.1f} s, {one.pairs} pairs",
+            flush=True,
+        )
+    return found
+
+
+def told(slower: float, found: list[Paired], seconds: float) -> str:
+    """How many were right, with a 95% interval (Clopper and Pearson)."""
+    words = Counter(one.word for one in found)
+    low, high = share_interval(words["slower"], len(found))
+    spent = np.median([one.seconds for one in found])
+    return (
+        f"{slower:.0%} slower found within {seconds:g} s: {words['slower']} of {len(found)} ({low:.0%} to {high:.0%});"
+        f" median {spent:.1f} s; {dict(words)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.gate", description=__doc__)
+    parser.add_argument("--tries", type=int, default=20, help="of each case (default 20)")
+    parser.add_argument("--slower", help="one case only, as in 2%%")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)")
+    parser.add_argument("--smallest", default="1%", help="change that matters (default 1%%)")
+    given = parser.parse_args()
+    cases = [(given.slower, given.seconds)] if given.slower else CASES
+    lines = []
+    for text, seconds in cases:
+        slower = fraction(text, "--slower")
+        print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
+        with tempfile.TemporaryDirectory() as name:
+            smallest = fraction(given.smallest, "--smallest")
+            lines.append(told(slower, tries(slower, seconds, given.tries, smallest, Path(name)), seconds))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Traces with a known mean, and how often an interval holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+Numbers = NDArray[np.float64]
+Interval = Callable[[Numbers], tuple[Numbers, Numbers]]  # from traces (rows, n): means and half widths
+
+TRUTH = 10.0
+
+
+def ar1(rng: np.random.Generator, rows: int, n: int, phi: float) -> Numbers:
+    """Stationary AR(1) with mean TRUTH and deviation 1, (rows, n)."""
+    shocks = rng.standard_normal((rows, n))
+    shocks[:, 1:] *= np.sqrt(1 - phi**2)
+    noise: Numbers = lfilter([1.0], [1.0, -phi], shocks, axis=1)
+    return TRUTH + noise
+
+
+def coverage(interval: Interval, traces: Numbers) -> float:
+    mean, half = interval(traces)
+    return float(np.mean(np.abs(mean - TRUTH) <= half))

@@ -1,0 +1,54 @@
+"""Results of cells that never ran, with the numbers that a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.records.record import Target
+from harness.records.result import CellResult, TrialResult
+from harness.spec.cell import Cell
+from tests.factories import BEGUN, make_cell
+
+TARGET = Target(name="accuracy", higher_is_better=True)
+CONDITIONS = {"hardware": ["Test-CPU-2-cores"], "code": ["0.1.0 c0ffee"], "software": ["torch 2.13.0"]}
+
+
+def make_result(
+    speeds: Sequence[float | None],
+    *,
+    cell: Cell | None = None,
+    metrics: Sequence[float] | None = None,
+    bits: str = "",
+    started: Sequence[float] | None = None,
+    every: float = 100.0,
+    conditions: dict[str, list[str]] | None = None,
+    **changes: Any,
+) -> CellResult:
+    """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final parameters apart."""
+    begun = started or [BEGUN + every * seed for seed in range(len(speeds))]
+    accuracies = metrics or [0.9] * len(speeds)
+    trials = [
+        TrialResult(
+            sweep="demo",
+            seed=seed,
+            repeat=0,
+            started=begun[seed],
+            ended=begun[seed] + 10,
+            throughput=speed,
+            error=0.001,
+            settled=True,
+            window_steps=100,
+            blocks=[0.01, 0.0101],
+            metric=accuracies[seed],
+            parameter_digest=f"{bits}{seed}",
+            order_digest=f"{seed:032x}",
+        )
+        for seed, speed in enumerate(speeds)
+    ]
+    return CellResult(
+        cell=cell or make_cell(),
+        target=TARGET,
+        conditions=CONDITIONS | (conditions or {}),
+        **{"trials": trials, "left_out": {}, **changes},
+    )
