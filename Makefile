@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Container images set it, and without compiled files every process would compile torch's sources for itself.
+unexport PYTHONDONTWRITEBYTECODE
 # Slurm's daemons lie there, and not every root has it in its path.
 export PATH := $(PATH):/usr/sbin:/sbin
 

@@ -12,9 +12,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 PATIENCE = 5.0  # seconds between asking a process to end and ending it
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` shows of a process that leads its own group."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -45,7 +59,11 @@ def _other_threads() -> Iterator[str]:
 
 
 def start_session(
-    arguments: Sequence[str], variables: Mapping[str, str], log: Path, folder: Path | None = None
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    folder: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, in `folder` or here, with its output, and that of all it starts, added
     to `log`."""
@@ -55,15 +73,15 @@ def start_session(
             arguments,
             env=dict(variables),
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads its own session, and all that it started there; waits until it is gone."""
+def end_group(process: Process) -> None:
+    """End a process that leads its own group, and all that it started there; waits until it is gone."""
     for ending in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.errors import HarnessError
@@ -16,7 +17,7 @@ from harness.interruption import SIGNAL
 from harness.launch import Launcher
 from harness.launch.cluster import Profile
 from harness.paths import SweepFolder, TrialFolder, write_whole
-from harness.processes import end_group, start_session
+from harness.processes import Process, end_group, start_session
 from harness.records import record
 from harness.records.machine import Machine
 from harness.records.record import Failure, Record
@@ -53,6 +54,7 @@ class Runner:
     listener: Listener
     known: Mapping[str, Any]  # of the environment, what only this process knows
     peaks: Mapping[str, Machine]
+    start: Callable[[Sequence[str], Mapping[str, str], Path], Process] = start_session  # the launcher's commands
     first: Mapping[str, int] = field(default_factory=dict)  # the attempt that reruns count from, if not this run's own
     poll: float = POLL
     retries: int = 0  # how often a trial runs again that failed for one of RETRIED
@@ -97,7 +99,7 @@ class Runner:
         arguments = self.launcher.command("harness.training.worker", place, axes.world_size, ["--write-logs"])
         said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
         started = time.time()
-        process = start_session(arguments, self.launcher.variables(axes.threads), place.launch_log)
+        process = self.start(arguments, self.launcher.variables(axes.threads), place.launch_log)
         try:
             stopped = self._watch(process, place, trial, started + self.sweep.timeout)
         finally:
@@ -150,9 +152,7 @@ class Runner:
             environment=self.known,
         )
 
-    def _watch(
-        self, process: subprocess.Popen[bytes], place: TrialFolder, trial: Trial, deadline: float
-    ) -> Failure | None:
+    def _watch(self, process: Process, place: TrialFolder, trial: Trial, deadline: float) -> Failure | None:
         """Wait for the ranks to end; says why if they were ended for taking too long."""
         asked = 0.0
         while True:

@@ -13,10 +13,12 @@ from importlib import metadata
 from typing import Literal, TextIO
 
 from harness.errors import BadInput, did_you_mean, one_line
+from harness.launch import forkserver
 from harness.launch.cluster import Profile
 from harness.launch.runner import Listener, Runner
 from harness.launch.torchrun import Torchrun
 from harness.paths import Results, SweepFolder, write_whole
+from harness.processes import start_session
 from harness.records import machine, record
 from harness.records.environment import describe_code
 from harness.records.record import Record, Status
@@ -69,6 +71,7 @@ def run(
     interrupted goes on at once, as often as `Runner.resumes` says. `check` may raise what forbids it, once nobody else
     can begin.
     """
+    fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     with lock(folder):
         check(folder)
         todo = plan(sweep, folder, redo)
@@ -78,7 +81,8 @@ def run(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun(environment=profile.environment),
+            launcher=Torchrun(environment=profile.environment, fork=fork),
+            start=forkserver.start if fork else start_session,
             listener=listener,
             known={"harness": describe_code(), "mlflow": metadata.version("mlflow")},
             peaks=machine.read_all(folder.peaks),

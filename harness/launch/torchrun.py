@@ -1,4 +1,4 @@
-"""The local launcher: the ranks of each trial are fresh processes of this machine, started by torchrun."""
+"""The local launcher: the ranks of each trial are fresh processes of this machine, started by torchrun or forked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from harness.records.record import Failure
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """Of the caller's environment, with `environment` on top."""
+    """Of the caller's environment, with `environment` on top. `fork` has ranks forked instead: see `forked`."""
 
     environment: Mapping[str, str]
+    fork: bool = False
 
     def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+        if self.fork:
+            forked = [sys.executable, "-m", "harness.launch.forked", str(folder.failures), str(ranks)]
+            return [*forked, module, str(folder.path), *more]
         return [
             sys.executable, "-m", "harness.launch.agent", str(folder.failures),
             "--standalone", f"--nproc-per-node={ranks}", "-m", module, str(folder.path), *more,

@@ -3,8 +3,9 @@
 Taken once the data is loaded and just before the model is built, so that neither the imports nor the data set count;
 what is built, the steps, evaluations and checkpoints do. Loader workers are processes of their own and don't count,
 but their batches do once this process touches them. What libraries load or keep on the way counts, foremost the
-compiler; the optimizers' share of that, torch._dynamo, is loaded before. What the allocator keeps of what was freed
-before is handed back first, as far as it can be, because it would hold what training takes.
+compiler; the optimizers' share of that, torch._dynamo, is loaded before. Pages of files, such as libraries' code, don't
+count, as it depends on whether the process was forked which ones it has already. What the allocator keeps of what was
+freed before is handed back first, as far as it can be, because it would hold what training takes.
 
 The resident size is what the process has of the machine, and glibc keeps blocks of up to 32 MiB that were freed: under
 FSDP2, which frees and takes its blocks all the time, it keeps more than there is in use. With
@@ -36,21 +37,22 @@ class PeakMemory:
 
         self.device = device
         _trim()
-        self.before = _status("VmRSS")
+        self.before, self.files = _status("VmRSS"), _status("RssFile")
         self.floor = 0 if _reset_peak() else _peak()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, int]:
-        """Bytes: `resident`, the peak since the making; `resident_before`, the size at it; on a GPU `allocated` and
-        `reserved`, the peaks of its allocator.
+        """Bytes: `resident`, the peak since the making; `resident_before`, the size at it, with the pages of files that
+        were touched since; on a GPU `allocated` and `reserved`, the peaks of its allocator.
 
         Where the kernel's peak can't be reset and has not grown since, `resident` is the peak of the process's whole
         life, and `resident_before` is absent, as what was held since is not known.
         """
         found = {"resident": _peak()}
         if self.before is not None and found["resident"] > self.floor:
-            found["resident_before"] = self.before
+            touched = (_status("RssFile") or 0) - (self.files or 0)
+            found["resident_before"] = self.before + max(0, touched)
         if self.device.type == "cuda":
             import torch
 

@@ -50,8 +50,8 @@ COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")  # gloo's, NCCL's
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Ends the process: 0 when the trial is done, 1 when it failed, 75 when it was interrupted and can go on."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process's exit code: 0 when the trial is done, 1 when it failed, 75 when it was interrupted and can go on."""
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
     parser.add_argument("--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(folder.result(ranks.rank), result)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a failed rank must not wait for the others
+    return code
 
 
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) -> RankResult:
@@ -179,4 +179,4 @@ def _redirect(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    os._exit(main())  # a failed rank must not wait for the others

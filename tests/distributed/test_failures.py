@@ -27,9 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("failures")
 
 
-@pytest.fixture(scope="module")
-def records(folder: Path) -> dict[str, Record]:
-    return by_label(run(line_sweep(folder, VARIANTS, length={"steps": 40})))
+@pytest.fixture(scope="module", params=[True, False], ids=["forked", "torchrun"])
+def records(request: pytest.FixtureRequest, folder: Path) -> dict[str, Record]:
+    sweep = line_sweep(folder, VARIANTS, length={"steps": 40})
+    return by_label(run(sweep, redo="all", forkserver=request.param))
 
 
 def failure(records: dict[str, Record], label: str) -> Any:

@@ -9,6 +9,7 @@ import matplotlib.image
 import pytest
 
 from harness.calibration.probe import measure
+from harness.chart import size
 from harness.errors import HarnessError
 from harness.paths import Results
 from harness.records import machine as machines
@@ -55,7 +56,9 @@ def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: 
 
 
 def test_says_what_it_found(results: Results, machine: Machine, ended: Ended) -> None:
-    for words in ("product, GFLOP/s", "copy, GB/s", "all-reduce, 2 ranks", "512 × 512", "256 MiB"):
+    largest = max(one.bytes for one in machine.copies)
+    assert largest >= 2**28
+    for words in ("product, GFLOP/s", "copy, GB/s", "all-reduce, 2 ranks", "512 × 512", size(largest)):
         assert words in ended.out
     assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")
 

@@ -99,14 +99,24 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40}, seeds=[0, 1])
     first, second = folders(sweep)
 
-    with running(sweep, first) as harness:  # a rank is killed, then in the next trial torchrun
-        (torchrun,) = children(harness.pid)
-        os.kill(children(torchrun)[-1], signal.SIGKILL)
+    with running(sweep, first) as harness:  # a rank is killed, then in the next trial what has forked its ranks
+        (forkserver,) = children(harness.pid)
+        (parent,) = children(forkserver)
+        os.kill(children(parent)[-1], signal.SIGKILL)
         wait_until(lambda: reached(second, 0.0) > 0)
-        (torchrun,) = children(harness.pid)
-        os.kill(torchrun, signal.SIGKILL)
+        (parent,) = children(forkserver)
+        os.kill(parent, signal.SIGKILL)
         assert harness.wait(120) == 1
     assert [failure_kind(first), failure_kind(second)] == ["Killed", "Lost"]
+
+    with running(sweep, first) as harness:  # the forkserver
+        (forkserver,) = children(harness.pid)
+        os.kill(forkserver, signal.SIGKILL)
+        killed = time.time()
+        wait_until(lambda: reached(second, killed) > 0)
+        harness.send_signal(signal.SIGINT)
+        harness.communicate(timeout=30)
+    assert failure_kind(first) == "Lost"
 
     with running(sweep, first) as harness:  # the harness itself
         refused = subprocess.run(command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False)
@@ -127,7 +137,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
     found = [record.read(trial.record) for trial in (first, second)]
     assert [one.status for one in found] == ["done", "done"]
-    assert [[failure.kind for failure in one.earlier] for one in found] == [["Killed"], ["Lost"]]
+    assert [[failure.kind for failure in one.earlier] for one in found] == [["Killed", "Lost"], ["Lost"]]
     assert len(Results(tmp_path / "results").sweep("line").records()) == 2
     assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
     assert processes_below(tmp_path) == []

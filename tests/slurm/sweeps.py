@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from harness.launch.runner import read_progress
-from harness.paths import Results
+from harness.paths import Results, TrialFolder
 from harness.records import record as records
 from harness.records.record import Record
 from tests.support.commands import harness
@@ -89,6 +89,14 @@ def undisturbed(sweep: Path, results: Path) -> dict[str, Record]:
 
 def step(results: Path, number: int, sweep: str = "line") -> int:
     """How far the sweep's trial with this number is; -1 if it is not at work."""
+    return int(read_progress(_trial(results, number, sweep)).get("step", -1))
+
+
+def saved(results: Path, number: int, sweep: str = "line") -> Path:
+    """The folder of what the trial with this number goes on from."""
+    return _trial(results, number, sweep).resume
+
+
+def _trial(results: Path, number: int, sweep: str) -> TrialFolder:
     folder = Results(results).sweep(sweep)
-    trial = json.loads(folder.spec.read_text(encoding="utf-8"))["trials"][number]
-    return int(read_progress(folder.trial(trial)).get("step", -1))
+    return folder.trial(json.loads(folder.spec.read_text(encoding="utf-8"))["trials"][number])

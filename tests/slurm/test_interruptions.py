@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.sweeps import DDP, DROPOUT, STRATEGIES, rows, step, submit, undisturbed
+from tests.slurm.sweeps import DDP, DROPOUT, STRATEGIES, rows, saved, step, submit, undisturbed
 from tests.support.commands import harness
 from tests.support.running import line_sweep, wait_until
 
@@ -33,10 +33,13 @@ def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_time_limit_that_is_too_short(slurm: Slurm, tmp_path: Path) -> None:
-    options = {**DROPOUT, "step_seconds": 0.1}  # a minute of training, whatever the machine
+    hurry = tmp_path / "hurry"
+    options = {**DROPOUT, "step_seconds": 0.1, "hurry": str(hurry)}  # a minute of training, whatever the machine
     sweep = line_sweep(tmp_path, {"line": {"options": options, "axes": DDP}}, length={"steps": 600})
     results = tmp_path / "results"
     submit(sweep, results, time="1", warning=40, requeues=30)
+    wait_until(lambda: any(saved(results, 0).glob("*")))
+    hurry.touch()
     (one,) = undisturbed(sweep, results).values()
     assert one.attempt > 1
     assert {failure.kind for failure in one.earlier} == {"Interrupted"}

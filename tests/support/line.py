@@ -25,6 +25,7 @@ class Options(Settings):
     """Misbehaviour happens at a step, counted from 1, of the rank named; 0 is never."""
 
     step_seconds: Annotated[float, Between(0)] = 0.0
+    hurry: str = ""  # once there is a file of this name, steps last no longer than they must
     nan_at: int = 0
     raise_at: int = 0
     kill_at: int = 0
@@ -132,6 +133,8 @@ class LineFit(Workload):
             self._interrupt(str(self.step))
         # Against a timetable, so that what a step does besides takes no time of its own.
         while (left := self.began + self.step * self.options.step_seconds - time.perf_counter()) > 0:
+            if self.options.hurry and Path(self.options.hurry).exists():
+                break
             time.sleep(left)
         return loss
 

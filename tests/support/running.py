@@ -55,12 +55,19 @@ def run(
     slots: int = 2,
     fail_fast: bool = False,
     redo: runner.Redo = "failed",
+    forkserver: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Record]:
     """All records of the sweep after running what is pending, in the sweep's order."""
     sweep = spec.load(path)
     folder = Results(path.parent / "results").sweep(sweep.name)
-    profile = Profile(slots=slots, device="cpu", environment=dict(environment), validity=Rules(**ANYTHING))
+    profile = Profile(
+        slots=slots,
+        device="cpu",
+        environment=dict(environment),
+        forkserver=forkserver,
+        validity=Rules(**ANYTHING),
+    )
     return runner.run(sweep, profile, folder, Silent(), redo=redo, fail_fast=fail_fast)
 
 
