@@ -90,3 +90,25 @@ def test_another_seed_leaves_other_digests(records: dict[str, Record], tmp_path:
     assert other.learned is not None
     assert first.learned is not None
     assert other.learned.parameter_digest != first.learned.parameter_digest
+
+
+def test_torchrun_and_a_fork_give_the_same_bits(tmp_path: Path) -> None:
+    """A forked rank has its number of threads, generators and caches from what it was forked from."""
+    chosen = {label: {**VARIANTS[label], "options": {"dropout": 0.3}} for label in ("single", "ddp2 workers", "fsdp2")}
+    for axes in (entry.setdefault("axes", {}) for entry in chosen.values()):
+        axes["threads"] = 2
+    found = []
+    for forkserver in (True, False):
+        folder = tmp_path / str(forkserver)
+        folder.mkdir()
+        path = line_sweep(folder, chosen, length={"steps": 50}, evaluate={"steps": 25})
+        found.append(by_label(run(path, slots=4, forkserver=forkserver)))
+    for label in chosen:
+        forked, anew = (one[label] for one in found)
+        assert forked.status == anew.status == "done"
+        assert forked.learned is not None
+        assert anew.learned is not None
+        assert forked.learned.parameter_digest == anew.learned.parameter_digest
+        assert forked.loss == anew.loss
+        assert forked.order_digest == anew.order_digest
+        assert [one.metrics for one in forked.learned.evaluations] == [one.metrics for one in anew.learned.evaluations]
