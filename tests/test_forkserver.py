@@ -69,6 +69,13 @@ def test_a_module_that_fails_leaves_its_traceback(module: Path) -> None:
     assert log.read_text(encoding="utf-8").endswith("ValueError: the dog ate it\n")
 
 
+def test_a_module_may_end_with_words(module: Path) -> None:
+    module.write_text("import sys; sys.exit('no rank today')", encoding="utf-8")
+    log = module.with_name("log")
+    assert start(log).wait(300) == 1
+    assert log.read_text(encoding="utf-8") == "no rank today\n"
+
+
 def test_it_ends_with_its_group(module: Path) -> None:
     module.write_text("import subprocess; subprocess.run(['sleep', '600'])", encoding="utf-8")
     process = start(module.with_name("log"))

@@ -27,7 +27,7 @@ class Profile(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     slots: Count | None = None  # ranks that this machine holds; null: one per GPU, or else one per CPU core
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
-    forkserver: bool = True  # with launcher torchrun, ranks on CPUs are forked from a process that has torch loaded
+    forkserver: bool = True  # ranks on this machine's CPUs are forked from a process that has torch loaded
     validity: Rules = field(default_factory=Rules)
     slurm: Slurm = field(default_factory=Slurm)  # for launcher slurm
 

@@ -188,7 +188,7 @@ def fork(asked: Mapping[str, Any]) -> int:
 
 def become(module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str, log: str) -> NoReturn:
     """Run the module in the folder, with these variables and no others, and its output added to `log`."""
-    code: Any = 1
+    code = 1
     try:
         os.setpgid(0, 0)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -203,7 +203,9 @@ def become(module: str, arguments: Sequence[str], variables: Mapping[str, str], 
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ending:
-        code = ending.code or 0
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
