@@ -13,7 +13,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 .DELETE_ON_ERROR:
 
 demo: setup
-	@echo "==> Running the quickstart sweep (about two minutes)"
+	@echo "==> Running the quickstart sweep (about a minute)"
 	@$(BIN)/harness run quickstart
 	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 

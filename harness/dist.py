@@ -28,6 +28,7 @@ class Ranks:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int | None = None  # of this node; None where the launcher does not say
     may_be_bound: bool = False  # whether the launcher may show each rank its own GPU alone
 
     @staticmethod
@@ -38,6 +39,7 @@ class Ranks:
         """
         read = os.environ.get
         slurm = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
+        here = read("LOCAL_WORLD_SIZE")
         rank, local, size = (
             ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS") if slurm else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
@@ -45,12 +47,15 @@ class Ranks:
             rank=int(read(rank, "0")),
             local_rank=int(read(local, "0")),
             world_size=int(read(size, "1")),
+            local_world_size=int(here) if here else None,
             may_be_bound=slurm,
         )
 
     def export(self) -> None:
         """Set torchrun's variables for libraries and workloads that read them, whoever has started this rank."""
         os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.world_size))
+        if self.local_world_size is not None:
+            os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
 
     @property
     def first(self) -> bool:

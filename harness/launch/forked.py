@@ -56,7 +56,7 @@ def be_rank(rank: int, size: int, port: int, module: str, arguments: Sequence[st
     """End with what the module's `main` returns, in a process that was forked for it."""
     code = 1
     try:
-        Ranks(rank=rank, local_rank=rank, world_size=size).export()
+        Ranks(rank=rank, local_rank=rank, world_size=size, local_world_size=size).export()
         os.environ.update(MASTER_ADDR=HERE, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
         code = import_module(module).main(arguments)
     except BaseException:

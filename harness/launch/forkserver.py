@@ -73,13 +73,15 @@ class Server:
         }
         with suppress(BrokenPipeError):  # said below
             self.line.sendall((json.dumps(asked) + "\n").encode())
-        while not self.born:
-            self.listen(None)
-            if self.gone:
-                end_group(self.process)
-                words = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-                why = next((line for line in reversed(words) if line.strip()), "no word")
-                raise HarnessError(f"the process that ranks are forked from did not start: {why}; log: {self.log}")
+        try:
+            while not self.born:
+                self.listen(None)
+                if self.gone:
+                    raise HarnessError(f"the process that ranks are forked from ended: {self._last()}; log: {self.log}")
+        except BaseException:
+            self.gone = True  # nobody is to take the answer to this for one to the next
+            end_group(self.process)
+            raise
         pid = self.born.pop()
         self.codes.pop(pid, None)  # of an earlier process with the same number
         return Forked(self, pid)
@@ -100,6 +102,10 @@ class Server:
                 self.codes[told["pid"]] = told["code"]
             else:
                 self.born.append(told["pid"])
+
+    def _last(self) -> str:
+        words = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line for line in reversed(words) if line.strip()), "no word")
 
     def close(self) -> None:
         self.line.close()
@@ -196,7 +202,8 @@ def become(module: str, arguments: Sequence[str], variables: Mapping[str, str], 
         os.dup2(output, 2)
         os.closerange(3, output + 1)  # the line too
         os.chdir(folder)
-        sys.path[0] = folder  # as `python -m` has it
+        if not sys.flags.safe_path:
+            sys.path[0] = folder  # as `python -m` has it
         os.environ.clear()
         os.environ.update(variables)
         sys.argv[1:] = arguments

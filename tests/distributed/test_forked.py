@@ -1,0 +1,81 @@
+"""Forked ranks are to a module what torchrun's are, and end together as those do."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness.launch import forkserver
+from harness.launch.torchrun import Torchrun
+from harness.paths import TrialFolder
+from harness.processes import start_session
+from tests.support.running import processes_below
+
+pytestmark = pytest.mark.distributed
+
+TOLD = """\
+import json, os, sys
+import torch.distributed as dist
+NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+def main(arguments=None):
+    dist.init_process_group("gloo")
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [{name: os.environ[name] for name in NAMES}, arguments or sys.argv[1:]])
+    if not dist.get_rank():
+        print(json.dumps(everyone))
+    dist.destroy_process_group()
+    return 0
+if __name__ == "__main__":
+    main()
+"""
+FAILING = """\
+import os, signal, sys, time
+def main(arguments):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ["RANK"] == "2":
+        return 3
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFolder:
+    """A trial's folder, in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return TrialFolder(tmp_path / "trial")
+
+
+def write(text: str) -> None:
+    Path("ranks.py").write_text(text, encoding="utf-8")
+
+
+def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(place: TrialFolder) -> None:
+    write(TOLD)
+    said = []
+    for fork in (True, False):
+        launcher = Torchrun(environment={}, fork=fork)
+        log = place.path / f"{fork}.log"
+        begin = forkserver.start if fork else start_session
+        command = launcher.command("ranks", place, 3, ["a b"])
+        assert begin(command, launcher.variables(1), log).wait(300) == 0
+        said.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
+    assert said[0] == said[1]
+    assert [variables["RANK"] for variables, _ in said[0]] == ["0", "1", "2"]
+    assert not place.failures.exists()
+
+
+def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
+    write(FAILING)
+    place.path.mkdir()
+    launcher = Torchrun(environment={}, fork=True)
+    command = launcher.command("ranks", place, 4)
+    assert forkserver.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
+    found = json.loads(place.failures.read_text(encoding="utf-8"))
+    assert {rank: one["exitcode"] for rank, one in found.items()} == {"1": -signal.SIGKILL, "2": 3}
+    (killed,) = launcher.seen(place, "")
+    assert (killed.kind, killed.rank, killed.message) == ("Killed", 1, "ended by SIGKILL")
+    assert processes_below(place.path) == []
