@@ -18,7 +18,7 @@ from harness.errors import HarnessError
 from harness.gate import paired
 from harness.gate.paired import Budget
 from harness.gate.player import Turns, play
-from harness.gate.sides import ENDLESS, Side
+from harness.gate.sides import ENDLESS, Side, _join
 from harness.paths import TrialFolder, write_whole
 from harness.spec.cell import Assignment, Cell, Trial
 from harness.spec.spec import load
@@ -114,3 +114,25 @@ def test_a_rank_that_fails_in_its_turn_is_heard(tmp_path: Path) -> None:
         found["b"].train(2)
         with pytest.raises(HarnessError, match="b: rank 0: the dog ate batch 17; log: "):
             found["b"].train(2)
+
+
+def test_a_rank_that_called_before_it_ended_is_told_of_in_its_own_words(tmp_path: Path) -> None:
+    """The forkserver may tell of its end while others are still waited for."""
+    side = Side("HEAD", tmp_path / "log")
+    side.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
+    with ExitStack() as stack:
+
+        def said(**words: object) -> socket.socket:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
+                theirs.sendall((json.dumps({"side": "a", **words}) + "\n").encode())
+            return ours
+
+        with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
+            _join(said(lost=0), {"a": side}, stack)
+        rank = said(failure="rank 0 on n1: ValueError: the dog ate the model")
+        side.join(rank, stack.enter_context(rank.makefile("r", encoding="utf-8")), 0)
+        _join(said(lost=0), {"a": side}, stack)
+        with pytest.raises(HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "):
+            side.hear(0, 5)

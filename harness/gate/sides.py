@@ -183,6 +183,8 @@ def _join(connection: socket.socket, found: Mapping[str, Side], stack: ExitStack
     lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
     hello = json.loads(lines.readline())
     side = found[hello["side"]]
+    if hello.get("lost") in side.sockets:
+        return  # it had called, and what it said last tells why it ended
     if "lost" in hello:
         raise HarnessError(f"{side.name}: rank {hello['lost']} did not start: {_last_line(side.log)}; log: {side.log}")
     if hello["protocol"] != PROTOCOL:
