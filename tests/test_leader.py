@@ -247,3 +247,11 @@ class TestAddress:
         port = leader.free_port()
         with socket.create_server(("", port)) as listening:
             assert listening.getsockname()[1] == port > 0
+
+    def test_a_free_port_is_none_that_someone_who_connects_may_be_given(self, tmp_path: Path) -> None:
+        given = tmp_path / "range"
+        given.write_text("32768\t60999\n", encoding="ascii")
+        assert all(leader.LOWEST_PORT <= leader.free_port(given) < 32768 for _ in range(200))
+        given.write_text("1024\t65535\n", encoding="ascii")
+        assert leader.free_port(given) > 0
+        assert leader.free_port(tmp_path / "none") > 0

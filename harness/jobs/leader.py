@@ -9,12 +9,14 @@ itself back into the queue, and goes on from there when it is back.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +39,7 @@ from harness.spec.cell import Trial
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # no trial can run in this job any more
 EARLY = 60.0  # seconds that Slurm may send the signal too early: man sbatch, --signal
+LOWEST_PORT = 20000  # of those that ranks meet at; services have theirs below
 POLL = 0.5  # seconds between looks at a running trial, over a shared file system
 RETRIES = 2  # of a trial that was lost through no fault of its own
 
@@ -219,8 +222,13 @@ def address(interface: str | None) -> str:
     raise BadInput(f"slurm.interface: found {interface!r} without an address; allowed: {', '.join(sorted(found))}")
 
 
-def free_port() -> int:
-    """A port of this node that nobody listens on now."""
-    with socket.create_server(("", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
+def free_port(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
+    """A port of this node that nobody listens on now, and below those that the kernel has `given` to whoever connects:
+    it is seconds until the rank that was told of it listens there.
+    """
+    end = int(given.read_text(encoding="ascii").split()[0]) if given.exists() else 0
+    ports = random.SystemRandom().sample(range(LOWEST_PORT, end), 20) if end > LOWEST_PORT + 1000 else []
+    for port in [*ports, 0]:
+        with suppress(OSError), socket.create_server(("", port)) as listening:
+            return int(listening.getsockname()[1])
+    raise HarnessError("no port of this node is free")

@@ -98,8 +98,8 @@ class Runner:
         axes = trial.cell.axes
         arguments = self.launcher.command("harness.training.worker", place, axes.world_size, ["--write-logs"])
         said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
-        started = time.time()
         process = self.start(arguments, self.launcher.variables(axes.threads), place.launch_log)
+        started = time.time()  # not before: what a forkserver takes to load is no trial's
         try:
             stopped = self._watch(process, place, trial, started + self.sweep.timeout)
         finally:

@@ -65,7 +65,7 @@ def assemble(
 
 def _phases(ranks: Sequence[RankResult], started: float, summary: Summary | None) -> dict[str, float]:
     """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
-    phases = {"startup": max((result.entered - started for result in ranks), default=0.0)}
+    phases = {"startup": max((0.0, *(result.entered - started for result in ranks)))}
     for result in ranks:
         for name, seconds in result.phases.items():
             phases[name] = max(phases.get(name, 0.0), seconds)

@@ -1,1 +1,1 @@
-"""Real ranks through real torchrun."""
+"""Real ranks, forked or through real torchrun."""

@@ -26,8 +26,9 @@ pytestmark = pytest.mark.distributed
 TWO = {"strategy": "ddp", "world_size": 2}
 
 
-def command(sweep: Path) -> list[str]:
-    profile, results = str(local_profile(sweep.parent)), str(sweep.parent / "results")
+def command(sweep: Path, **keys: bool) -> list[str]:
+    """`harness run`, with these keys in its profile."""
+    profile, results = str(local_profile(sweep.parent, **keys)), str(sweep.parent / "results")
     return [sys.executable, "-m", "harness.cli", "run", str(sweep), "--cluster", profile, "--results", results]
 
 
@@ -61,11 +62,11 @@ def heed_interrupts() -> None:
 
 
 @contextmanager
-def running(sweep: Path, trial: TrialFolder, step: int = 1) -> Iterator[subprocess.Popen[str]]:
+def running(sweep: Path, trial: TrialFolder, step: int = 1, **keys: bool) -> Iterator[subprocess.Popen[str]]:
     """`harness run`, in the middle of a trial."""
     began = time.time()
     process = subprocess.Popen(
-        command(sweep),
+        command(sweep, **keys),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=quiet(),
@@ -141,6 +142,20 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     assert len(Results(tmp_path / "results").sweep("line").records()) == 2
     assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
     assert processes_below(tmp_path) == []
+
+
+def test_a_torchrun_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    held = {"options": {"hold_at": 30, "hold": str(hold)}, "axes": TWO}
+    sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40})
+    (trial,) = folders(sweep)
+    with running(sweep, trial, forkserver=False) as harness:
+        (torchrun,) = children(harness.pid)
+        os.kill(torchrun, signal.SIGKILL)
+        assert harness.wait(120) == 1
+    assert failure_kind(trial) == "Lost"
+    wait_until(lambda: processes_below(tmp_path) == [], 15)
 
 
 def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps on the two nodes, and the same ones by torchrun."""
+"""Sweeps on the two nodes, and the same ones without Slurm."""
 
 from __future__ import annotations
 
@@ -46,12 +46,11 @@ def computed(found: Record) -> dict[str, Any]:
     }
 
 
-def here(sweep: Path) -> dict[str, Record]:
-    """The records of the same sweep by torchrun."""
+def here(sweep: Path, *, forkserver: bool = True) -> dict[str, Record]:
+    """The records of the same sweep by forked ranks, or else by torchrun."""
     results = sweep.parent / "here"
-    ended = harness(
-        "run", str(sweep), "--cluster", str(local_profile(sweep.parent, slots=2)), "--results", str(results)
-    )
+    local = local_profile(sweep.parent, slots=2, forkserver=forkserver)
+    ended = harness("run", str(sweep), "--cluster", str(local), "--results", str(results))
     assert ended.code == 0, ended.err + ended.out
     return by_trial(results)
 

@@ -52,7 +52,7 @@ def test_24_trials_over_two_nodes_equal_the_same_by_torchrun(slurm: Slurm, tmp_p
         steps = one.learned.environment["variables"]["SLURM_STEP_NODELIST"]
         assert steps == ("n1" if one.trial.cell.axes.strategy == "single" else "n[1-2]")
 
-    undisturbed = here(sweep)
+    undisturbed = here(sweep, forkserver=False)
     assert set(undisturbed) == set(found)
     for trial, one in found.items():
         assert computed(one) == computed(undisturbed[trial])
