@@ -193,10 +193,12 @@ def fork(asked: Mapping[str, Any]) -> int:
 
 
 def become(module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str, log: str) -> NoReturn:
-    """Run the module in the folder, with these variables and no others, and its output added to `log`."""
+    """Run the module in the folder, with these variables and no others and its output added to `log`, as long as the
+    forkserver runs."""
     code = 1
     try:
         os.setpgid(0, 0)
+        die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
