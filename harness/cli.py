@@ -150,7 +150,10 @@ def selftest(
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Check that known times are measured right. Steps, data waits and communication must come back within 1%."""
+    """Check that known times are measured right. Steps, data waits and communication must come back within 1%.
+
+    A trial that is off runs again, up to four times, as another program may have disturbed it.
+    """
     _selftest(ranks, _profile(cluster), results)
 
 

@@ -21,11 +21,13 @@ class _Listener:
 
     def __init__(self, console: Console) -> None:
         self.status = console.status("")
+        self.trials = 0
 
     def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         self.status.start()
 
     def started(self, trial: Trial) -> None:
+        self.trials += 1
         self.status.update(f"self-test: {escape(trial.cell.label)}")
 
     def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
@@ -56,9 +58,9 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
         table.add_row(str(check.ranks), check.quantity, f"{check.expected:.4f}", measured, error, verdict)
     show(console, table)
     passed = len(records) == sum(record.status == "done" for record in records) and all(c.passed for c in checks)
-    limit = f"within {selftest.TOLERANCE:.0%} of the truth"
+    limit, again = f"within {selftest.TOLERANCE:.0%} of the truth", listener.trials - len(records)
     console.print(
-        f"[green]All {limit}.[/]"
+        f"[green]All {limit}{f', {again} of {listener.trials} trials run again' if again else ''}.[/]"
         if passed
         else f"[red]Not all {limit}: this machine's figures are not to be believed.[/]"
     )

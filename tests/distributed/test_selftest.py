@@ -20,17 +20,11 @@ from tests.support.running import Silent
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 
-TRIES = 3  # another program may disturb one; a wrong measurement is wrong in each
-
-
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
-    """By world size: the first try at which everything came back, or the last."""
+    """By world size."""
     results = Results(tmp_path_factory.mktemp("selftest"))
-    for _ in range(TRIES):
-        found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], Silent())
-        if all(record.status == "done" and all(check.passed for check in selftest.check(record)) for record in found):
-            break
+    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], Silent())
     assert [record.status for record in found] == ["done"] * 3, [record.failure or record.invalid for record in found]
     return {record.trial.cell.axes.world_size: record for record in found}
 
