@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,19 +20,12 @@ INK, PALE = "#222222", "#DDDDDD"
 DPI = 150
 
 
-@contextmanager
-def plain_text() -> Iterator[None]:
-    """Words are drawn as they are: dollars in users' names mean no formulas."""
-    import matplotlib as mpl
-
-    with mpl.rc_context({"text.parse_math": False}):
-        yield
-
-
 def figure(width: float, height: float) -> Figure:
-    """In inches."""
+    """In inches. Words on it are drawn as they are: dollars in users' names mean no formulas."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    mpl.rcParams["text.parse_math"] = False  # read when a text is made, so for the whole process
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

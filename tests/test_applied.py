@@ -7,18 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from harness.dist import Ranks
 from harness.errors import NotApplied
 from harness.measure.clock import HostClock
 from harness.order import BatchOrder
+from harness.paths import TrialFolder
 from harness.spec.axes import Axes
+from harness.spec.cell import Assignment, Cell, Length, Trial
 from harness.training.execution import Compiler
 from harness.training.loader import make_loader
 from harness.training.precision import Scaler, autocast
+from harness.training.profiler import trace_steps
 from harness.training.strategy import arrange, prepare
+from harness.training.train import Trace, Training
+from tests.factories import make_cell
 from tests.support.line import LineFit, Options
-from workloads.base import TensorSamples, Workload
+from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.cnn import CNN
 from workloads.options import CNNOptions, Settings
 from workloads.sources import Digits
@@ -58,6 +64,36 @@ def test_channels_last_reorders_convolutions_and_images() -> None:
     images, labels = arrange((torch.randn(2, 3, 8, 8), torch.zeros(2)), axes)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert labels.shape == (2,)
+
+
+class Colour(CNN):
+    """Of images with more channels than one, so that their order in memory matters."""
+
+    def splits(self) -> Splits:
+        samples = TensorSamples((torch.randn(64, 3, 8, 8), torch.zeros(64, dtype=torch.long)))
+        return Splits(train=samples, test=samples)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+
+
+def test_a_traced_step_gets_its_images_as_a_recorded_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = Axes(batch_size=32, channels_last=True)
+    cell = Cell(choice=make_cell().choice, axes=axes, length=Length(steps=2), evaluate=Length(steps=2), warmup=1)
+    ranks = Ranks(rank=0, local_rank=0, world_size=1)
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
+    training = Training(assignment, Colour(CNNOptions(), Digits()), TrialFolder(tmp_path), ranks, CPU, Trace())
+    laid_out = []
+
+    def step(batch: Batch) -> Tensor:
+        laid_out.append(batch[0].is_contiguous(memory_format=torch.channels_last))
+        return train_step(batch)
+
+    train_step = training._train_step
+    monkeypatch.setattr(training, "_train_step", step)
+    training.run()
+    trace_steps(training, 1)
+    assert laid_out == [True] * 4  # two recorded, one to warm the profiler up, one traced
 
 
 def test_channels_last_without_convolutions_is_refused() -> None:

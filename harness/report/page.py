@@ -12,7 +12,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from harness import chart
 from harness.comparison.compare import Side
 from harness.paths import Results, SweepFolder, write_whole
 from harness.records.environment import scrub, secrets
@@ -46,9 +45,7 @@ def write(path: Path, results: Results, sweep: Sweep, records: Sequence[Record],
     """The report of a sweep that has run; the same bytes for the same records. Raises BadInput if there are none."""
     records, machines = known_peaks(records, results)
     facts = gather(results, sweep, records, against)
-    with chart.plain_text():
-        found = _sections(facts, results.sweep(sweep.name), machines)
-    write_whole(path, render(facts, found))
+    write_whole(path, render(facts, _sections(facts, results.sweep(sweep.name), machines)))
 
 
 def render(facts: Facts, found: Sequence[Section]) -> str:

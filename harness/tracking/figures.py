@@ -22,8 +22,7 @@ def draw_board(verdicts: Verdicts, label: str, path: Path) -> None:
     """Throughput of a workload's cells with 95% intervals, from the fastest down, coloured by verdict."""
     found = [(cell, one) for cell in verdicts.cells if cell.cell.choice.label == label and (one := rate(cell))]
     found = sorted(found, key=lambda pair: pair[1].mean)[-MOST:]
-    with chart.plain_text():
-        chart.save(_draw(verdicts, found), path)
+    chart.save(_draw(verdicts, found), path)
 
 
 def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> Figure:

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.paths import write_whole
 from harness.training.loader import Fetched, to_device
+from harness.training.strategy import arrange
 from harness.training.train import Training
 
 WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
@@ -41,7 +42,7 @@ def trace_steps(training: Training, steps: int) -> None:
         for _ in range(WARMUP + steps):
             with record_function("fetch"):
                 _, _, batch = next(batches)
-                batch = to_device(batch, training.device)
+                batch = arrange(to_device(batch, training.device), training.axes)
             training._train_step(batch)
             profiler.step()
         if on_gpu:
