@@ -22,6 +22,7 @@ from harness.commands.arguments import (
     SetOption,
     SweepArgument,
     UriOption,
+    check_launcher,
     load_sweep,
 )
 from harness.errors import BadInput, HarnessError, one_line
@@ -115,7 +116,7 @@ def run(
 
     goal = adaptive.goal(until, budget)
     asked, profile = load_sweep(sweep, sets, data, cluster)
-    _only_here(cluster, profile)
+    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     if check:
         _selftest("1,2,4", profile, results)
     place = Results(results)
@@ -260,16 +261,8 @@ def _profile(cluster: str) -> Any:
     from harness.launch import cluster as clusters
 
     profile = clusters.load(cluster)
-    _only_here(cluster, profile)
+    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     return profile
-
-
-def _only_here(cluster: str, profile: Any) -> None:
-    """Raises BadInput for a profile of another place than this machine."""
-    if profile.launcher != "torchrun":
-        raise BadInput(
-            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun (or harness submit)"
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

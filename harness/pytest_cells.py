@@ -12,7 +12,7 @@ import pytest
 from rich.text import Text
 
 from harness.comparison import baseline
-from harness.comparison.compare import Comparison, Rules, Side, compare
+from harness.comparison.compare import Comparison, Rules, Side, compare, known_drift
 from harness.comparison.questions import hardware
 from harness.errors import BadInput
 from harness.gate.answer import Answer, answer
@@ -21,7 +21,7 @@ from harness.jobs.queue import refuse_live
 from harness.launch import cluster
 from harness.launch import sweep as runner
 from harness.paths import Results, TrialFolder
-from harness.records.certificate import cite, drifts
+from harness.records.certificate import cite
 from harness.records.record import Record
 from harness.records.result import CellResult, condense, window_seconds
 from harness.spec import spec
@@ -63,8 +63,6 @@ class SweepFile(pytest.File):
                 raise BadInput(f"{found}; allowed: torchrun, or --harness-trials=recorded after harness submit")
             cluster.check_fits(self.profile, {cell.label: cell.axes for cell in self.sweep.cells})
             self.baselines, self.gate = read_baselines(Path(option("harness_baseline")), option("harness_gate"))
-            for cell in self.sweep.cells:
-                self.gate.limits(cell)
             if lost := unused(self.gate, [*self.sweep.cells, *(one.cell for one in self.baselines)]):
                 raise BadInput(f"{self.gate.place}: cells: found {lost[0]!r}, which names no cell of sweep or baseline")
         except BadInput as error:
@@ -104,18 +102,22 @@ class SweepFile(pytest.File):
         told = Told(self.config)
         self.records = runner.run(sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live)
 
+    @cached_property
+    def ran(self) -> Side:
+        """What `measure` has found."""
+        return Side(name="run", cells=condense(self.records))
+
     def tell_certificate(self) -> None:
         """How often equal code is told apart on the hardware of these trials; raises BadInput."""
-        for line in cite(self.place, sorted(Side(name="run", cells=condense(self.records)).hardware)):
+        for line in cite(self.place, sorted(self.ran.hardware)):
             Told(self.config).say(f"harness: {line}")
 
     @cached_property
     def comparison(self) -> Comparison | BadInput:
         """Of all selected cells at once, as they are one family; or why there is none."""
-        run = Side(name="run", cells=condense(self.records))
         ids = {cell.id for cell in self.selected}
         held = [one for one in self.baselines if one.cell.id in ids]
-        here = [one for one in held if run.hardware & set(hardware(one))]
+        here = [one for one in held if self.ran.hardware & set(hardware(one))]
         base = Side(name="baseline", cells=here or held)
         limits = {cell.id: self.gate.limits(cell) for cell in self.sweep.cells}
         try:
@@ -124,9 +126,9 @@ class SweepFile(pytest.File):
             rules = Rules(
                 across=self.gate.file.across,
                 of={cell_id: (one.smallest, one.accuracy_margin) for cell_id, one in limits.items()},
-                drift=drifts(self.place, run.hardware | base.hardware),
+                drift=known_drift(self.place, [self.ran, base]),
             )
-            return compare(base, [run], rules)
+            return compare(base, [self.ran], rules)
         except BadInput as error:
             return error
 

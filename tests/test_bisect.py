@@ -197,7 +197,7 @@ class TestSlower:
 
         def measure(cell: Any, seed: int, trees: Any, base: Path, profile: Any, budget: Budget, *_: object) -> Paired:
             budgets.append(budget)
-            return Paired(cell=cell, word=left.pop(0), ratio=0.81, low=0.8, high=0.82)
+            return Paired(word=left.pop(0), ratio=0.81, low=0.8, high=0.82)
 
         monkeypatch.setattr(judging, "measure", measure)
         bench = Bench(cell=make_cell(), seed=0, base=Path(), profile=Profile(device="cpu"), told=lambda words: None)

@@ -29,7 +29,6 @@ NODES = ("n1", "n2")
 def report(name: str, **changes: Any) -> Report:
     kept: dict[str, Any] = {
         "software": SAME,
-        "executable": "/python",
         "interfaces": ["eth0", "lo"],
         "gpus": 0,
         "folder": None,

@@ -25,14 +25,14 @@ CELL = make_cell()
 
 def paired(word: Word, ratio: float = 1.0, **changes: object) -> Paired:
     known = {"low": ratio - 0.01, "high": ratio + 0.01, "a_rate": 1000.0, "b_rate": 1000.0 * ratio, "pairs": 20}
-    return Paired(**{"cell": CELL, "word": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
+    return Paired(**{"word": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
 
 
 COMMIT = "f8fea52b" * 5
 CONDITIONS = Conditions(
     hardware="Fast-CPU-2-cores", torch="2.13.0", certificate="A/A certificate of this hardware: none"
 )
-FAILED = Paired(cell=CELL, failure="main: rank 0 on node1: ValueError: no")
+FAILED = Paired(failure="main: rank 0 on node1: ValueError: no")
 
 
 def outcome(*found: Paired, control: Paired | None = None, **asked: object) -> Outcome:
@@ -123,13 +123,13 @@ def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
 
 def test_what_a_rank_said_is_no_markup() -> None:
     said = "rank 0: TypeError: __init__() takes <2> arguments | `but`"
-    text = view.markdown(outcome(Paired(cell=CELL, failure=said)), "nightly")
+    text = view.markdown(outcome(Paired(failure=said)), "nightly")
     assert r"TypeError: \_\_init\_\_() takes \<2\> arguments \| \`but\`" in text
 
 
 def test_what_can_not_be_printed_is_left_out_of_a_ranks_words() -> None:
     said = one_line("\x1b[31mno\x00\n  way\udc80")
-    found = fromstring(view.junit(outcome(Paired(cell=CELL, failure=said)), "sweep"))
+    found = fromstring(view.junit(outcome(Paired(failure=said)), "sweep"))
     assert found.findtext("testcase/failure") == f"{CELL.label}: failed: [31mno way"
 
 

@@ -16,7 +16,7 @@ from harness.errors import BadInput, HarnessError
 from harness.launch.cluster import Profile, count_gpus, slots
 from harness.launch.torchrun import Torchrun
 from harness.paths import Results, TrialFolder, write_whole
-from harness.processes import end_group, start_session
+from harness.processes import Process, end_group
 from harness.records import machine
 from harness.records.machine import Machine
 from harness.records.restore import restore
@@ -52,7 +52,7 @@ def measure(
     launcher = Torchrun(environment=profile.environment)
     arguments = launcher.command("harness.measure.peak", place, ranks)
     variables = launcher.variables(len(os.sched_getaffinity(0)))
-    process = start_session(arguments, variables, place.launch_log)
+    process = launcher.start(arguments, variables, place.launch_log)
     try:
         in_time = _follow(process, place, told)
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def measure(
     return machine.write(results.peaks, found), found
 
 
-def _follow(process: subprocess.Popen[bytes], place: TrialFolder, told: Callable[[str], None]) -> bool:
+def _follow(process: Process, place: TrialFolder, told: Callable[[str], None]) -> bool:
     """Whether it ended in time."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.errors import BadInput
+
 
 def sweeps(incomplete: str) -> list[str]:
     from harness.spec.spec import ready_sweeps
@@ -96,3 +98,9 @@ def load_sweep(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: st
     asked = spec.load(spec.find(sweep), sets, data)
     clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells})
     return asked, profile
+
+
+def check_launcher(cluster: str, profile: Any, allowed: str, hint: str = "") -> None:
+    """Raises BadInput for a profile that starts ranks in another way."""
+    if profile.launcher != allowed:
+        raise BadInput(f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}")

@@ -64,9 +64,9 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for machines.")] = False,
 ) -> None:
     """Compare results with intervals and verdicts. Exit code 1 if worse, 3 if that can't be told."""
-    from harness.comparison.compare import Rules, compare, compare_by
+    from harness.comparison.compare import Rules, compare, compare_by, known_drift
     from harness.paths import Results
-    from harness.records.certificate import cite, drifts
+    from harness.records.certificate import cite
     from harness.view import compare as view
 
     matters, way = fraction(smallest, "--smallest"), _correction(correction)
@@ -84,7 +84,7 @@ def compare(
         smallest=matters,
         accuracy_margin=accuracy_margin,
         correction=way,
-        drift=drifts(Results(results), {kind for side in sides for kind in side.hardware}),
+        drift=known_drift(Results(results), sides),
     )
     found = compare_by(sides[0], _words(by), rules) if by else compare(sides[0], sides[1:], rules)
     names = [side.name for side in sides[1:]] or [f"{sides[0].name} by {by}"]

@@ -13,6 +13,7 @@ from harness.commands.arguments import (
     ResultsOption,
     SetOption,
     SweepArgument,
+    check_launcher,
     load_sweep,
 )
 from harness.commands.compare import SmallestOption
@@ -58,7 +59,7 @@ def gate(
     from harness.view import gate as view
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
-    _refuse_jobs(cluster, profile)
+    check_launcher(cluster, profile, "torchrun")
     what = Asked(
         against=against,
         smallest=fraction(smallest, "--smallest"),
@@ -100,7 +101,7 @@ def certify(
     from harness.view import certify as view
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
-    _refuse_jobs(cluster, profile)
+    check_launcher(cluster, profile, "torchrun")
     what = settings(asked.cells[0], seconds, fraction(smallest, "--smallest"))
     if not view.run(Results(results), asked, profile, what, comparisons, anew=anew):
         raise typer.Exit(1)
@@ -168,13 +169,8 @@ def _choose(sweep: str, cell: str, sets: list[str], data: list[str], cluster: st
         profile = clusters.load(cluster)
         asked, one = planned_cell(Results(results), cell)
         clusters.check_fits(profile, {f"{asked.source}: {one.label}": one.axes})
-    _refuse_jobs(cluster, profile)
+    check_launcher(cluster, profile, "torchrun")
     return asked, one, profile
-
-
-def _refuse_jobs(cluster: str, profile: Any) -> None:
-    if profile.launcher != "torchrun":
-        raise BadInput(f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun")
 
 
 def _place(asked: Any) -> Path:

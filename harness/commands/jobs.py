@@ -16,6 +16,7 @@ from harness.commands.arguments import (
     SetOption,
     SweepArgument,
     UriOption,
+    check_launcher,
     load_sweep,
     profiles,
     recorded,
@@ -59,8 +60,7 @@ def submit(
     from harness.view import submit as view
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
-    if profile.launcher != "slurm":
-        raise BadInput(f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: slurm")
+    check_launcher(cluster, profile, "slurm")
     view.run(asked, profile, Results(results), redo="failed" if retry_failed else "missing", dry_run=dry_run)
 
 

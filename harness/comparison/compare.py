@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from harness.comparison.questions import (
     speed,
 )
 from harness.errors import BadInput, did_you_mean
+from harness.paths import Results
+from harness.records import certificate
 from harness.records.result import CellResult
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell
@@ -43,6 +45,16 @@ class Side:
     def hardware(self) -> set[str]:
         """All that its cells were measured on, by key."""
         return {kind for cell in self.cells for kind in hardware(cell)}
+
+
+def hardware_of(sides: Iterable[Side]) -> set[str]:
+    """All that any of them was measured on, by key."""
+    return {kind for side in sides for kind in side.hardware}
+
+
+def known_drift(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
+    """That of the sides' hardware, where there is a certificate of it: `Rules.drift`."""
+    return certificate.drifts(results, hardware_of(sides))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +111,10 @@ class Comparison:
     missing: Sequence[str]
     notes: Sequence[str]
     rules: Rules
+
+    def rows_of(self, one: Match) -> list[Row]:
+        """A row for each metric of a match."""
+        return [row for row in self.rows if row.a is one.a and row.b is one.b and row.b_side == one.b_side]
 
     @property
     def exit_code(self) -> int:

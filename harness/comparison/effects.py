@@ -11,8 +11,8 @@ from harness.errors import BadInput
 from harness.stats.attribution import Attribution, Point, attribute
 
 
-def effects(side: Side) -> Mapping[str, Attribution]:
-    """By workload, of those whose cells differ in an axis; raises BadInput where there is nothing to attribute."""
+def attributions(side: Side) -> dict[str, Attribution]:
+    """By workload, of those whose cells differ in an axis and have trials enough."""
     points: dict[str, list[Point]] = {}
     for cell in side.cells:
         own = points.setdefault(cell.cell.choice.label, [])
@@ -22,7 +22,12 @@ def effects(side: Side) -> Mapping[str, Attribution]:
             if one.throughput
         ]
     found = {label: attribute(own) for label, own in points.items() if own}
-    told = {label: one for label, one in found.items() if one is not None and one.effects}
+    return {label: one for label, one in found.items() if one is not None and one.effects}
+
+
+def effects(side: Side) -> Mapping[str, Attribution]:
+    """The same; raises BadInput where there is nothing to attribute."""
+    told = attributions(side)
     if not told:
         raise BadInput(
             f"{side.name}: found too few trials to tell effects from noise; allowed: cells that differ in an axis,"

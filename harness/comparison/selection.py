@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.comparison import baseline
-from harness.comparison.compare import Side
+from harness.comparison.compare import Side, hardware_of
 from harness.errors import BadInput, did_you_mean, one_line
 from harness.launch.sweep import recorded, recorded_names, recorded_spec
 from harness.paths import Results
@@ -32,9 +32,8 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
     """What every name stands for. `baseline` alone means that of the hardware of the others; without `recall` no name
     is that of an MLflow run. Raises BadInput."""
     found = {name: Side(name=name, cells=_cells(results, name, recall)) for name in names if name != BASELINE}
-    hardware = {kind for side in found.values() for cell in side.cells for kind in cell.conditions.get("hardware", [])}
     if BASELINE in names:
-        found[BASELINE] = Side(name=BASELINE, cells=_baselines(results, sorted(hardware)))
+        found[BASELINE] = Side(name=BASELINE, cells=_baselines(results, sorted(hardware_of(found.values()))))
     return [found[name] for name in names]
 
 

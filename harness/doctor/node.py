@@ -40,7 +40,6 @@ class Report:
 
     node: str
     software: Software
-    executable: str
     interfaces: Sequence[str]
     gpus: int
     folder: str | None
@@ -77,7 +76,6 @@ def look(folder: Path, address: str, port: int, nodes: Iterable[str]) -> Report:
     return Report(
         node=node,
         software=software(),
-        executable=sys.executable,
         interfaces=sorted(psutil.net_if_addrs()),
         gpus=count_gpus(),
         folder=try_folder(folder, node),

@@ -11,20 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from harness.paths import TrialFolder
 from harness.processes import end_group
 
+if TYPE_CHECKING:
+    from harness.launch import Launcher
+
 PATIENCE = 120.0  # seconds that a step may take
-
-
-class Launcher(Protocol):
-    """Starts ranks: `harness.launch`."""
-
-    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]: ...
-
-    def variables(self, threads: int) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

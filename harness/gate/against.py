@@ -69,12 +69,15 @@ class Outcome:
         differs = self.asked.bits and one.found.same_bits is False
         return one.found.failure is not None or differs or (one.found.word == "slower" and not one.misled)
 
+    def unclear(self, one: Verdict) -> bool:
+        return not self.failed(one) and (one.misled or one.found.word == "inconclusive")
+
     @property
     def exit_code(self) -> int:
         """1 if a cell failed, else 3 if one can't be told, else 0."""
         if any(self.failed(one) for one in self.verdicts):
             return 1
-        return 3 if any(one.misled or one.found.word == "inconclusive" for one in self.verdicts) else 0
+        return 3 if any(self.unclear(one) for one in self.verdicts) else 0
 
 
 def gate(
@@ -105,7 +108,7 @@ def gate(
                     try:
                         return measure(cell, sweep.seeds[0], {"a": a, "b": b}, sweep.base, profile, budget, rng, tell)
                     except HarnessError as error:
-                        return Paired(cell=cell, failure=str(error))
+                        return Paired(failure=str(error))
 
                 control = contest(there, there, "control") if asked.control else None
                 verdicts.append(Verdict(cell=cell, found=contest(there, here, "measuring"), control=control))

@@ -36,7 +36,7 @@ def answer(cell: Cell, limits: Limits, found: Comparison, expected: int) -> Answ
     one = next((one for one in found.matches if cell.id in (one.a.cell.id, one.b.cell.id)), None)
     if one is None:
         return Answer(outcome=OUTCOMES[limits.missing], reasons=["no baseline of this cell: harness baseline save"])
-    rows = [row for row in found.rows if row.a is one.a and row.b is one.b]
+    rows = found.rows_of(one)
     told += _trials(one, expected)
     told += [_row(row, limits) for row in rows]
     told += _unmeasured(one, rows, limits)

@@ -45,7 +45,6 @@ class Paired:
     `seconds` went into measured blocks. `same_bits`: whether all losses were alike. `words` if a side failed.
     """
 
-    cell: Cell
     word: Word = "inconclusive"
     ratio: float | None = None
     low: float | None = None  # None too where little has been measured
@@ -152,7 +151,6 @@ def _paired(cell: Cell, taken: Sequence[Sample], word: Word, budget: Budget) -> 
     low, high = (float(bounds[-1]) for bounds in confidence_sequence(ratios, budget.alpha))
     a_rate, b_rate = (cell.axes.batch_size * math.exp(fmean(one.log_rate(key) for one in taken)) for key in "ab")
     return Paired(
-        cell=cell,
         word=word,
         ratio=math.exp(float(ratios.mean())),
         low=math.exp(low) if math.isfinite(low) else None,

@@ -23,7 +23,6 @@ from harness.dist import Ranks, choose_device, process_group
 from harness.errors import one_line
 from harness.paths import TrialFolder
 from harness.processes import die_with_parent
-from harness.records.environment import describe_hardware
 from harness.records.restore import restore
 from harness.spec.cell import Assignment
 from harness.training.loader import Fetched
@@ -107,7 +106,7 @@ def play(folder: TrialFolder, ranks: Ranks, turns: Turns) -> None:
     with process_group(ranks, device, needed=needed, timeout=FOREVER):
         training = InTurn(assignment, load_workload(assignment), folder, ranks, device, Trace())
         training.turns = turns
-        turns.tell(ready=True, hardware=describe_hardware()["cpu"], torch=torch.__version__)
+        turns.tell(ready=True)
         training.run()
     raise RuntimeError(f"trained all of its {training.steps} steps")
 

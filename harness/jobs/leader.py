@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from harness.launch.runner import Runner
 from harness.launch.srun import Srun, by_user
 from harness.paths import SweepFolder, TrialFolder, write_whole
 from harness.records import machine, record
-from harness.records.environment import describe_code
 from harness.records.record import Record
 from harness.slurm import partitions
 from harness.slurm.options import Slurm
@@ -111,7 +109,6 @@ def runner_of(sweep: SweepFolder, submission: Submission, ranks_per_node: int, t
         folder=sweep,
         launcher=launcher_of(submission.profile, ranks_per_node),
         listener=told,
-        known={"harness": describe_code(), "mlflow": metadata.version("mlflow")},
         peaks=machine.read_all(sweep.peaks),
         first=submission.attempts,
         poll=POLL,
@@ -141,7 +138,7 @@ def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
     found = []
     for trial in load:
         path, first = runner.folder.trial(trial.id).record, runner.first[trial.id]
-        known = record.read(path) if path.exists() else None
+        known = record.find(path)
         over = known is not None and known.attempt >= first and known.status != "interrupted"
         if known is None or not over or runner.repeats(known, first):
             found.append(trial)
@@ -150,8 +147,8 @@ def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
 
 def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
     """Those that an attempt was lost with."""
-    paths = [runner.folder.trial(trial.id).record for trial in trials]
-    return {node for path in paths if path.exists() for node in record.read(path).bad_nodes}
+    found = [record.find(runner.folder.trial(trial.id).record) for trial in trials]
+    return {node for known in found if known for node in known.bad_nodes}
 
 
 class Told:

@@ -24,7 +24,6 @@ from harness.records import record
 from harness.records.record import Record
 from harness.slurm import partitions
 from harness.slurm.options import Slurm
-from harness.spec.cell import Trial
 from harness.spec.spec import Sweep
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def prepare(
         limit=profile.slurm.seconds - profile.slurm.warning,
         parallel=profile.slurm.array_parallelism,
     )
-    known = {trial.id: _record(folder, trial) for trial in pending}
+    known = {trial.id: record.find(folder.trial(trial.id).record) for trial in pending}
     attempts = {trial: found.attempt + 1 if found else 1 for trial, found in known.items()}
     excluded, remarks = _bad_nodes([found for found in known.values() if found], profile.slurm)
     return Prepared(
@@ -106,11 +105,6 @@ def _bad_nodes(known: Sequence[Record], slurm: Slurm) -> tuple[list[str], list[s
     if not bad or partitions.can_spare(bad, slurm):
         return bad, [f"node {node} is left out: a trial was lost with it" for node in bad]
     return [], [f"a trial was lost with {', '.join(bad)}; without, there are too few nodes, so nothing is left out"]
-
-
-def _record(folder: SweepFolder, trial: Trial) -> Record | None:
-    path = folder.trial(trial.id).record
-    return record.read(path) if path.exists() else None
 
 
 def hand_over(folder: SweepFolder, submission: Submission, number: int) -> str:

@@ -9,7 +9,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from functools import cached_property
+from importlib import metadata
 from typing import Any, Protocol
 
 from harness.errors import HarnessError
@@ -17,8 +18,9 @@ from harness.interruption import SIGNAL
 from harness.launch import Launcher
 from harness.launch.cluster import Profile
 from harness.paths import SweepFolder, TrialFolder, write_whole
-from harness.processes import Process, end_group, start_session
+from harness.processes import Process, end_group
 from harness.records import record
+from harness.records.environment import describe_code
 from harness.records.machine import Machine
 from harness.records.record import Failure, Record
 from harness.spec.cell import Assignment, Trial
@@ -52,14 +54,17 @@ class Runner:
     folder: SweepFolder
     launcher: Launcher
     listener: Listener
-    known: Mapping[str, Any]  # of the environment, what only this process knows
     peaks: Mapping[str, Machine]
-    start: Callable[[Sequence[str], Mapping[str, str], Path], Process] = start_session  # the launcher's commands
     first: Mapping[str, int] = field(default_factory=dict)  # the attempt that reruns count from, if not this run's own
     poll: float = POLL
     retries: int = 0  # how often a trial runs again that failed for one of RETRIED
     resumes: int = 10  # times that an interrupted trial is taken up again at once
     halted: Callable[[], str | None] = lambda: None  # why a running trial is to save and stop, and no other begins
+
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """Of the environment, what only this process knows: ranks need neither git nor MLflow."""
+        return {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Each trial's record once it is on disk and the listener has been told.
@@ -98,26 +103,14 @@ class Runner:
         axes = trial.cell.axes
         arguments = self.launcher.command("harness.training.worker", place, axes.world_size, ["--write-logs"])
         said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
-        process = self.start(arguments, self.launcher.variables(axes.threads), place.launch_log)
+        process = self.launcher.start(arguments, self.launcher.variables(axes.threads), place.launch_log)
         started = time.time()  # not before: what a forkserver takes to load is no trial's
         try:
             stopped = self._watch(process, place, trial, started + self.sweep.timeout)
         finally:
             end_group(process)
-        from harness.records.assemble import assemble  # here, because what only looks at trials needs no NumPy
-
-        found = assemble(
-            place,
-            self.sweep.name,
-            assignment,
-            started=started,
-            ended=time.time(),
-            earlier=earlier,
-            stopped=stopped,
-            rules=self.profile.validity,
-            seen=self.launcher.seen(place, _words(place, said)),
-            peaks=self.peaks,
-        )
+        seen = self.launcher.seen(place, _words(place, said))
+        found = self._assemble(place, assignment, started, earlier, stopped, seen)
         if found.status == "interrupted" and found.failure and (why := self.halted()):
             found = replace(found, failure=replace(found.failure, message=f"{why}: {found.failure.message}"))
         if _attempt(place) != assignment.attempt:
@@ -127,19 +120,38 @@ class Runner:
     def give_up(self, trial: Trial, why: str, host: str | None = None) -> None:
         """Record an attempt that ended with whoever ran it as interrupted, so that the next one is another attempt."""
         place = self.folder.trial(trial.id)
-        attempt, known = _attempt(place), record.read(place.record) if place.record.exists() else None
+        attempt, known = _attempt(place), record.find(place.record)
         if attempt is None or (known is not None and known.attempt >= attempt):
             return
-        from harness.records.assemble import assemble
-
         earlier = _clear(place, fresh=False)
         assignment = self._assign(trial, attempt=attempt)
         stopped = Failure(kind="Interrupted", message=why, host=host, at=time.time())
-        found = assemble(
-            place, self.sweep.name, assignment, started=stopped.at, ended=stopped.at, earlier=earlier, stopped=stopped,
+        _keep(place, self._assemble(place, assignment, stopped.at, earlier, stopped))
+
+    def _assemble(
+        self,
+        place: TrialFolder,
+        assignment: Assignment,
+        started: float,
+        earlier: Sequence[Failure],
+        stopped: Failure | None,
+        seen: Sequence[Failure] = (),
+    ) -> Record:
+        """The record of an attempt that has ended."""
+        from harness.records.assemble import assemble  # here, because what only looks at trials needs no NumPy
+
+        return assemble(
+            place,
+            self.sweep.name,
+            assignment,
+            started=started,
+            ended=time.time(),
+            earlier=earlier,
+            stopped=stopped,
             rules=self.profile.validity,
-        )  # fmt: skip
-        _keep(place, found)
+            seen=seen,
+            peaks=self.peaks,
+        )
 
     def _assign(self, trial: Trial, attempt: int) -> Assignment:
         return Assignment(

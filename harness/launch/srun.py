@@ -10,10 +10,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.errors import one_line
 from harness.paths import TrialFolder
+from harness.processes import Process, start_session
 from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.
@@ -54,6 +56,9 @@ class Srun:
         ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
         return {**inherited, **self.environment, **meeting, **ours}
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+        return start_session(arguments, variables, log)
 
     def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
         return first_cause(words, time.time())

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Literal, TextIO
 
 from harness.errors import BadInput, did_you_mean, one_line
@@ -18,9 +17,7 @@ from harness.launch.cluster import Profile
 from harness.launch.runner import Listener, Runner
 from harness.launch.torchrun import Torchrun
 from harness.paths import Results, SweepFolder, write_whole
-from harness.processes import start_session
 from harness.records import machine, record
-from harness.records.environment import describe_code
 from harness.records.record import Record, Status
 from harness.records.restore import restore
 from harness.spec.cell import Trial
@@ -43,10 +40,8 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     """Raises BadInput for a record that can't be read."""
     pending, finished = [], []
     for trial in sweep.trials():
-        path = folder.trial(trial.id).record
-        found = record.read(path) if path.exists() else None
-        keep = found is not None and found.status in KEPT[redo]
-        if found is not None and keep:
+        found = record.find(folder.trial(trial.id).record)
+        if found is not None and found.status in KEPT[redo]:
             finished.append(found)
         else:
             pending.append(trial)
@@ -82,9 +77,7 @@ def run(
             profile=profile,
             folder=folder,
             launcher=Torchrun(environment=profile.environment, fork=fork),
-            start=forkserver.start if fork else start_session,
             listener=listener,
-            known={"harness": describe_code(), "mlflow": metadata.version("mlflow")},
             peaks=machine.read_all(folder.peaks),
         )
         records = {found.trial.id: found for found in todo.finished}
@@ -104,8 +97,8 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
 def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
     """A sweep that has run, as it was asked for, and its trials' records; raises BadInput."""
     sweep, folder = recorded_spec(results, name), results.sweep(name)
-    paths = [folder.trial(trial.id).record for trial in sweep.trials()]
-    return sweep, [record.read(path) for path in paths if path.exists()]
+    found = [record.find(folder.trial(trial.id).record) for trial in sweep.trials()]
+    return sweep, [one for one in found if one]
 
 
 def recorded_names(results: Results) -> list[str]:

@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.interruption import SIGNAL
+from harness.launch import forkserver
 from harness.paths import TrialFolder
+from harness.processes import Process, start_session
 from harness.records.record import Failure
 
 
@@ -32,6 +35,9 @@ class Torchrun:
 
     def variables(self, threads: int) -> dict[str, str]:
         return {**os.environ, **self.environment, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+        return (forkserver.start if self.fork else start_session)(arguments, variables, log)
 
     def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
         """SIGTERM is how torchrun itself ends the others of a rank that has failed."""

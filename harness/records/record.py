@@ -207,10 +207,6 @@ class Record:
     phases: Mapping[str, float]  # seconds, of the rank that took longest
 
     @property
-    def folder_name(self) -> str:
-        return self.trial.id
-
-    @property
     def bad_nodes(self) -> list[str]:
         """One for each attempt that was lost with its node."""
         return [failure.bad_node for failure in (*self.earlier, self.failure) if failure and failure.bad_node]
@@ -225,8 +221,13 @@ def read(path: Path) -> Record:
     return restore_file(Record, path, "record", SCHEMA)
 
 
+def find(path: Path) -> Record | None:
+    """The same, None where there is no file."""
+    return read(path) if path.exists() else None
+
+
 def parse(text: str, place: str) -> Record:
-    """The same of a record's text, which comes from `place`."""
+    """As `read`, of a record's text, which comes from `place`."""
     return restore_text(Record, text, place, "record", SCHEMA)
 
 

@@ -85,12 +85,15 @@ def _member(members: tuple[Any, ...], value: Any) -> Any:
     if not isinstance(value, Mapping):
         return candidates[0]
     for member in candidates:
-        literals = {
-            name: get_args(hint) for name, hint in get_type_hints(member).items() if get_origin(hint) is Literal
-        }
-        if all(value.get(name, allowed[0]) in allowed for name, allowed in literals.items()):
+        if all(value.get(name, allowed[0]) in allowed for name, allowed in _literals(member).items()):
             return member
     raise ValueError(f"no {' or '.join(member.__name__ for member in candidates)} in {value!r}")
+
+
+@lru_cache
+def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
+    """What each of its literal fields may be."""
+    return {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
 
 
 @lru_cache

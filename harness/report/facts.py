@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.comparison.compare import Comparison, Row, Rules, Side, against_first, compare
-from harness.comparison.effects import effects
+from harness.comparison.compare import Comparison, Row, Rules, Side, against_first, compare, known_drift
+from harness.comparison.effects import attributions
 from harness.comparison.questions import SPEED
 from harness.errors import BadInput
 from harness.paths import Results
-from harness.records.certificate import drifts
 from harness.records.record import Record, Summary
 from harness.records.result import CellResult, condense
 from harness.spec.cell import Cell
@@ -114,25 +113,17 @@ def gather(place: Results, sweep: Sweep, records: Sequence[Record], against: Sid
         found, name = by_cell.get(cell.id, []), words(cell, axes[cell.choice.label]) or cell.label
         own.append(CellFacts(cell=cell, name=name, number=len(own), records=found, result=results.get(cell.id)))
     side = Side(name=sweep.name, cells=list(results.values()))
+    held = None
+    if against:
+        held = against.name, compare(against, [side], Rules(drift=known_drift(place, (against, side))))
     return Facts(
         sweep=sweep,
         records=records,
         workloads=workloads,
         comparison=against_first(side),
-        attributions=_attributions(side),
-        against=(against.name, compare(against, [side], _rules(place, against, side))) if against else None,
+        attributions=attributions(side),
+        against=held,
     )
-
-
-def _rules(place: Results, *sides: Side) -> Rules:
-    return Rules(drift=drifts(place, {kind for side in sides for kind in side.hardware}))
-
-
-def _attributions(side: Side) -> dict[str, Attribution]:
-    try:
-        return dict(effects(side))
-    except BadInput:  # too few trials
-        return {}
 
 
 def telling(cells: Sequence[Cell]) -> list[str]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.comparison.compare import Comparison, Row, Side, against_first
-from harness.comparison.effects import effects
+from harness.comparison.effects import attributions
 from harness.comparison.questions import SPEED
-from harness.errors import BadInput
 from harness.records.result import CellResult
 from harness.stats.attribution import Attribution, Effect
 from harness.stats.interval import Interval, mean_interval
@@ -31,7 +30,7 @@ class Verdicts:
     @staticmethod
     def of(name: str, cells: Sequence[CellResult]) -> Verdicts:
         side = Side(name=name, cells=cells)
-        return Verdicts(cells=cells, comparison=against_first(side), attributions=_attributions(side))
+        return Verdicts(cells=cells, comparison=against_first(side), attributions=attributions(side))
 
     def rows(self, cell_id: str) -> list[Row]:
         """A cell's, in throughput and in the target metric; the reference has none."""
@@ -39,13 +38,6 @@ class Verdicts:
 
     def speed(self, cell_id: str) -> Row | None:
         return next((row for row in self.rows(cell_id) if row.verdict.question.metric.name == SPEED.name), None)
-
-
-def _attributions(side: Side) -> Mapping[str, Attribution]:
-    try:
-        return effects(side)
-    except BadInput:  # too few trials
-        return {}
 
 
 def rate(cell: CellResult) -> Interval | None:

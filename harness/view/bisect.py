@@ -84,10 +84,7 @@ def _reason(found: Outcome, one: Commit) -> str:
 
 def as_json(found: Outcome) -> str:
     def plain(one: Finding | None) -> dict[str, Any] | None:
-        if one is None:
-            return None
-        paired = {k: v for k, v in asdict(one.paired).items() if k != "cell"} if one.paired else None
-        return asdict(one) | {"paired": paired}
+        return None if one is None else asdict(one)
 
     content = {
         "exit_code": found.exit_code,

@@ -33,7 +33,7 @@ def show_comparison(found: Comparison, a_name: str, b_names: Sequence[str]) -> N
     table = make_table(["cell", *(["B"] if several else []), *COLUMNS], COLUMNS[1:6] + COLUMNS[7:])
     for one in found.matches:
         label = _label(one)
-        for row in (row for row in found.rows if (row.a, row.b, row.b_side) == (one.a, one.b, one.b_side)):
+        for row in found.rows_of(one):
             table.add_row(label, *([one.b_side] if several else []), *_row(row))
             label = ""
         bits = f"{one.same_bits} of {one.pairs}" if one.pairs else "–"
@@ -119,9 +119,7 @@ def print_json(found: Comparison, a_name: str, b_names: Sequence[str]) -> None:
                 "b": _described(one.b),
                 "same_bits": one.same_bits,
                 "pairs": one.pairs,
-                "metrics": [
-                    _json_row(row) for row in found.rows if (row.a, row.b, row.b_side) == (one.a, one.b, one.b_side)
-                ],
+                "metrics": [_json_row(row) for row in found.rows_of(one)],
             }
             for one in found.matches
         ],

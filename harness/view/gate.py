@@ -61,7 +61,7 @@ def _name(found: Outcome) -> str:
 def headline(found: Outcome) -> str:
     """What the exit code says."""
     failed = sum(found.failed(one) for one in found.verdicts)
-    unclear = sum(_unclear(found, one) for one in found.verdicts)
+    unclear = sum(found.unclear(one) for one in found.verdicts)
     word, count = HEADINGS[found.exit_code], f"of {len(found.verdicts)} cells"
     if failed:
         return f"{word}: {failed} {count}" + (f"; of {unclear} more it can't be told" if unclear else "")
@@ -71,11 +71,7 @@ def headline(found: Outcome) -> str:
 def lines(found: Outcome) -> list[str]:
     """In words, a line each: what failed, then what can't be told."""
     told = [sentence(found, one) for one in found.verdicts if found.failed(one)]
-    return told + [sentence(found, one) for one in found.verdicts if _unclear(found, one)]
-
-
-def _unclear(found: Outcome, one: Verdict) -> bool:
-    return not found.failed(one) and (one.misled or one.found.word == "inconclusive")
+    return told + [sentence(found, one) for one in found.verdicts if found.unclear(one)]
 
 
 def sentence(found: Outcome, one: Verdict) -> str:
@@ -132,7 +128,7 @@ def _cost(paired: Paired) -> str:
 
 def as_json(found: Outcome) -> str:
     def plain(paired: Paired | None) -> dict[str, Any] | None:
-        return None if paired is None else {k: v for k, v in asdict(paired).items() if k != "cell"}
+        return None if paired is None else asdict(paired)
 
     content = {
         "exit_code": found.exit_code,
@@ -185,7 +181,7 @@ def _word(one: Verdict) -> str:
 def junit(found: Outcome, name: str) -> str:
     """One test case a cell; what can't be told is an error, so that nobody takes it for a pass."""
     failures = sum(found.failed(one) for one in found.verdicts)
-    errors = sum(_unclear(found, one) for one in found.verdicts)
+    errors = sum(found.unclear(one) for one in found.verdicts)
     suite = Element(
         "testsuite", name="harness gate", tests=str(len(found.verdicts)), failures=str(failures), errors=str(errors)
     )
@@ -194,7 +190,7 @@ def junit(found: Outcome, name: str) -> str:
         SubElement(properties, "property", name=key, value=value)
     for one in found.verdicts:
         case = SubElement(suite, "testcase", classname=name, name=one.cell.label, time=f"{one.found.seconds:.3f}")
-        kind = "failure" if found.failed(one) else "error" if _unclear(found, one) else ""
+        kind = "failure" if found.failed(one) else "error" if found.unclear(one) else ""
         if kind:  # the words twice: GitLab shows the text, others the message
             SubElement(case, kind, message=sentence(found, one), type=_word(one)).text = sentence(found, one)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

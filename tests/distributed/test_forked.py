@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import forkserver
 from harness.launch.torchrun import Torchrun
 from harness.paths import TrialFolder
-from harness.processes import start_session
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
@@ -59,9 +57,8 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(place: TrialFolder
     for fork in (True, False):
         launcher = Torchrun(environment={}, fork=fork)
         log = place.path / f"{fork}.log"
-        begin = forkserver.start if fork else start_session
         command = launcher.command("ranks", place, 3, ["a b"])
-        assert begin(command, launcher.variables(1), log).wait(300) == 0
+        assert launcher.start(command, launcher.variables(1), log).wait(300) == 0
         said.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     assert said[0] == said[1]
     assert [variables["RANK"] for variables, _ in said[0]] == ["0", "1", "2"]
@@ -73,7 +70,7 @@ def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
     place.path.mkdir()
     launcher = Torchrun(environment={}, fork=True)
     command = launcher.command("ranks", place, 4)
-    assert forkserver.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
+    assert launcher.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
     found = json.loads(place.failures.read_text(encoding="utf-8"))
     assert {rank: one["exitcode"] for rank, one in found.items()} == {"1": -signal.SIGKILL, "2": 3}
     (killed,) = launcher.seen(place, "")
