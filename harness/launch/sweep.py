@@ -37,10 +37,10 @@ class Plan:
 
 
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
-    """Raises BadInput for a record that can't be read."""
+    """Raises BadInput for a record that can't be read, unless all trials are to run again."""
     pending, finished = [], []
     for trial in sweep.trials():
-        found = record.find(folder.trial(trial.id).record)
+        found = record.find(folder.trial(trial.id).record) if KEPT[redo] else None
         if found is not None and found.status in KEPT[redo]:
             finished.append(found)
         else:

@@ -46,3 +46,8 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
         assert (last.status, last.attempt, len(last.earlier)) == ("done", 3, 2)
         assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {"invalid-1.json", "invalid-2.json"}
     assert "already there" in harness("run", *given).out
+
+    paths[0].write_text("{}", encoding="utf-8")
+    assert harness("run", *given).code == 2
+    assert harness("run", *given, "--force").code == 0
+    assert [records.read(path).status for path in paths] == ["done", "done"]
