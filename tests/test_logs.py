@@ -32,6 +32,13 @@ def test_of_a_rank_and_of_what_started_it(trial: TrialFolder) -> None:
     assert logs(trial) == "launched\nits words"
 
 
+def test_an_empty_one_is_said_to_be_empty(trial: TrialFolder) -> None:
+    trial.launch_log.write_text("", encoding="utf-8")
+    ended = harness("logs", trial.path.name, "--results", str(trial.path.parents[2]))
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == f"harness: {trial.launch_log}: empty; written: rank0.log\n"
+
+
 def test_of_a_rank_that_there_is_not(trial: TrialFolder) -> None:
     assert "rank7.log: not there; " in logs(trial, "--rank", "7")
     assert "allowed: launch.log, rank0.log" in logs(trial, "--rank", "7")

@@ -37,6 +37,9 @@ def show(place: TrialFolder, rank: int | None, *, follow: bool) -> None:
     while follow and _under_way(place):
         sleep(INTERVAL)
         at = _print_from(path, at)
+    if not at:
+        written = sorted(log.name for log in place.logs.glob("*.log") if log.stat().st_size)
+        print(f"harness: {path}: empty; written: {', '.join(written) or 'no log of this trial'}", file=sys.stderr)
 
 
 def _under_way(place: TrialFolder) -> bool:
