@@ -60,12 +60,12 @@ def one_line(text: object, limit: int = 300) -> str:
 
 
 def fraction(text: str, option: str) -> float:
-    """`2%` or `0.02`; raises BadInput."""
+    """0.02 from `2%`; raises BadInput, also for a bare number, which could be meant as either."""
     number, percent, rest = text.partition("%")
     try:
-        value = float(number) / (100 if percent else 1)
+        value = float(number) / 100
     except ValueError:
         value = -1.0
-    if rest or not 0 < value < 1:
-        raise BadInput(f"{option}: found {text!r}; allowed: a fraction above 0 and below 1, as in 1% or 0.01")
+    if rest or not percent or not 0 < value < 1:
+        raise BadInput(f"{option}: found {text!r}; allowed: a percentage above 0% and below 100%, as in 1% or 0.5%")
     return value

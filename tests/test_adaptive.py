@@ -86,7 +86,7 @@ def test_the_budget_is_kept(sweep: Sweep) -> None:
 def test_how_well_the_least_known_cell_is_known_is_said(sweep: Sweep) -> None:
     found = [make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)]
     words = known(Goal(half_width=0.01), sweep, found)
-    assert words.startswith(f"{sweep.cells[0].label}: known least to nothing after 2 trials, every look counted")
+    assert words.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
 
 
 def test_cells_that_fail_do_not_go_on_for_ever(sweep: Sweep) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -209,9 +210,16 @@ class TestSlower:
         assert [judge(tree, tree).mark for _ in range(3)] == ["bad", "skip", "good"]
         assert [budget.seconds for budget in budgets] == [5.0, 15.0, 5.0, 15.0, 5.0]
 
+    def test_what_is_certainly_not_slower_is_good_however_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tree = Tree(name="a", top=Path(), place=Path())
+        judge, budgets = self.judge(monkeypatch, "inconclusive")
+        found = replace(judge, smallest=0.25)(tree, tree)
+        assert (found.mark, len(budgets)) == ("good", 1)
+        assert found.words == "not slower by 25.0% (-20.0% to -18.0%)"
+
     def test_between_the_ends_half_of_the_certain_loss_is_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tree = Tree(name="a", top=Path(), place=Path())
         judge, _ = self.judge(monkeypatch, "slower")
         found = judge(tree, tree)
         assert found.words == "19.0% slower (-20.0% to -18.0%)"
-        assert math.log1p(judge.narrowed(found).smallest) == pytest.approx(-math.log(0.82) / 2)
+        assert 1 - judge.narrowed(found).smallest == pytest.approx(math.sqrt(0.82))

@@ -152,7 +152,7 @@ def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_
         baseline.save(Results(tmp_path / name), [cell])
     before, now = (str(next((tmp_path / name).rglob("*.json"))) for name in ("before", "now"))
     ended = harness("compare", before, now, "--results", str(tmp_path))
-    assert "allows for the 0.8%" in " ".join(ended.out.split())
+    assert "allows for the 1.2%" in " ".join(ended.out.split())
 
 
 def test_compare_cites_it(tmp_path: Path) -> None:

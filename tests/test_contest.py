@@ -82,7 +82,7 @@ def test_luck_of_a_process_is_no_change() -> None:
 def test_blocks_of_one_pair_taken_for_independent_would_be_fooled() -> None:
     rng = np.random.default_rng(0)
     luck = rng.normal(0, 0.02, (300, 1)) - rng.normal(0, 0.02, (300, 1))
-    found = stop(luck + rng.normal(0, 0.01, (300, 20)), margin=0.001)
+    found = stop(luck + rng.normal(0, 0.01, (300, 20)), smallest=0.001)
     assert np.mean(np.abs(found.sign) == 1) > 0.5
 
 

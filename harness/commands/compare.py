@@ -181,8 +181,11 @@ def prune(
     from harness.spec import spec
 
     keep = {cell.id for sweep in sweeps for cell in spec.load(spec.find(sweep)).cells}
-    for path in baseline.prune(Results(results), keep, dry_run=dry_run):
+    gone = baseline.prune(Results(results), keep, dry_run=dry_run)
+    for path in gone:
         print(f"{'would remove' if dry_run else 'removed'} {path}")
+    if not gone:
+        print("nothing to remove: all baselines are of cells of these sweeps")
 
 
 def _select(results: Path, names: Sequence[str], tracking_uri: str | None) -> list[Side]:

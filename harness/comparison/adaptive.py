@@ -65,10 +65,11 @@ def known(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
     logs = {cell.label: _logs(records, cell.id) for cell in sweep.cells}
     label = max(logs, key=lambda name: half_width(logs[name]))
     width = half_width(logs[label])
-    found = f"±{width:.1%}" if math.isfinite(width) else "nothing"
     least = " least" if len(logs) > 1 else ""
     asked = f"--until: ±{goal.half_width:.1%}"
-    return f"{label}: known{least} to {found} after {len(logs[label])} trials, every look counted; {asked}"
+    if not math.isfinite(width):
+        return f"{label}: {len(logs[label])} trials, no interval before {FEWEST}; {asked}"
+    return f"{label}: known{least} to ±{width:.1%} after {len(logs[label])} trials, every look counted; {asked}"
 
 
 def half_width(logs: Sequence[float]) -> float:

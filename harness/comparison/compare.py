@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,13 +147,23 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
         groups.setdefault(_key(cell.cell, axes), []).append(cell)
     matches = [_match(group[0], other, side.name) for group in groups.values() for other in group[1:]]
     if not matches:
-        varied = [name for name in AXES if len({getattr(cell.cell.axes, name) for cell in side.cells}) > 1]
-        allowed = ", ".join(varied) or "nothing: its cells differ in no axis"
+        allowed = " or ".join(_varied(side)) or "nothing: its cells differ in no axis"
         raise BadInput(
             f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only; allowed: {allowed}"
         )
     across = {found for one in matches for found in _differences("A", one.a, "B", one.b, rules.across)}
     return _judged(matches, [], sorted(across), rules)
+
+
+def _varied(side: Side) -> list[str]:
+    """The axes that two cells of a workload differ in alone, or else several at once, as --by takes them."""
+    found = set()
+    for one, other in itertools.combinations(side.cells, 2):
+        if _key(one.cell, tuple(AXES)) == _key(other.cell, tuple(AXES)):
+            left, right = asdict(one.cell.axes), asdict(other.cell.axes)
+            found.add(frozenset(name for name in AXES if left[name] != right[name]))
+    least = [names for names in found if names and not any(other < names for other in found if other)]
+    return sorted(",".join(name for name in AXES if name in names) for names in least)
 
 
 def against_first(side: Side) -> Comparison | None:
@@ -264,6 +275,8 @@ def _judged(matches: Sequence[Match], missing: list[str], differences: list[str]
             notes[_apart(drifts((one.a, one.b), rules.drift))] = None
         if fast is not None and accurate is None and (one.a.target or one.b.target):
             missing.append(f"{label}: no target metric that both sides have")
+        if fast is not None and one.a.trials == one.b.trials:
+            missing.append(f"{label}: both sides are the same trials, so there is nothing to compare")
         if any(trial.settled is False for side in (one.a, one.b) for trial in side.trials):
             notes[f"{label}: some trials never reached a steady state"] = None
         if fast is not None:
@@ -287,8 +300,8 @@ def _apart(known: Sequence[Drift]) -> str:
             "not interleaved: what the machine did between the two counts as a difference of them;"
             " harness certify measures how much that can be"
         )
-    moved = " and ".join(dict.fromkeys(f"{math.expm1(one.deviation):.1%}" for one in known))
-    return f"not interleaved: the interval allows for the {moved} by which certificates saw the machine's speed move"
+    moved = math.expm1(math.hypot(*(one.deviation for one in known)))
+    return f"not interleaved: the interval allows for the {moved:.1%} by which the machine moved between certificates"
 
 
 def _left_out(one: Match) -> list[tuple[str, str]]:

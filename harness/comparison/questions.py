@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -55,11 +56,16 @@ def hardware(cell: CellResult) -> Sequence[str]:
 
 
 def drifts(sides: Sequence[CellResult], known: Mapping[str, Drift]) -> list[Drift]:
-    """How much each side's log throughput moves with the time of measuring; none where that is not known of all."""
+    """How much the difference of two sides' log throughputs moves with the times of measuring; none where that is not
+    known of both. Sides of one hardware move independently, but by a deviation that was estimated once."""
     kinds = [hardware(side) for side in sides]
     if not all(kinds) or any(kind not in known for own in kinds for kind in own):
         return []
-    return [max((known[kind] for kind in own), key=lambda one: one.deviation) for own in kinds]
+    worst = Counter(max(own, key=lambda kind: known[kind].deviation) for own in kinds)
+    return [
+        Drift(deviation=math.sqrt(count) * known[kind].deviation, freedom=known[kind].freedom)
+        for kind, count in worst.items()
+    ]
 
 
 def speed(a: CellResult, b: CellResult, smallest: float, known: Mapping[str, Drift]) -> Asked | None:

@@ -71,18 +71,25 @@ class Slower:
             budget = Budget(smallest=self.smallest, seconds=seconds, alpha=self.alpha)
             trees = {"a": a, "b": b}
             found = measure(one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.told)
-            if found.word != "inconclusive":
+            if self._mark(found) != "skip":
                 break
-        return Finding(mark=MARKS[found.word], words=self._words(found), paired=found)
+        return Finding(mark=self._mark(found), words=self._words(found), paired=found)
+
+    def _mark(self, found: Paired) -> Mark:
+        """Whether it is faster, if it may be, is not the question."""
+        certain = found.low is not None and found.low > 1 - self.smallest
+        return "good" if certain else MARKS[found.word]
 
     def narrowed(self, bad: Finding) -> Self:
         high = bad.paired.high if bad.paired and bad.paired.high else 1.0
-        return replace(self, smallest=max(self.smallest, 1 / math.sqrt(high) - 1))
+        return replace(self, smallest=max(self.smallest, 1 - math.sqrt(high)))
 
     def _words(self, found: Paired) -> str:
         if found.word == "same":
             return f"as fast, to within {self.smallest:.1%}"
         low, high = ("anything" if bound is None else f"{bound - 1:+.1%}" for bound in (found.low, found.high))
+        if found.word == "inconclusive" and self._mark(found) == "good":
+            return f"not slower by {self.smallest:.1%} ({low} to {high})"
         if found.word == "inconclusive":
             return f"can't be told after {found.seconds:.0f} s: between {low} and {high}"
         return f"{abs((found.ratio or 1) - 1):.1%} {found.word} ({low} to {high})"

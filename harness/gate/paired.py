@@ -116,7 +116,7 @@ def contest(
             counted = _warm(found)
             taken.append(_sample(found, cold, counted, max(SHORTEST, budget.seconds / PAIRS)))
         ratios = np.asarray([one.log_ratio for one in taken])
-        decision = decide(ratios, math.log1p(budget.smallest), budget.alpha)
+        decision = decide(ratios, budget.smallest, budget.alpha)
         told(f"{len(taken)} pairs, {math.expm1(float(ratios.mean())):+.1%}")
     return _paired(cell, taken, WORDS[decision], budget)
 

@@ -78,7 +78,7 @@ def _slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
     if asked is None:
         return False
     estimate = asked.question.estimate
-    return estimate.p_above(0.0) <= alpha and estimate.value >= asked.question.metric.margin
+    return estimate.p_above(0.0) <= alpha and estimate.value >= asked.question.metric.margins[1]
 
 
 def _certainty(measured: Sequence[CellFacts], close: Sequence[CellFacts], *, alone: bool) -> str:

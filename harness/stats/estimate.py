@@ -56,10 +56,10 @@ class Estimate:
         """The two-sided p-value of the claim that there is a difference."""
         return min(1.0, 2 * min(self.p_above(0.0), self.p_below(0.0)))
 
-    def p_same(self, smallest: float) -> float:
-        """The p-value of the claim that the difference is smaller than `smallest` in size: two one-sided tests
-        (Schuirmann 1987, doi:10.1007/BF01068419)."""
-        return max(self.p_above(-smallest), self.p_below(smallest))
+    def p_same(self, least: float, most: float) -> float:
+        """The p-value of the claim that the difference lies between the two: two one-sided tests (Schuirmann 1987,
+        doi:10.1007/BF01068419)."""
+        return max(self.p_above(least), self.p_below(most))
 
     def detectable(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
         """The size of a true difference that is found with a chance of `POWER`, by a two-sided test at `alpha` that
@@ -81,8 +81,8 @@ def paired(differences: Sequence[float]) -> Estimate:
 
 def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = ()) -> Estimate:
     """From values of both sides, independent of each other and of unequal spread (Welch 1947,
-    doi:10.1093/biomet/34.1-2.28); raises ValueError if a side has none. A side's values, measured at one time, share
-    what `drifts` says of it."""
+    doi:10.1093/biomet/34.1-2.28); raises ValueError if a side has none. `drifts` come on top, each known independently
+    of the others: the difference moves by them, however many values a side has."""
     if not a or not b:
         raise ValueError("an estimate from no values")
     value, fewer = float(np.mean(b) - np.mean(a)), min(len(a), len(b))

@@ -61,17 +61,19 @@ class Stop:
     sign: Numbers
 
 
-def stop(values: Numbers, margin: float, alpha: float = 0.05) -> Stop:
-    """The first look at which the sequence decides, for rows of log ratios (…, n) and the smallest effect of interest.
+def stop(values: Numbers, smallest: float, alpha: float = 0.05) -> Stop:
+    """The first look at which the sequence decides, for rows of log ratios (…, n) and the smallest effect of interest,
+    a fraction.
 
-    A change: the interval leaves out 0 and the mean is at least `margin` in size. The same: the interval lies within
-    ±margin. Nothing is decided by fewer than three values.
+    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `smallest` or at least 1 + `smallest`.
+    The same: the interval lies between these. Nothing is decided by fewer than three values.
     """
+    least, most = math.log1p(-smallest), math.log1p(smallest)
     low, high = confidence_sequence(values, alpha)
     mean = np.cumsum(values, axis=-1) / np.arange(1, values.shape[-1] + 1)
     enough = np.arange(1, values.shape[-1] + 1) >= 3
-    changed = ((low > 0) | (high < 0)) & (np.abs(mean) >= margin)
-    same = (low > -margin) & (high < margin)
+    changed = ((low > 0) | (high < 0)) & ((mean <= least) | (mean >= most))
+    same = (low > least) & (high < most)
     decided = (changed | same) & enough
     any_ = decided.any(axis=-1)
     place = np.where(any_, decided.argmax(axis=-1), values.shape[-1] - 1)
@@ -80,8 +82,8 @@ def stop(values: Numbers, margin: float, alpha: float = 0.05) -> Stop:
     return Stop(count=place + 1, sign=np.where(any_, sign, np.nan))
 
 
-def decide(values: Numbers, margin: float, alpha: float = 0.05) -> Decision:
+def decide(values: Numbers, smallest: float, alpha: float = 0.05) -> Decision:
     """What one row of log ratios tells so far; `stop` says how."""
-    sign = float(stop(values, margin, alpha).sign)
+    sign = float(stop(values, smallest, alpha).sign)
     words: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
     return words.get(sign, "undecided")

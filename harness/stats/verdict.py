@@ -32,9 +32,11 @@ class Metric:
     worse: str = "worse"
 
     @property
-    def margin(self) -> float:
-        """`smallest` on the scale of the estimate."""
-        return math.log1p(self.smallest) if self.relative else self.smallest
+    def margins(self) -> tuple[float, float]:
+        """`smallest` on the scale of the estimate, down and up: 10% slower is 0.9 times, 10% faster 1.1 times."""
+        if self.relative:
+            return math.log1p(-self.smallest), math.log1p(self.smallest)
+        return -self.smallest, self.smallest
 
     def told(self, value: float) -> float:
         """An estimate's value as people read it: a ratio, or the difference itself."""
@@ -85,7 +87,7 @@ def judge(questions: Sequence[Question], *, alpha: float = ALPHA, correction: Co
     """
     adjust = {"holm": holm, "bh": benjamini_hochberg}[correction]
     changes = adjust([one.estimate.p_change() for one in questions])
-    sames = adjust([one.estimate.p_same(one.metric.margin) for one in questions])
+    sames = adjust([one.estimate.p_same(*one.metric.margins) for one in questions])
     return [
         _verdict(question, change, same, alpha, len(questions))
         for question, change, same in zip(questions, changes, sames, strict=True)
@@ -94,13 +96,14 @@ def judge(questions: Sequence[Question], *, alpha: float = ALPHA, correction: Co
 
 def _verdict(question: Question, p_change: float, p_same: float, alpha: float, family: int) -> Verdict:
     metric, estimate = question.metric, question.estimate
+    least, most = metric.margins
     outcome: Outcome = "inconclusive"
-    if p_change <= alpha and abs(estimate.value) >= metric.margin:
+    if p_change <= alpha and not least < estimate.value < most:
         outcome = "better" if (estimate.value > 0) == metric.higher_is_better else "worse"
     elif p_same <= alpha or (estimate.error == 0 and estimate.value == 0):
         outcome = "same"
     low, high = (metric.told(bound) for bound in estimate.interval(1 - alpha))
-    found = estimate.detectable(alpha / family, metric.margin)
+    found = estimate.detectable(alpha / family, max(-least, most))
     detectable = None if found is None else metric.size(found)
     return Verdict(
         question=question, outcome=outcome, p_change=p_change, p_same=p_same, low=low, high=high, detectable=detectable

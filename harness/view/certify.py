@@ -63,6 +63,11 @@ def lines(found: Certificate) -> list[str]:
 
 def conclusion(found: Certificate) -> str:
     """What the exit code says."""
-    if found.holds:
+    if found.bounds[1] <= ALLOWED:
         return f"Equal code is told apart no more often than the {ALLOWED:.0%} that are allowed for."
+    if found.holds:
+        return (
+            f"Too few comparisons to tell: up to {found.bounds[1]:.1%} false alarms are possible, {ALLOWED:.0%} are"
+            " allowed for."
+        )
     return f"Equal code is told apart more often than the {ALLOWED:.0%} that are allowed for: no gate holds here."

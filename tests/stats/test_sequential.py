@@ -83,19 +83,19 @@ def tries(effect: float, seconds: float, seed: int = 6) -> Numbers:
 
 @pytest.mark.parametrize(("effect", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
 def test_a_slowdown_is_found_in_time(effect: float, seconds: float) -> None:
-    found = stop(tries(effect, seconds), margin=0.01)
+    found = stop(tries(effect, seconds), smallest=0.01)
     assert np.mean(found.sign == -1) >= 0.95
     assert np.mean(found.sign == 1) == 0
 
 
 def test_no_slowdown_is_seldom_called_one_and_soon_known_for_none() -> None:
-    found = stop(tries(0.0, 30.0), margin=0.01)
+    found = stop(tries(0.0, 30.0), smallest=0.01)
     assert np.mean(np.abs(found.sign) == 1) <= bound()
     assert np.mean(found.sign == 0) > 0.9
 
 
 def test_too_little_time_is_undecided() -> None:
-    found = stop(tries(0.01, 0.5), margin=0.01)
+    found = stop(tries(0.01, 0.5), smallest=0.01)
     assert np.isnan(found.sign).mean() > 0.9
     assert (found.count[np.isnan(found.sign)] == 5).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,10 +131,18 @@ def test_a_sweep_that_is_not_corrected_alarms_falsely() -> None:
 @pytest.mark.parametrize("spread", [0.005, 0.05])  # small, where the size decides, and large, where significance does
 def test_a_slowdown_of_the_detectable_size_is_found_four_times_of_five(spread: float) -> None:
     rng, pairs, tries = np.random.default_rng(11), 10, 600
-    effect = known(0.0, spread / math.sqrt(pairs)).detectable(margin=SPEED.margin)
+    effect = known(0.0, spread / math.sqrt(pairs)).detectable(margin=SPEED.margins[1])
     assert effect is not None
     found = [verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).word for _ in range(tries)]
     assert abs(found.count("slower") / tries - 0.8) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("ratio", "word"), [(0.905, "inconclusive"), (0.895, "slower"), (1.095, "inconclusive"), (1.105, "faster")]
+)
+def test_what_matters_is_a_share_of_the_first_side_both_ways(ratio: float, word: str) -> None:
+    wide = replace(SPEED, smallest=0.1)
+    assert verdict(wide, known(math.log(ratio), 0.01)).word == word
 
 
 def test_same_is_said_falsely_at_most_one_time_in_twenty() -> None:
