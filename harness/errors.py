@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class HarnessError(Exception):
@@ -57,6 +58,15 @@ def one_line(text: object, limit: int = 300) -> str:
     """`text` without line breaks and what can't be printed, and not longer than `limit` characters."""
     flat = "".join(letter for letter in " ".join(str(text).split()) if letter.isprintable())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says something, or `none`."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "none"
+    return one_line(next((line for line in reversed(lines) if line.strip(" =-")), "none"))
 
 
 def fraction(text: str, option: str) -> float:

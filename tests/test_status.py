@@ -108,7 +108,8 @@ class TestStates:
     def test_a_trial_whose_job_ended_without_a_record_is_lost(self, submitted: Submission) -> None:
         rows = asked([submitted], {5: Found(progress=TOLD)}, text="")
         assert set(words(rows)) == {"lost"}
-        assert rows[0].detail == f"job 7_0 ended without a record of it; log: jobs/{submitted.id}/7_0.log"
+        log = f"jobs/{submitted.id}/7_0.log"
+        assert rows[0].detail == f"job 7_0 ended without a record of it; its last words: none; log: {log}"
 
     def test_one_that_was_cancelled_is_not_lost(self, submitted: Submission) -> None:
         assert set(words(asked([replace(submitted, cancelled=1.0)], {0: outline()}, text=""))) == {"done", "cancelled"}
@@ -144,11 +145,14 @@ class TestStates:
             assert row.state == state
             assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
             assert asked([submitted], {2: Found(record=known)}, text="")[2].state == "failed"
+            assert asked([submitted], {2: Found(record=known)}, text=None)[2].state == state
 
     def test_a_silent_slurm_makes_nothing_lost(self, submitted: Submission) -> None:
         found = {0: Found(progress=TOLD), 1: outline(), 2: outline("interrupted")}
         rows = asked([submitted], found, text=None)
         assert words(rows) == ["running", "done", "interrupted", "queued", "queued", "queued", "queued"]
+        cancelled = asked([replace(submitted, cancelled=1.0)], {2: outline("interrupted")}, text=None)
+        assert set(words(cancelled)) == {"cancelled"}
 
     def test_a_record_of_an_earlier_submission_does_not_count(self, submitted: Submission) -> None:
         again = replace(submitted, attempts=dict.fromkeys(submitted.attempts, 2))

@@ -19,10 +19,10 @@ from pathlib import Path
 from harness.doctor import lead as job
 from harness.doctor.checks import Check, check, of_job
 from harness.doctor.node import answer, software, token
-from harness.errors import BadInput, HarnessError, one_line
+from harness.errors import BadInput, HarnessError, last_words, one_line
 from harness.jobs import queue
 from harness.jobs.submission import JobArray, SubmissionFolder
-from harness.jobs.submit import batch, check_folder
+from harness.jobs.submit import SETUP, batch, check_folder
 from harness.launch.cluster import Profile
 from harness.paths import Results
 
@@ -69,7 +69,15 @@ def _run(profile: Profile, place: SubmissionFolder, told: Callable[[str], None],
     except BaseException:
         _ask("scancel", number)
         raise
-    return [ended, *_conclude(profile, place)] if ended.passed else [ended]
+    setup = [_set_up(place.log(number))] if profile.slurm.setup else []
+    return [ended, *setup, *_conclude(profile, place)] if ended.passed else [ended]
+
+
+def _set_up(log: Path) -> Check:
+    """Whether the profile's own lines ran without an error; the job goes on after one, as any batch script."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    failed = [one_line(line.removeprefix(SETUP)) for line in lines if line.startswith(SETUP)]
+    return Check(what="setup", passed=not failed, found="; ".join(failed) or "every line ran")
 
 
 def _submit(place: SubmissionFolder, profile: Profile) -> str:
@@ -119,15 +127,13 @@ def _ended(number: str, place: SubmissionFolder) -> Check:
     if job.report_of(place.path).exists():
         return Check(what="job", passed=True, found=f"job {number} ran")
     log = place.log(number)
-    words = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     known = dict(re.findall(r"(\w+)=(\S*)", _ask("scontrol", "--oneliner", "show", "job", number).stdout))
     what = f"job {number} on {known.get('NodeList', '?')} ended without a report ({known.get('JobState', 'unknown')})"
     if not log.exists():
         first = known.get("BatchHost", "its first node")
         why = f"it left no word in {place.path}: does {first} see this folder? It has to be on a shared file system"
     else:
-        last = next((one_line(line) for line in reversed(words) if line.strip()), "none")
-        why = f"its last words: {last}; log: {log}"
+        why = f"its last words: {last_words(log)}; log: {log}"
     return Check(what="job", passed=False, found=f"{what}; {why}")
 
 

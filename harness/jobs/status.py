@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from harness.errors import BadInput, one_line
+from harness.errors import BadInput, last_words, one_line
 from harness.jobs import queue as queues
 from harness.jobs import submission as submissions
 from harness.jobs.leader import RETRIES
@@ -117,9 +117,11 @@ def states(
     queue: Mapping[str, Queued] | None,
     *,
     here: bool = False,
+    jobs: Path = Path("jobs"),
 ) -> list[TrialState]:
-    """The state of every trial: pure. `submitted` are oldest first, `found` is by trial; `queue` is None where Slurm
-    does not answer; `here`: a run on this machine goes through what was not submitted."""
+    """The state of every trial: pure but for the last words of jobs, in `jobs`, that lost one. `submitted` are oldest
+    first, `found` is by trial; `queue` is None where Slurm does not answer; `here`: a run on this machine goes through
+    what was not submitted."""
     whole = queues.adopt(submitted, queue or {})
     owners: dict[str, tuple[Submission, str | None]] = {
         trial: (one, one.arrays[number].job_id(element))
@@ -131,7 +133,8 @@ def states(
     rows = []
     for trial in trials:
         submission, job = owners.get(trial.id, (None, None))
-        row = _state(trial, submission, job, found.get(trial.id, Found()), live)
+        log = jobs / submission.id / f"{job}.log" if submission and job else None
+        row = _state(trial, submission, job, log, found.get(trial.id, Found()), live)
         if here and submission is None and row.state in ("missing", "interrupted", "running"):
             row = replace(row, state="queued" if row.state == "missing" else row.state, live=True)
         rows.append(row)
@@ -139,7 +142,12 @@ def states(
 
 
 def _state(
-    trial: Trial, submission: Submission | None, job: str | None, found: Found, live: Mapping[str, Queued] | None
+    trial: Trial,
+    submission: Submission | None,
+    job: str | None,
+    log: Path | None,
+    found: Found,
+    live: Mapping[str, Queued] | None,
 ) -> TrialState:
     """`live` are the trials that jobs have, None where Slurm does not answer."""
     slurm = (live or {}).get(trial.id)
@@ -147,18 +155,18 @@ def _state(
     if known is not None and submission is not None and known.attempt < submission.attempts[trial.id]:
         known = None  # of an earlier submission
     state: State
-    detail = known.why if known else ""
+    detail, ended = known.why if known else "", submission is not None and submission.cancelled
     if told and ((slurm is not None and not slurm.waiting) or submission is None or live is None):
         state = "running"
-    elif known and submission and slurm and known.runs_again(submission.attempts[trial.id]):
-        state, detail = "queued", f"to run again: {detail}"
-    elif known is not None and not (known.status == "interrupted" and slurm is None and live is not None):
+    elif known and submission and (slurm or live is None) and known.runs_again(submission.attempts[trial.id]):
+        state, detail = "queued", f"to run again{'' if slurm else ', if its job is still there'}: {detail}"
+    elif known is not None and not (known.status == "interrupted" and slurm is None and (live is not None or ended)):
         state = known.status
     elif slurm is not None:
         state, detail = "queued", slurm.reason if slurm.waiting else "its job is at another trial, or starts this one"
     elif submission is None:
         state = "interrupted" if known else "missing"
-    elif submission.cancelled:
+    elif ended:
         state = "cancelled"
     elif live is None:
         state, detail = "queued", "Slurm does not say whether its job is there"
@@ -166,7 +174,7 @@ def _state(
         state = "lost"
         where = f"job {job} ended" if job else "whoever submitted it ended before it had a job"
         detail = where + (f"; {detail}" if detail else " without a record of it")
-        detail += f"; log: jobs/{submission.id}/{job}.log" if job else ""
+        detail += f"; its last words: {last_words(log)}; log: {log}" if log else ""
     running = told if state == "running" and told else {}
     if running.get("phase", "train") != "train":
         detail = str(running["phase"])
@@ -218,8 +226,10 @@ def _look(
     elsewhere = {trial for one in submitted for _, _, load in one.elements() for trial in load}
     for name in found.keys() - elsewhere:
         found[name] = replace(found[name], progress=_progress_here(found[name], folder.trial(name), since))
-    rows = states(list(trials.values()), submitted, found, queue, here=here)
+    rows = states(list(trials.values()), submitted, found, queue, here=here, jobs=folder.path / "jobs")
     failures = [failure for one in found.values() if one.record for failure in one.record.failures]
+    if all(row.state not in OPEN for row in rows):
+        trouble = None  # Slurm could not change what is over
     bad = Counter(failure.bad_node for failure in failures if failure.bad_node)
     return Status(sweep=sweep, trials=rows, bad_nodes=bad, trouble=trouble)
 

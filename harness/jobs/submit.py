@@ -185,6 +185,9 @@ def resources(slurm: Slurm, array: JobArray) -> dict[str, Any]:
     }
 
 
+SETUP = "setup: "  # how a line of the job's log begins that tells of a line of the profile's setup
+
+
 def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:
     """What the batch script does first: write to the job's log, and outlive a signal that comes before the leader."""
     job = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
@@ -192,7 +195,7 @@ def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:
         f"exec >>{shlex.quote(str(place.path.absolute()))}/{job}.log 2>&1 || exit 1",  # bash would go on
         "trap '' USR2",
         "export SUBMITIT_PREEMPT_SIGNAL=URG",  # submitit takes a preempted short job for one that timed out
-        *own,
+        *([f"trap 'echo {SETUP}exit code $?: \"$BASH_COMMAND\"' ERR EXIT", *own, "trap - ERR EXIT"] if own else []),
     ]
 
 

@@ -20,6 +20,7 @@ from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")
+TASK_EXITED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: Exited with exit code (?P<code>\d+)")
 STEP_ENDED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*")
 NOT_STARTED = re.compile(r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)")
 NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S+)", re.IGNORECASE)
@@ -65,7 +66,7 @@ class Srun:
 
 
 def first_cause(words: str, at: float) -> list[Failure]:
-    """Why a step ended, if what srun wrote tells of more than a rank's own error."""
+    """Why a step ended, as far as what srun wrote tells; of ranks that exited by themselves, each one."""
     task, step = TASK_ENDED.search(words), STEP_ENDED.search(words)
     where: dict[str, Any] = {"rank": int(task["rank"]), "host": task["host"]} if task else {}
     if found := NODE_FAILURE.search(words):
@@ -82,7 +83,10 @@ def first_cause(words: str, at: float) -> list[Failure]:
         return [Failure(kind="Killed", message=f"ended by Slurm: {one_line(task['how'])}", **where, at=at)]
     if not task and (found := NOT_STARTED.search(words)):
         return [Failure(kind="NotStarted", message=one_line(found["why"]), at=at)]
-    return []
+    return [
+        Failure(kind="Exited", message=f"with code {found['code']}", rank=int(found["rank"]), host=found["host"], at=at)
+        for found in TASK_EXITED.finditer(words)
+    ]
 
 
 def by_user(message: str) -> bool:

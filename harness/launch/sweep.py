@@ -112,9 +112,9 @@ def recorded_spec(results: Results, name: str) -> Sweep:
     """A sweep that has run, as it was asked for; raises BadInput."""
     folder = results.sweep(name)
     if not folder.spec.exists():
-        raise BadInput(
-            f"{name}: no records of such a sweep in {results.runs}; {did_you_mean(name, recorded_names(results))}"
-        )
+        names = recorded_names(results)
+        allowed = did_you_mean(name, names) if names else "there are none; --results or HARNESS_RESULTS says where"
+        raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {allowed}")
     try:
         asked = json.loads(folder.spec.read_text(encoding="utf-8"))
         del asked["trials"]  # they follow from the rest

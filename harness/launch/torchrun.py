@@ -45,14 +45,14 @@ class Torchrun:
             return []
         content = json.loads(folder.failures.read_text(encoding="utf-8"))
         return [
-            Failure(
-                kind="Interrupted"
-                if -found["exitcode"] == SIGNAL
-                else "Killed",  # it came before the rank held it back
-                message=f"ended by {signal.Signals(-found['exitcode']).name}",
-                rank=int(rank),
-                at=float(found["at"]),
-            )
+            _ended(found["exitcode"], int(rank), float(found["at"]))
             for rank, found in content.items()
-            if found["exitcode"] < 0 and -found["exitcode"] != signal.SIGTERM
+            if -found["exitcode"] != signal.SIGTERM
         ]
+
+
+def _ended(code: int, rank: int, at: float) -> Failure:
+    if code > 0:
+        return Failure(kind="Exited", message=f"with code {code}", rank=rank, at=at)
+    kind = "Interrupted" if -code == SIGNAL else "Killed"  # the signal came before the rank held it back
+    return Failure(kind=kind, message=f"ended by {signal.Signals(-code).name}", rank=rank, at=at)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from harness.errors import BadInput, Interrupted, one_line
+from harness.errors import BadInput, Interrupted, last_words
 from harness.order import join_digests
 from harness.paths import TrialFolder
 from harness.records.machine import Machine
@@ -32,7 +33,7 @@ def assemble(
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
     """The record of an ended trial. `stopped` says why it was ended, if it was, `seen` which ranks the launcher saw
-    killed; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
+    end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, seen, unreadable, trial.cell.axes.world_size)
@@ -96,30 +97,25 @@ def _failure(
     world_size: int,
 ) -> Failure | None:
     """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a rank that was
-    killed, else the earliest error that a rank has told of, else what is lost."""
-    killed = [failure for failure in seen if failure.rank is None or not folder.result(failure.rank).exists()]
+    killed or exited without a word, else the earliest error that a rank has told of, else what is lost."""
+    ended = [failure for failure in seen if failure.rank is None or not folder.result(failure.rank).exists()]
     told = [result.failure for result in ranks if result.failure]
     lost = [
-        Failure(kind="Lost", message=f"left no result; the launcher's last words: {_last_line(folder)}", rank=rank)
+        Failure(
+            kind="Lost",
+            message=f"left no result; the launcher's last words: {last_words(folder.launch_log)}",
+            rank=rank,
+        )
         for rank in range(world_size)
         if not folder.result(rank).exists()
     ]
     interrupted = [failure for failure in [*told, *seen] if failure.kind == INTERRUPTED]
-    for candidates in (interrupted, killed, told, unreadable, lost):
+    for candidates in (interrupted, ended, told, unreadable, lost):
         if candidates:
             first = min(candidates, key=lambda failure: failure.at)
-            log = folder.launch_log if first.rank is None else folder.log(first.rank)
-            return _at(first, str(log.relative_to(folder.path)))
+            own = folder.launch_log if first.rank is None else folder.log(first.rank)
+            log = own if own.exists() and own.stat().st_size else folder.launch_log  # it wrote nothing of its own
+            if first.kind == "Exited":
+                first = replace(first, message=f"{first.message}; the last words of its log: {last_words(log)}")
+            return replace(first, log=str(log.relative_to(folder.path)))
     return None
-
-
-def _at(failure: Failure, log: str) -> Failure:
-    return Failure(**{**failure.__dict__, "log": log})
-
-
-def _last_line(folder: TrialFolder) -> str:
-    try:
-        lines = folder.launch_log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "none"
-    return one_line(next((line for line in reversed(lines) if line.strip(" =-")), "none"))

@@ -23,8 +23,8 @@ Status = Literal["done", "invalid", "failed", "interrupted"]
 class Failure:
     """Why a trial failed: the first rank's own last error."""
 
-    # An exception's name, Interrupted among them, or Timeout, CollectiveTimeout, Killed, Lost, Invalid; of a Slurm step
-    # OutOfMemory, NodeFailure, NotStarted too.
+    # An exception's name, Interrupted among them, or Timeout, CollectiveTimeout, Killed, Exited, Lost, Invalid; of a
+    # Slurm step OutOfMemory, NodeFailure, NotStarted too.
     kind: str
     message: str
     rank: int | None = None

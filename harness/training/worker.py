@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace, code = Trace(), 0
     try:
         result = run(folder, ranks, entered, trace)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # training that leaves by itself has failed too
         traceback.print_exc()
         code = error.exit_code if isinstance(error, Interrupted) else 1
         result = replace(entered, failure=_describe(error, ranks), **_series(trace))
@@ -158,7 +158,7 @@ def _bytes_per_sample(training: Training) -> float | None:
     return None if trained is None else trained + optimizer_bytes(training.optimizer) / rank_batch
 
 
-def _describe(error: Exception, ranks: Ranks) -> Failure:
+def _describe(error: BaseException, ranks: Ranks) -> Failure:
     lines = traceback.format_exception(error)
     return Failure(
         kind="CollectiveTimeout" if TIMED_OUT.search(str(error)) else type(error).__name__,

@@ -19,8 +19,10 @@ def find(results: Results, trial: str, sweep: str | None) -> TrialFolder:
     held = [path.parent for path in below.glob("*/trial.json" if sweep is not None else "*/*/trial.json")]
     found = [path for path in held if path.name == trial]
     if not found:
-        near = difflib.get_close_matches(trial, {path.name for path in held}, n=3, cutoff=0.3)
-        raise BadInput(f"{trial}: no such trial in {below}; allowed: those that have begun, such as {', '.join(near)}")
+        names = sorted({path.name for path in held})
+        near = difflib.get_close_matches(trial, names, n=3, cutoff=0.3) or names[:3]
+        begun = f"those that have begun, such as {', '.join(near)}" if near else "none has begun; --results says where"
+        raise BadInput(f"{trial}: no such trial in {below}; allowed: {begun}")
     if len(found) > 1:
         sweeps = ", ".join(sorted(path.parent.name for path in found))
         raise BadInput(f"{trial}: found in {sweeps}; allowed: one of them, with --sweep")

@@ -125,11 +125,13 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     lines = [f"\n★ best of its workload; means over trials{intervals}. Records: {place}"]
     lines += roofline_lines(sweep, records, results, peaks)
     if failed := counts["failed"]:
-        lines.append(f"[red]{failed} failed[/]; the same command again retries them")
+        lines.append(f"[red]{failed} failed[/]; run or submit the sweep again to retry them")
     if interrupted := counts["interrupted"]:
-        lines.append(f"[yellow]{interrupted} interrupted[/]; the same command again goes on with them")
+        lines.append(f"[yellow]{interrupted} interrupted[/]; run or submit the sweep again to go on with them")
     if invalid := counts["invalid"]:
-        lines.append(f"[magenta]{invalid} invalid[/], left out of all means; the same command again repeats them")
+        lines.append(
+            f"[magenta]{invalid} invalid[/], left out of all means; run or submit the sweep again to repeat them"
+        )
     if trouble:
         lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness collect {name}")
     lines += [

@@ -59,6 +59,10 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Statu
 def summary(sweeps: Sequence[Sweep], results: Results) -> list[Status]:
     """Print a line for each sweep."""
     console = Console(highlight=False)
+    if not sweeps:
+        console.print(
+            f"no sweeps in {escape(str(results.runs))}; --results or HARNESS_RESULTS says where", soft_wrap=True
+        )
     every = look([(sweep, results.sweep(sweep.name)) for sweep in sweeps])
     for found in every:
         console.print(headline(found), soft_wrap=True)
@@ -193,4 +197,4 @@ def headline(found: Status) -> str:
     text = f"[bold]{escape(found.sweep.name)}[/]: {_trials(len(found.trials))}: {listed}"
     for node, lost in sorted(found.bad_nodes.items()):
         text += f"\n[yellow]bad node {escape(node)}: {lost} attempt{'s' * (lost > 1)} lost with it[/]"
-    return text + (f"\n[yellow]Slurm was not asked: {escape(found.trouble)}[/]" if found.trouble else "")
+    return text + (f"\n[yellow]Slurm did not answer: {escape(found.trouble)}[/]" if found.trouble else "")

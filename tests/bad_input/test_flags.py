@@ -85,7 +85,8 @@ def test_command_line(arguments: list[str], contains: str) -> None:
         ),
         (
             ["show", "demo"],
-            "harness: demo: no records of such a sweep in results/runs; allowed: nothing\n",
+            "harness: demo: no records of such a sweep in results/runs; there are none; "
+            "--results or HARNESS_RESULTS says where\n",
         ),
     ],
 )

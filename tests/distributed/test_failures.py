@@ -17,6 +17,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nan": {"options": {"nan_at": 17}, "axes": TWO},
     "raises": {"options": {"raise_at": 9, "rank": 1}, "axes": TWO},
     "killed": {"options": {"kill_at": 9, "rank": 1}, "axes": TWO},
+    "exits": {"options": {"exit_at": 9, "rank": 1}, "axes": TWO},
+    "leaves": {"options": {"leave_at": 9, "rank": 1}, "axes": TWO},
     "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
     "fine": {"axes": TWO},
 }
@@ -70,6 +72,17 @@ def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> N
     found = failure(records, "killed")
     assert (found.kind, found.rank) == ("Killed", 1)
     assert "SIGKILL" in found.message
+
+
+def test_a_rank_that_exits_without_a_word_is_named_with_its_code(records: dict[str, Record]) -> None:
+    found = failure(records, "exits")
+    assert (found.kind, found.rank, found.log) == ("Exited", 1, "logs/rank1.log")
+    assert found.message.startswith("with code 7; the last words of its log: ")
+
+
+def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[str, Record]) -> None:
+    found = failure(records, "leaves")
+    assert (found.kind, found.message, found.rank) == ("SystemExit", "it had enough", 1)
 
 
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:

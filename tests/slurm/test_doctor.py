@@ -146,6 +146,20 @@ def test_an_interface_that_is_not_there(slurm: Slurm, tmp_path: Path) -> None:
     assert failed["all-reduce"] == "not tried"
 
 
+def test_a_line_of_setup_that_fails(slurm: Slurm, tmp_path: Path) -> None:
+    code, failed, well = doctor(tmp_path, setup=["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"])
+    assert code == 1
+    assert failed == {"setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"}
+    assert "all-reduce" in well
+    assert doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])[2]["setup"] == "every line ran"
+
+
+def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
+    code, failed, _ = doctor(tmp_path, setup=["exit 3"])
+    assert code == 1
+    assert "its last words: setup: exit code 3: exit 3; log: " in failed["job"]
+
+
 def test_a_job_that_does_not_start(slurm: Slurm, tmp_path: Path) -> None:
     slurm.ask("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     code, failed, _ = doctor(tmp_path, None, "--patience", "1")

@@ -65,6 +65,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     variants: dict[str, dict[str, Any]] = {
         "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": ddp},
         "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": ddp},
+        "exits": {"options": {"exit_at": 5, "rank": 1}, "axes": ddp},
         "hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": ddp},
         "fine": {"axes": ddp},
     }
@@ -74,11 +75,14 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     assert ended.code == 1
     found = {one.trial.cell.choice.label: one for one in by_trial(results).values()}
     assert found["fine"].status == "done"
-    raised, killed, hung = (found[label].failure for label in ("raises", "killed", "hangs"))
+    raised, killed, gone, hung = (found[label].failure for label in ("raises", "killed", "exits", "hangs"))
     assert raised is not None
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
     assert killed is not None
     assert (killed.kind, killed.rank, killed.host) == ("Killed", 1, "n2")
+    assert gone is not None
+    assert (gone.kind, gone.rank, gone.host) == ("Exited", 1, "n2")
+    assert gone.message.startswith("with code 7; the last words of its log: ")
     assert hung is not None
     assert hung.kind == "Timeout"
     trial = found["raises"].trial.id

@@ -29,6 +29,8 @@ class Options(Settings):
     nan_at: int = 0
     raise_at: int = 0
     kill_at: int = 0
+    exit_at: int = 0
+    leave_at: int = 0
     hang_at: int = 0
     hold_at: int = 0
     hold: str = ""  # the step `hold_at` lasts as long as there is a file of this name
@@ -156,6 +158,10 @@ class LineFit(Workload):
             return loss * float("nan")
         if self.step == options.raise_at:
             raise ValueError("the dog ate batch 17")
+        if self.step == options.exit_at:
+            os._exit(7)
+        if self.step == options.leave_at:
+            raise SystemExit("it had enough")
         if self.step == options.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.step == options.hang_at:
