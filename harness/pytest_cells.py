@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -100,6 +101,10 @@ class SweepFile(pytest.File):
             return
         redo: runner.Redo = "all" if which == "all" else "failed"
         told = Told(self.config)
+        replaced = sum(folder.trial(trial.id).record.exists() for trial in sweep.trials())
+        if redo == "all" and replaced:
+            after = f"afterwards MLflow gets the new ones by: harness collect {shlex.quote(sweep.name)}"
+            told.say(f"harness: {replaced} records in {folder.path} are replaced; {after}")
         self.records = runner.run(sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live)
 
     @cached_property

@@ -13,6 +13,7 @@ import pytest
 from harness.comparison.compare import Comparison, Rules, Side, compare, compare_by
 from harness.comparison.questions import speed
 from harness.errors import BadInput
+from harness.gate.answer import describe
 from harness.records.result import CellResult, TrialResult
 from harness.spec.cell import Trial
 from harness.stats.estimate import Drift
@@ -108,6 +109,19 @@ def test_drift_counts_where_it_is_known_of_both_sides() -> None:
     rules = [Rules(across=["hardware"], drift=known | more) for more in ({}, {"Other-CPU": known["Test-CPU-2-cores"]})]
     found = [words(compare(side("A", here), [side("B", there)], one))[0] for one in rules]
     assert found == ["slower", "inconclusive"]
+
+
+def test_a_gate_says_when_an_interval_is_certain_for_its_cell_alone() -> None:
+    """At 2% alone, which among two cells' speeds and accuracies is not certain."""
+    changed, unchanged = make_result(STEADY), make_result(STEADY, cell=make_cell(precision="bf16"))
+    noisy = [speed * by for speed, by in zip(STEADY, (0.95, 0.98, 0.92, 0.96, 0.99), strict=True)]
+    later = (make_result(noisy), make_result(faster(1.001), cell=unchanged.cell))
+    rows = compare(side("A", changed, unchanged), [side("B", *later)], Rules()).rows
+    told = [describe(row) for row in rows if row.verdict.question.metric.name == "samples/s"]
+    assert 0.0125 < rows[0].verdict.question.estimate.p_change() < 0.05
+    assert told[0].startswith("inconclusive: ")
+    assert "certain for this cell alone but not over all of them" in told[0]
+    assert "alone" not in told[1]
 
 
 def test_trials_of_other_hardware_are_no_pairs() -> None:

@@ -202,4 +202,5 @@ def test_trials_run_anew_and_are_held_against_those_before(place: Place) -> None
     options = [f"--harness-{option.removeprefix('--')}" for option in less[::2]]
     found = place.pytest(*(word for pair in zip(options, less[1::2], strict=True) for word in pair), trials=())
     found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"])
+    replaced = "harness: 2 records in *demo are replaced; afterwards MLflow gets the new ones by: harness collect demo"
+    found.stdout.fnmatch_lines([replaced, "harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"])

@@ -10,6 +10,7 @@ from harness.comparison.compare import Comparison, Match, Row
 from harness.comparison.questions import SPEED
 from harness.gate.limits import Limits, Policy
 from harness.spec.cell import Cell
+from harness.stats.verdict import ALPHA
 
 Outcome = Literal["pass", "warn", "fail"]
 OUTCOMES: dict[Policy, Outcome] = {"ignore": "pass", "warn": "warn", "fail": "fail"}
@@ -98,4 +99,6 @@ def describe(row: Row) -> str:
         a, b, change = f"{row.mean_a:.4f}", f"{row.mean_b:.4f}", f"{estimate.value:+.4f}"
         interval, matters = f"{verdict.low:+.4f} to {verdict.high:+.4f}", f"{metric.smallest:g}"
     known = f" ({interval})" if estimate.error is not None else ""
+    if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
+        known += ", certain for this cell alone but not over all of them"
     return f"{verdict.word}: {metric.name} {a} → {b}, {change}{known}, {count}; what matters: {matters}"

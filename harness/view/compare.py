@@ -98,7 +98,7 @@ def _legend(found: Comparison) -> list[str]:
     return [
         f"[dim]a change: significant at {rules.alpha:.0%}, {family[rules.correction]}, and of at least"
         f" {rules.smallest:.1%} of throughput or {rules.accuracy_margin:g} of the target metric;"
-        f" the same: shown to be less; detectable: found {POWER:.0%} of the time[/]"
+        f" the same: shown to be less; detectable: found {POWER:.0%} of the time; speeds are geometric means[/]"
     ]
 
 
