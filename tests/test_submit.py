@@ -68,7 +68,7 @@ def test_submitting_twice_runs_nothing_twice(slurm: Recorded, results: Results, 
     slurm.queue(squeue(results, "demo"))
     assert "0 trials; 3 are in the queue already" in submit(sweep, results).out
     more = submit(sweep, results, "--set", "seeds=0,1,2,3")
-    assert "1 trials; 3 are in the queue already" in more.out
+    assert "1 trial; 3 are in the queue already" in more.out
     assert len(slurm.scripts()) == 2
     slurm.queue("")  # all have ended without a record
     assert "4 trials" in submit(sweep, results, "--set", "seeds=0,1,2,3").out
@@ -83,7 +83,7 @@ def test_what_is_done_is_not_submitted_and_what_failed_may_be(
     sweep = write(tmp_path, seeds=[0, 1, 2, 3])
     assert "2 trials; 2 are done" not in submit(sweep, results, "--dry-run").out
     assert "3 trials; 1 are done" in submit(sweep, results, "--dry-run").out
-    assert "1 trials; 3 are done" in submit(sweep, results, "--dry-run", "--skip-failed").out
+    assert "1 trial; 3 are done" in submit(sweep, results, "--dry-run", "--skip-failed").out
     submit(sweep, results)
     (one,) = submission.read_all(results.sweep("demo"))
     assert sorted(one.attempts.values()) == [1, 2, 2]
@@ -146,7 +146,7 @@ def test_what_sbatch_refuses_is_said_in_its_words(
     assert ended.err.count("\n") == 1
     assert "1 lost" in harness("status", "demo", "--results", str(results.path)).out
     monkeypatch.delenv("SBATCH_MOST")
-    assert "1 trials" in submit(write(tmp_path), results).out
+    assert "1 trial" in submit(write(tmp_path), results).out
 
 
 def test_status_asks_slurm_once(slurm: Recorded, results: Results, tmp_path: Path) -> None:

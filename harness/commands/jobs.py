@@ -120,10 +120,11 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     from harness.jobs.cancel import cancel as end
     from harness.launch.sweep import recorded_spec
     from harness.paths import Results
+    from harness.view.table import counted
 
     place = Results(results)
     jobs = end(place.sweep(recorded_spec(place, sweep).name))
-    print(f"{len(jobs)} jobs cancelled" + (f": {', '.join(jobs)}" if jobs else ""))
+    print(f"{counted(len(jobs), 'job')} cancelled" + (f": {', '.join(jobs)}" if jobs else ""))
 
 
 def logs(
@@ -152,8 +153,9 @@ def collect(sweep: NameArgument, results: ResultsOption = Path("results"), track
     from harness.launch.sweep import recorded as recorded_sweep
     from harness.paths import Results
     from harness.tracking import Tracker
+    from harness.view.table import counted
 
     place = Results(results)
     asked, records = recorded_sweep(place, sweep)
     delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
-    print(f"{delivery.delivered} trials delivered, {delivery.already} were there already")
+    print(f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already")

@@ -20,7 +20,7 @@ from harness.spec.cell import Trial
 from harness.spec.spec import Sweep
 from harness.tracking import Tracker
 from harness.view.roofline import known_peaks, roofline_lines
-from harness.view.table import duration, result_table, show
+from harness.view.table import counted, duration, result_table, show
 
 STRAGGLING = 0.1  # the skew from which on a straggler is named
 
@@ -57,7 +57,9 @@ class RunView:
         self.count += len(pending)  # more come if repeats go on until intervals are narrow
         self.progress.update(self.bar, total=self.count)
         skipped = f", {len(finished)} already there" if finished else ""
-        self.say(f"[bold]{escape(self.sweep.name)}[/]: {len(pending)} trials of {len(self.sweep.cells)} cells{skipped}")
+        self.say(
+            f"[bold]{escape(self.sweep.name)}[/]: {counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}{skipped}"
+        )
         folder = self.results.sweep(self.sweep.name)
         untraced = sum(not folder.trial(record.trial.id).profile.exists() for record in finished)
         if self.sweep.profile and untraced:

@@ -25,7 +25,7 @@ from harness.launch.sweep import recorded
 from harness.paths import Results
 from harness.records import record
 from harness.spec.spec import Sweep
-from harness.view.table import STATUS_STYLE, duration, make_table
+from harness.view.table import STATUS_STYLE, counted, duration, make_table
 from harness.view.table import show as show_table
 
 STYLE = STATUS_STYLE | {"running": "cyan", "queued": "dim", "interrupted": "yellow", "lost": "red", "cancelled": "dim"}
@@ -186,15 +186,11 @@ SHORTENED = ("trial", "cell", "")
 NUMBERS = ["seed", "repeat", "step", "samples/s", "left"]
 
 
-def _trials(count: int) -> str:
-    return f"{count} trial{'s' if count != 1 else ''}"
-
-
 def headline(found: Status) -> str:
     """As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`."""
     counts = Counter(one.state for one in found.trials)
     listed = ", ".join(f"[{STYLE.get(state, 'default')}]{count} {state}[/]" for state, count in counts.most_common())
-    text = f"[bold]{escape(found.sweep.name)}[/]: {_trials(len(found.trials))}: {listed}"
+    text = f"[bold]{escape(found.sweep.name)}[/]: {counted(len(found.trials), 'trial')}: {listed}"
     for node, lost in sorted(found.bad_nodes.items()):
-        text += f"\n[yellow]bad node {escape(node)}: {lost} attempt{'s' * (lost > 1)} lost with it[/]"
+        text += f"\n[yellow]bad node {escape(node)}: {counted(lost, 'attempt')} lost with it[/]"
     return text + (f"\n[yellow]Slurm did not answer: {escape(found.trouble)}[/]" if found.trouble else "")

@@ -14,7 +14,7 @@ from harness.launch.sweep import Redo
 from harness.paths import Results
 from harness.spec.spec import Sweep
 from harness.view.plan import estimate
-from harness.view.table import duration, make_table, show
+from harness.view.table import counted, duration, make_table, show
 
 
 def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run: bool) -> None:
@@ -27,14 +27,15 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
     def told(prepared: submit.Prepared) -> None:
         left_out = f"; {prepared.finished} are done" if prepared.finished else ""
         left_out += f"; {prepared.live} are in the queue already" if prepared.live else ""
-        console.print(f"[bold]{escape(sweep.name)}[/]: {prepared.trials} trials{left_out}", soft_wrap=True)
+        console.print(f"[bold]{escape(sweep.name)}[/]: {counted(prepared.trials, 'trial')}{left_out}", soft_wrap=True)
         for remark in prepared.remarks:
             console.print(remark, style="yellow", markup=False, soft_wrap=True)
 
     if dry_run:
         prepared = submit.prepare(sweep, profile, folder, redo=redo, estimates=estimates)
         told(prepared)
-        show_jobs(console, prepared.submission)
+        if prepared.submission.arrays:
+            show_jobs(console, prepared.submission)
         for number in range(len(prepared.submission.arrays)):
             console.print(f"\n{submit.script(folder, prepared.submission, number)}", markup=False, soft_wrap=True)
         return

@@ -143,6 +143,11 @@ def _marked(text: str, best: bool) -> Text:
     return Text(f"{text} ★", style="bold green") if best else Text(f"{text}  ")
 
 
+def counted(count: int, noun: str) -> str:
+    """As in `1 trial`, `2 trials`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
     """`42 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = max(0, round(seconds))
