@@ -61,7 +61,9 @@ def test_a_run_is_compared_with_anything(
     assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *given).out
     assert harness("baseline", "save", ids["sweep"], *given).code == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    assert harness("compare", "baseline", ids["sweep"], "--results", str(results.path)).code == 0
+    itself = harness("compare", "baseline", ids["sweep"], "--results", str(results.path))
+    assert itself.code == 3
+    assert "both sides are the same trials" in itself.out
 
 
 def test_what_has_no_record_of_this_schema_is_refused(

@@ -114,7 +114,7 @@ def _failure(
         if candidates:
             first = min(candidates, key=lambda failure: failure.at)
             own = folder.launch_log if first.rank is None else folder.log(first.rank)
-            log = own if own.exists() and own.stat().st_size else folder.launch_log  # it wrote nothing of its own
+            log = own if own.exists() else folder.launch_log  # it ended before it had its own
             if first.kind == "Exited":
                 first = replace(first, message=f"{first.message}; the last words of its log: {last_words(log)}")
             return replace(first, log=str(log.relative_to(folder.path)))

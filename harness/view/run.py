@@ -56,10 +56,9 @@ class RunView:
     def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         self.count += len(pending)  # more come if repeats go on until intervals are narrow
         self.progress.update(self.bar, total=self.count)
-        skipped = f", {len(finished)} already there" if finished else ""
-        self.say(
-            f"[bold]{escape(self.sweep.name)}[/]: {counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}{skipped}"
-        )
+        told = f"{counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
+        told += f", {len(finished)} already there" if finished else ""
+        self.say(f"[bold]{escape(self.sweep.name)}[/]: {told}")
         folder = self.results.sweep(self.sweep.name)
         untraced = sum(not folder.trial(record.trial.id).profile.exists() for record in finished)
         if self.sweep.profile and untraced:

@@ -81,6 +81,7 @@ def bash(script: str, folder: Path, **variables: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_path: Path) -> None:
     repository = Repository(tmp_path, slower=0.05)
     repository.merge()
