@@ -15,7 +15,7 @@ from tests.support.running import processes_below
 pytestmark = pytest.mark.distributed
 
 LOUDER = ("--smallest", "90%", "--budget", "20")
-LOUD = ("--smallest", "50%", "--budget", "20")  # differences that stand out from whatever else the machine does
+LOUD = ("--smallest", "33%", "--budget", "20")  # differences that stand out from whatever else the machine does
 
 
 def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -> None:
