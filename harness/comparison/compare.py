@@ -157,11 +157,12 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
 
 def _varied(side: Side) -> list[str]:
     """The axes that two cells of a workload differ in alone, or else several at once, as --by takes them."""
-    found = set()
-    for one, other in itertools.combinations(side.cells, 2):
-        if _key(one.cell, tuple(AXES)) == _key(other.cell, tuple(AXES)):
-            left, right = asdict(one.cell.axes), asdict(other.cell.axes)
-            found.add(frozenset(name for name in AXES if left[name] != right[name]))
+    keyed = [(_key(cell.cell, tuple(AXES)), asdict(cell.cell.axes)) for cell in side.cells]
+    found = {
+        frozenset(name for name in AXES if left[name] != right[name])
+        for (own, left), (its, right) in itertools.combinations(keyed, 2)
+        if own == its
+    }
     least = [names for names in found if names and not any(other < names for other in found if other)]
     return sorted(",".join(name for name in AXES if name in names) for names in least)
 

@@ -117,11 +117,11 @@ def states(
     queue: Mapping[str, Queued] | None,
     *,
     here: bool = False,
-    jobs: Path = Path("jobs"),
+    folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
 ) -> list[TrialState]:
-    """The state of every trial: pure but for the last words of jobs, in `jobs`, that lost one. `submitted` are oldest
-    first, `found` is by trial; `queue` is None where Slurm does not answer; `here`: a run on this machine goes through
-    what was not submitted."""
+    """The state of every trial: pure but for the last words of jobs, below `folder`, that lost one. `submitted` are
+    oldest first, `found` is by trial; `queue` is None where Slurm does not answer; `here`: a run on this machine goes
+    through what was not submitted."""
     whole = queues.adopt(submitted, queue or {})
     owners: dict[str, tuple[Submission, str | None]] = {
         trial: (one, one.arrays[number].job_id(element))
@@ -130,11 +130,13 @@ def states(
         for trial in load
     }
     live = None if queue is None else queues.live(submitted, queue)
-    rows = []
+    rows, words = [], cache(last_words)  # a job may have lost many
     for trial in trials:
         submission, job = owners.get(trial.id, (None, None))
-        log = jobs / submission.id / f"{job}.log" if submission and job else None
-        row = _state(trial, submission, job, log, found.get(trial.id, Found()), live)
+        row = _state(trial, submission, job, found.get(trial.id, Found()), live)
+        if row.state == "lost" and submission and job:
+            log = submissions.folder_of(folder, submission.id).log(job)
+            row = replace(row, detail=f"{row.detail}; its last words: {words(log)}; log: {log}")
         if here and submission is None and row.state in ("missing", "interrupted", "running"):
             row = replace(row, state="queued" if row.state == "missing" else row.state, live=True)
         rows.append(row)
@@ -142,12 +144,7 @@ def states(
 
 
 def _state(
-    trial: Trial,
-    submission: Submission | None,
-    job: str | None,
-    log: Path | None,
-    found: Found,
-    live: Mapping[str, Queued] | None,
+    trial: Trial, submission: Submission | None, job: str | None, found: Found, live: Mapping[str, Queued] | None
 ) -> TrialState:
     """`live` are the trials that jobs have, None where Slurm does not answer."""
     slurm = (live or {}).get(trial.id)
@@ -155,18 +152,18 @@ def _state(
     if known is not None and submission is not None and known.attempt < submission.attempts[trial.id]:
         known = None  # of an earlier submission
     state: State
-    detail, ended = known.why if known else "", submission is not None and submission.cancelled
+    detail, cancelled = known.why if known else "", submission is not None and submission.cancelled
     if told and ((slurm is not None and not slurm.waiting) or submission is None or live is None):
         state = "running"
     elif known and submission and (slurm or live is None) and known.runs_again(submission.attempts[trial.id]):
         state, detail = "queued", f"to run again{'' if slurm else ', if its job is still there'}: {detail}"
-    elif known is not None and not (known.status == "interrupted" and slurm is None and (live is not None or ended)):
+    elif known is not None and (known.status != "interrupted" or slurm or (live is None and not cancelled)):
         state = known.status
     elif slurm is not None:
         state, detail = "queued", slurm.reason if slurm.waiting else "its job is at another trial, or starts this one"
     elif submission is None:
         state = "interrupted" if known else "missing"
-    elif ended:
+    elif cancelled:
         state = "cancelled"
     elif live is None:
         state, detail = "queued", "Slurm does not say whether its job is there"
@@ -174,7 +171,6 @@ def _state(
         state = "lost"
         where = f"job {job} ended" if job else "whoever submitted it ended before it had a job"
         detail = where + (f"; {detail}" if detail else " without a record of it")
-        detail += f"; its last words: {last_words(log)}; log: {log}" if log else ""
     running = told if state == "running" and told else {}
     if running.get("phase", "train") != "train":
         detail = str(running["phase"])
@@ -226,7 +222,7 @@ def _look(
     elsewhere = {trial for one in submitted for _, _, load in one.elements() for trial in load}
     for name in found.keys() - elsewhere:
         found[name] = replace(found[name], progress=_progress_here(found[name], folder.trial(name), since))
-    rows = states(list(trials.values()), submitted, found, queue, here=here, jobs=folder.path / "jobs")
+    rows = states(list(trials.values()), submitted, found, queue, here=here, folder=folder)
     failures = [failure for one in found.values() if one.record for failure in one.record.failures]
     if all(row.state not in OPEN for row in rows):
         trouble = None  # Slurm could not change what is over

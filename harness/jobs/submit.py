@@ -29,6 +29,8 @@ from harness.spec.spec import Sweep
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
+SETUP = "setup: "  # how a line of the job's log begins that tells of a line of the profile's setup
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -183,9 +185,6 @@ def resources(slurm: Slurm, array: JobArray) -> dict[str, Any]:
         "time": -(-slurm.seconds // 60),
         "exclusive": slurm.exclusive or None,
     }
-
-
-SETUP = "setup: "  # how a line of the job's log begins that tells of a line of the profile's setup
 
 
 def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:

@@ -20,12 +20,12 @@ from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")
-TASK_EXITED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: Exited with exit code (?P<code>\d+)")
 STEP_ENDED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*")
 NOT_STARTED = re.compile(r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)")
 NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S+)", re.IGNORECASE)
 LAUNCHED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}  # of a torchrun that submitted: not of our ranks
 OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE)
+EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 BY_SIGNAL = "User defined signal 2"  # it came before the rank held it back
 
@@ -79,13 +79,20 @@ def first_cause(words: str, at: float) -> list[Failure]:
         return [Failure(kind="Interrupted", message=f"{BY_SLURM}{why}", at=at)]
     if task and BY_SIGNAL in task["how"]:
         return [Failure(kind="Interrupted", message="SIGUSR2 before the first step", **where, at=at)]
-    if task and not task["how"].startswith("Exited with"):  # the first to end: `--kill-on-bad-exit` ended the others
+    if task and not task["how"].startswith(EXITED):  # the first to end: `--kill-on-bad-exit` ended the others
         return [Failure(kind="Killed", message=f"ended by Slurm: {one_line(task['how'])}", **where, at=at)]
     if not task and (found := NOT_STARTED.search(words)):
         return [Failure(kind="NotStarted", message=one_line(found["why"]), at=at)]
     return [
-        Failure(kind="Exited", message=f"with code {found['code']}", rank=int(found["rank"]), host=found["host"], at=at)
-        for found in TASK_EXITED.finditer(words)
+        Failure(
+            kind="Exited",
+            message=found["how"].replace("Exited with exit", "with"),
+            rank=int(found["rank"]),
+            host=found["host"],
+            at=at,
+        )
+        for found in TASK_ENDED.finditer(words)
+        if found["how"].startswith(EXITED)
     ]
 
 

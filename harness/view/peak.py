@@ -14,6 +14,7 @@ from harness.calibration import probe
 from harness.launch.cluster import Profile
 from harness.paths import Results
 from harness.records.machine import AllReduce, Copy, Machine, Matmul, Timing
+from harness.view.table import counted
 from harness.view.table import show as show_table
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _grouped(found: Sequence[Any]) -> dict[str, list[Any]]:
     groups: dict[str, list[Any]] = {}
     for one in found:
         what = one.dtype if isinstance(one, Matmul) else PATHS[one.path]
-        threads = "" if one.threads is None else f", {one.threads} thread{'s' if one.threads > 1 else ''}"
+        threads = "" if one.threads is None else f", {counted(one.threads, 'thread')}"
         groups.setdefault(what + threads, []).append(one)
     return groups
 

@@ -13,7 +13,7 @@ from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.spec import Sweep
 from harness.stats.interval import mean_interval
-from harness.view.table import group, known, make_table, show, speed, telling_axes
+from harness.view.table import counted, group, known, make_table, show, speed, telling_axes
 
 
 def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ def _ratio(pairs: Sequence[Mapping[tuple[str, ...], float]], column: tuple[str, 
     found = mean_interval(logs)
     low, high = (math.exp(found.mean + sign * (found.half_width or 0.0)) for sign in (-1, 1))
     spread = "" if found.half_width is None else f" [{low:.2f}, {high:.2f}]"
-    return f"{math.exp(found.mean):.2f}{spread}, {found.count} pair{'s' if found.count > 1 else ''}"
+    return f"{math.exp(found.mean):.2f}{spread}, {counted(found.count, 'pair')}"
 
 
 def _values(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from harness.records.roofline import Standing, machine_of, rated, stand
 from harness.spec.cell import Cell
 from harness.spec.spec import Sweep
 from harness.view.peak import title
-from harness.view.table import group
+from harness.view.table import counted, group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,7 @@ def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
         below = any(peak < other < 1.2 * peak for other in peaks.values())  # there is no room above it
         start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
         axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
-        many = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
+        many = "" if threads is None else f", {counted(threads, 'thread')}"
         axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (right, peak), xytext=(-4, -5 if below else 4),
                       ha="right", va="top" if below else "bottom", textcoords="offset points", fontsize=8.5,
                       color=chart.INK)  # fmt: skip
