@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.paths import Results
+from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking.ui import server
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from harness.order import join_digests
-from harness.paths import SweepFolder
+from harness.core.paths import SweepFolder
+from harness.hardware.machine import Copy, Machine, Matmul, Timing
+from harness.measure.summary import summarize
 from harness.records import record as records
-from harness.records.machine import Copy, Machine, Matmul, Timing
 from harness.records.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
 from harness.records.series import Series
-from harness.records.summary import summarize
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Choice, Length, Trial
+from harness.training.order import join_digests
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
 PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.gate.paired import Budget, Paired, measure
 from harness.gate.worktree import Tree, commit_of, find_top, worktree
-from harness.launch.cluster import Profile
 from harness.spec.cell import Cell
-from harness.spec.spec import Sweep
-from harness.stats.verdict import ALPHA
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+from harness.statistics.verdict import ALPHA
 
 WORKING_TREE = "the working tree"
 

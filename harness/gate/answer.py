@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.comparison.compare import Comparison, Match, Row
-from harness.comparison.questions import SPEED
+from harness.analysis.compare import Comparison, Match, Row
+from harness.analysis.questions import SPEED
 from harness.gate.limits import Limits, Policy
 from harness.spec.cell import Cell
-from harness.stats.verdict import ALPHA
+from harness.statistics.verdict import ALPHA
 
 Outcome = Literal["pass", "warn", "fail"]
 OUTCOMES: dict[Policy, Outcome] = {"ignore": "pass", "warn": "warn", "fail": "fail"}

@@ -15,14 +15,14 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.errors import BadInput, HarnessError, Inconclusive
+from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.gate.history import Bisection, Commit, Mark, commit, ends
 from harness.gate.judge import Bench, Finding, Judge, Others, Slower
 from harness.gate.worktree import Tree, find_top, worktree
-from harness.launch.cluster import Profile
 from harness.spec.cell import Cell
-from harness.spec.spec import Sweep
-from harness.stats.verdict import ALPHA
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+from harness.statistics.verdict import ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from harness.core.paths import Results
 from harness.gate.against import Conditions
+from harness.gate.arms import Starter
 from harness.gate.paired import Budget, contest
-from harness.gate.sides import Starter
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
-from harness.paths import Results
-from harness.records import certificate
-from harness.records.certificate import Certificate, Comparison, Settings
-from harness.records.machine import Device, key
+from harness.hardware import certificate
+from harness.hardware.certificate import Certificate, Comparison, Settings
+from harness.hardware.machine import Device, key
 from harness.spec.cell import Cell
-from harness.spec.spec import Sweep
-from harness.stats.verdict import ALPHA
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+from harness.statistics.verdict import ALPHA
 
 
 def settings(cell: Cell, seconds: float, smallest: float) -> Settings:

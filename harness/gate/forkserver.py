@@ -64,7 +64,7 @@ def become(one: dict[str, Any]) -> None:
     importlib.invalidate_caches()
     sys.argv[1:] = one["arguments"]
     try:
-        from harness.dist import Ranks  # its tree's own
+        from harness.training.ranks import Ranks  # its tree's own
 
         Ranks(rank=one["rank"], local_rank=one["rank"], world_size=one["world_size"]).export()
         runpy.run_module(one["module"], run_name="__main__", alter_sys=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.errors import BadInput, HarnessError, one_line
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.gate.worktree import commit_of, run_git
 
 Mark = Literal["good", "bad", "skip"]

@@ -10,12 +10,12 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from harness.gate.arms import Starter
 from harness.gate.history import Mark
 from harness.gate.paired import Budget, Paired, Word, measure
-from harness.gate.sides import Starter
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
 from harness.spec.cell import Cell
+from harness.spec.cluster import Profile
 
 LONGER = 3  # times the budget, for what could not be told
 STRIDE = 20  # steps between two looks at the losses

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from harness.errors import BadInput, fraction
+from harness.core.errors import BadInput, fraction
 from harness.spec.cell import Cell
 from harness.spec.document import read
 from workloads.options import Between, Strict

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from harness.gate.sides import Side, Starter
+from harness.gate.arms import Side, Starter
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
 from harness.spec.cell import Cell
-from harness.stats.sequential import confidence_sequence, decide, log_ratio
+from harness.spec.cluster import Profile
+from harness.statistics.sequential import confidence_sequence, decide, log_ratio
 
 BLOCK = 0.001  # seconds that a block should take at least; the shorter, the more alike are those beside each other
 FEWEST = 2  # steps of a block at least, those not counted that its turn begins with

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import BadInput, one_line
+from harness.core.errors import BadInput, one_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from harness.interruption import hold_back
+from harness.training.interruption import hold_back
 
 if __name__ == "__main__":
     hold_back()  # ranks inherit it, and then can't miss the signal even before they do it themselves
@@ -14,8 +14,8 @@ if __name__ == "__main__":
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from harness.paths import write_whole
-from harness.processes import die_with_parent
+from harness.core.paths import write_whole
+from harness.core.processes import die_with_parent
 
 
 def main() -> None:

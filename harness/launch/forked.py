@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness.dist import Ranks
-from harness.paths import write_whole
-from harness.processes import die_with_parent
+from harness.core.paths import write_whole
+from harness.core.processes import die_with_parent
+from harness.training.ranks import Ranks
 
 HERE = "127.0.0.1"
 GRACE = 0.5  # seconds in which the others may leave their own words once a rank has failed

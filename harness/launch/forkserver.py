@@ -24,9 +24,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.errors import HarnessError
-from harness.interruption import hold_back
-from harness.processes import Process, die_with_parent, end_group, start_session
+from harness.core.errors import HarnessError
+from harness.core.processes import Process, die_with_parent, end_group, start_session
+from harness.training.interruption import hold_back
 
 LOADED = ("torch._dynamo", "torch.distributed.fsdp", "harness.training.worker")
 AVAILABLE = hasattr(os, "pidfd_open")  # Linux

@@ -13,18 +13,18 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any, Protocol
 
-from harness.errors import HarnessError
-from harness.interruption import SIGNAL
-from harness.launch import Launcher
-from harness.launch.cluster import Profile
-from harness.paths import SweepFolder, TrialFolder, write_whole
-from harness.processes import Process, end_group
+from harness.core.errors import HarnessError
+from harness.core.paths import SweepFolder, TrialFolder, write_whole
+from harness.core.processes import Process, end_group
+from harness.hardware.machine import Machine
+from harness.launch.launcher import Launcher
 from harness.records import record
 from harness.records.environment import describe_code
-from harness.records.machine import Machine
 from harness.records.record import Failure, Record
 from harness.spec.cell import Assignment, Trial
-from harness.spec.spec import Sweep
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+from harness.training.interruption import SIGNAL
 
 POLL = 0.1  # seconds between looks at a running trial
 REMIND = 2.0  # seconds between signals to ranks that are to stop
@@ -138,7 +138,7 @@ class Runner:
         seen: Sequence[Failure] = (),
     ) -> Record:
         """The record of an attempt that has ended."""
-        from harness.records.assemble import assemble  # here, because what only looks at trials needs no NumPy
+        from harness.launch.assemble import assemble  # here, because what only looks at trials needs no NumPy
 
         return assemble(
             place,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import one_line
-from harness.paths import TrialFolder
-from harness.processes import Process, start_session
+from harness.core.errors import one_line
+from harness.core.paths import TrialFolder
+from harness.core.processes import Process, start_session
 from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.

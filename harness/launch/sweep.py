@@ -11,17 +11,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal, TextIO
 
-from harness.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.core.paths import Results, SweepFolder, write_whole
+from harness.hardware import machine
 from harness.launch import forkserver
-from harness.launch.cluster import Profile
 from harness.launch.runner import Listener, Runner
 from harness.launch.torchrun import Torchrun
-from harness.paths import Results, SweepFolder, write_whole
-from harness.records import machine, record
+from harness.records import record
 from harness.records.record import Record, Status
 from harness.records.restore import restore
 from harness.spec.cell import Trial
-from harness.spec.spec import Sweep
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
 
 LOOK = 0.5  # seconds that a look at who holds a sweep may take
 Redo = Literal["missing", "failed", "all"]  # which trials run: those not over, failed ones too, all

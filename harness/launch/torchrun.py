@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.interruption import SIGNAL
+from harness.core.paths import TrialFolder
+from harness.core.processes import Process, start_session
 from harness.launch import forkserver
-from harness.paths import TrialFolder
-from harness.processes import Process, start_session
 from harness.records.record import Failure
+from harness.training.interruption import SIGNAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from harness.errors import one_line
+from harness.core.errors import one_line
 from harness.measure.gpu import THROTTLING, Gpu, NvmlGpu
 from harness.measure.host import Counters, Host, ThisHost
 from harness.records import record

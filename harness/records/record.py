@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.paths import write_whole
+from harness.core.paths import write_whole
 from harness.records.restore import restore_file, restore_text
 from harness.records.series import Series
 from harness.spec.cell import Trial

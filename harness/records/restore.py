@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from harness.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, did_you_mean, one_line
 
 T = TypeVar("T")
 

@@ -1,1 +1,1 @@
-"""What there is to know about Slurm: the keys of a profile, and what the cluster says of itself."""
+"""Runs sweeps as Slurm jobs: packs, submits, leads them on their nodes, and watches them from outside."""

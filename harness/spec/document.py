@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from harness.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, did_you_mean, one_line
 
 Key = tuple[str | int, ...]
 

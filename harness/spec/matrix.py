@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.errors import did_you_mean
+from harness.core.errors import did_you_mean
 from harness.spec.axes import AXIS_TYPES, Axes
 from harness.spec.document import Document, Key
 

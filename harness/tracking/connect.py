@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from harness.errors import BadInput, HarnessError, one_line
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.records.environment import CREDENTIALS_IN_URL
 
 if TYPE_CHECKING:

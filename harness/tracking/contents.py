@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.records.record import Record, Status
-from harness.records.result import CellResult, join, of_trial, rounded
 from harness.spec.cell import Cell
 from harness.tracking.scalars import metric_name, scalars
 from harness.tracking.verdicts import Verdicts, describe, interval_metrics, verdict_metrics, verdict_tags

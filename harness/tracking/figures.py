@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import chart
-from harness.records.result import CellResult
-from harness.stats.interval import Interval
+from harness.analysis.result import CellResult
+from harness.render import chart
+from harness.statistics.interval import Interval
 from harness.tracking.verdicts import Verdicts, rate
 
 if TYPE_CHECKING:

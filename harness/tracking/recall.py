@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import BadInput
+from harness.core.errors import BadInput
 from harness.records.record import Record, parse
 from harness.tracking.connect import in_one_line
 from harness.tracking.runs import RECORD, SPEC, is_whole, search

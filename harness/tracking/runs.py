@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.paths import SweepFolder, TrialFolder, folder_name
+from harness.core.paths import SweepFolder, TrialFolder, folder_name
 from harness.records import record as records_on_disk
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import BadInput
-from harness.paths import Results, SweepFolder, folder_name
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder, folder_name
 from harness.records import record as records_on_disk
 from harness.records.record import Record
 from harness.tracking.connect import FIRST_ANSWER, check_exists, check_uri, connect, in_one_line, is_server, quiet

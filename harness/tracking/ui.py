@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import IO
 from urllib.error import URLError
 
-from harness.errors import BadInput, HarnessError, one_line
-from harness.paths import Results
-from harness.processes import PATIENCE
+from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.paths import Results
+from harness.core.processes import PATIENCE
 from harness.tracking import Tracker
 from harness.tracking.connect import SETTINGS, is_server, shown
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.comparison.compare import Comparison, Row, Side, against_first
-from harness.comparison.effects import attributions
-from harness.comparison.questions import SPEED
-from harness.records.result import CellResult
-from harness.stats.attribution import Attribution, Effect
-from harness.stats.interval import Interval, mean_interval
-from harness.stats.verdict import ALPHA
+from harness.analysis.compare import Comparison, Row, Side, against_first
+from harness.analysis.effects import attributions
+from harness.analysis.questions import SPEED
+from harness.analysis.result import CellResult
+from harness.statistics.attribution import Attribution, Effect
+from harness.statistics.interval import Interval, mean_interval
+from harness.statistics.verdict import ALPHA
 
 GAP = "&emsp;"
 LENGTHS = (100, 30, 16, 8, 4, 2, 1, 0)  # rows of each table that are tried until a description fits

@@ -17,9 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.dist import Ranks, gather
-from harness.errors import BadCheckpoint, one_line
-from harness.records.fingerprint import whole_state
+from harness.core.errors import BadCheckpoint, one_line
+from harness.training.fingerprint import whole_state
+from harness.training.ranks import Ranks, gather
 
 
 def save(

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.dist import Ranks, from_first, gather, share_buffers
-from harness.errors import NotApplied
+from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
 from harness.training.loader import to_device
 from harness.training.precision import autocast
+from harness.training.ranks import Ranks, from_first, gather, share_buffers
 from harness.training.strategy import arrange
 from workloads.base import Samples, Workload
 

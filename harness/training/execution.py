@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from harness.errors import NotApplied, one_line
+from harness.core.errors import NotApplied, one_line
 from harness.records.record import Compiled
 from harness.spec.axes import Axes
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from harness.dist import derive_seed
-from harness.errors import NotApplied
-from harness.order import BatchOrder
-from harness.processes import let_threads_rest
+from harness.core.errors import NotApplied
+from harness.core.processes import let_threads_rest
 from harness.spec.axes import Axes
+from harness.training.order import BatchOrder
+from harness.training.ranks import derive_seed
 from workloads.base import Batch, Samples
 
 Fetched = tuple[list[int], int, Batch]  # the samples' indices, the worker that fetched them (-1: none), the batch

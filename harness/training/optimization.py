@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from harness.errors import NotApplied, one_line
+from harness.core.errors import NotApplied, one_line
 from harness.spec.axes import Axes
 from workloads.base import Workload
 from workloads.schedules import one_cycle

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.errors import NotApplied
+from harness.core.errors import NotApplied
 from harness.records.record import LossScale
 from harness.spec.axes import Axes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from harness.paths import write_whole
+from harness.core.paths import write_whole
 from harness.training.loader import Fetched, to_device
 from harness.training.strategy import arrange
 from harness.training.train import Training

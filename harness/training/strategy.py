@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from harness.errors import NotApplied
+from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.measure.communication import mark_gradient_wait, time_collectives
 from harness.spec.axes import Axes

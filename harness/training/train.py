@@ -16,24 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.dist import Ranks, derive_seed, from_first, least, meet, seed_everything
-from harness.errors import Interrupted, NonFiniteLoss, NotApplied
-from harness.interruption import SIGNAL, wanted
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
+from harness.core.paths import TrialFolder, write_whole
 from harness.measure.clock import Phase, StepTimes, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
-from harness.order import BatchOrder, OrderDigest
-from harness.paths import TrialFolder, write_whole
-from harness.records.fingerprint import digest_parameters
 from harness.records.record import Compiled, Evaluation, Interruption, Target
 from harness.spec.axes import gpu_only
 from harness.spec.cell import Assignment
 from harness.training import checkpoint
 from harness.training.evaluate import evaluate
 from harness.training.execution import Compiler
+from harness.training.fingerprint import digest_parameters
+from harness.training.interruption import SIGNAL, wanted
 from harness.training.loader import Fetched, make_loader, to_device
 from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.order import BatchOrder, OrderDigest
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
+from harness.training.ranks import Ranks, derive_seed, from_first, least, meet, seed_everything
 from harness.training.strategy import arrange, prepare
 from workloads.base import Batch, Workload
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.interruption import hold_back
+from harness.training.interruption import hold_back
 
 if __name__ == "__main__":
     hold_back()  # before NumPy starts threads
@@ -27,11 +27,10 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from harness.dist import Ranks, choose_device, process_group
-from harness.errors import HarnessError, Interrupted, NonFiniteLoss, one_line
+from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, one_line
+from harness.core.paths import TrialFolder
+from harness.core.processes import die_with_parent
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
-from harness.paths import TrialFolder
-from harness.processes import die_with_parent
 from harness.records import environment
 from harness.records.record import Failure, Interruption, Learned, RankResult, write
 from harness.records.restore import restore
@@ -41,6 +40,7 @@ from harness.training import checkpoint
 from harness.training.loader import to_device
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
+from harness.training.ranks import Ranks, choose_device, process_group
 from harness.training.strategy import arrange
 from harness.training.train import Trace, Training
 from workloads.base import Workload

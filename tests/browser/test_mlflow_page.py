@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.paths import Results
+from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
 from harness.tracking.contents import RATE
 from harness.tracking.pages import INTERVAL

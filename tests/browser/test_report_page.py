@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.paths import Results
-from harness.report import page
+from harness.core.paths import Results
+from harness.render.html import page
 from tests.browser.conftest import shoot
 from tests.support.reports import HOSTILE, leave, make_records, make_sweep
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.gate.paired import Budget, measure
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
-from harness.spec.spec import load
+from harness.spec.cluster import Profile
+from harness.spec.sweep import load
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below

@@ -12,9 +12,9 @@ from xml.etree.ElementTree import parse
 import pytest
 import yaml
 
-from tests.test_readme import printed
+from tests.cli.test_readme import printed
+from tests.support.tree import TOP
 
-TOP = Path(__file__).parents[2]
 CI = TOP / "harness" / "ci"
 STEP = 0.1  # seconds, slept rather than computed, so that it hardly matters what else this machine does
 SWEEP = """

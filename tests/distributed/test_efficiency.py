@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.paths import Results
-from harness.records import machine as machines
+from harness.core.paths import Results
+from harness.hardware import machine as machines
 from harness.records.environment import describe_hardware
 from harness.records.record import Record
 from harness.tracking.scalars import scalars

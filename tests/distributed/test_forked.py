@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.paths import TrialFolder
 from harness.launch.torchrun import Torchrun
-from harness.paths import TrialFolder
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from harness.core.paths import Results, TrialFolder, write_whole
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
-from harness.paths import Results, TrialFolder, write_whole
 from harness.records import record
 from harness.records.record import Record
-from harness.spec import spec
+from harness.spec import sweep as spec
 from harness.spec.cell import Assignment
 from tests.support.running import line_sweep, run
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from harness.calibration.probe import measure
-from harness.chart import size
-from harness.errors import HarnessError
-from harness.paths import Results
-from harness.records import machine as machines
+from harness.core.errors import HarnessError
+from harness.core.paths import Results
+from harness.hardware import machine as machines
+from harness.hardware.machine import Machine, key
+from harness.launch.probe import measure
 from harness.records.environment import describe_hardware
-from harness.records.machine import Machine, key
+from harness.render.chart import size
 from tests.support.commands import Ended, harness
 from tests.support.running import processes_below
 
@@ -107,7 +107,7 @@ def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.launch.cluster import Profile
+    from harness.spec.cluster import Profile
 
     results = Results(tmp_path)
     with pytest.raises(HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.paths import Results, TrialFolder
+from harness.core.paths import Results, TrialFolder
 from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 

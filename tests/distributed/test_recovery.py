@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
-from harness.paths import Results, TrialFolder
 from harness.records import record
-from harness.spec import spec
+from harness.spec import sweep as spec
 from tests.support.running import line_sweep, local_profile, processes_below, run, wait_until
 
 pytestmark = pytest.mark.distributed
@@ -29,7 +29,7 @@ TWO = {"strategy": "ddp", "world_size": 2}
 def command(sweep: Path, **keys: bool) -> list[str]:
     """`harness run`, with these keys in its profile."""
     profile, results = str(local_profile(sweep.parent, **keys)), str(sweep.parent / "results")
-    return [sys.executable, "-m", "harness.cli", "run", str(sweep), "--cluster", profile, "--results", results]
+    return [sys.executable, "-m", "harness.cli.main", "run", str(sweep), "--cluster", profile, "--results", results]
 
 
 def quiet() -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.paths import Results
+from harness.core.paths import Results
 from harness.records import record as records
 from tests.support.commands import harness
 from tests.support.running import line_sweep

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.calibration import selftest
-from harness.launch.cluster import Profile
-from harness.paths import Results
+from harness.core.paths import Results
+from harness.launch import selftest
+from harness.measure.summary import summarize, unpack
 from harness.records.record import RankResult, Record
 from harness.records.series import Series
-from harness.records.summary import summarize, unpack
+from harness.spec.cluster import Profile
 from tests.support.running import Silent
 
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]

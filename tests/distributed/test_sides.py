@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.gate.sides import Starter
+from harness.gate.arms import Starter
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
-from harness.spec.spec import load
+from harness.spec.cluster import Profile
+from harness.spec.sweep import load
 from tests.support.running import line_sweep
 
 pytestmark = pytest.mark.distributed

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.errors import fraction
+from harness.core.errors import fraction
 from harness.gate.paired import Budget, Paired, measure
 from harness.gate.worktree import Tree
-from harness.launch.cluster import Profile
-from harness.spec.spec import load
-from harness.stats.interval import share_interval
-from harness.stats.verdict import ALPHA
+from harness.spec.cluster import Profile
+from harness.spec.sweep import load
+from harness.statistics.interval import share_interval
+from harness.statistics.verdict import ALPHA
 from tests.support.repository import Repository
 
 SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from harness.jobs import submission
-from harness.paths import Results
-from harness.spec.spec import load
+from harness.core.paths import Results
+from harness.slurm import submission
+from harness.spec.sweep import load
 from tests.factories import make_record, write_record
 from tests.support.slurm import recorded_slurm
 from tests.support.sweeps import write

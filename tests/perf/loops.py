@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from harness.dist import Ranks, derive_seed, seed_everything
-from harness.order import BatchOrder
-from harness.paths import TrialFolder
+from harness.core.paths import TrialFolder
 from harness.spec.cell import Assignment, Trial
+from harness.training.order import BatchOrder
+from harness.training.ranks import Ranks, derive_seed, seed_everything
 from harness.training.train import Trace, Training
 from harness.training.worker import load_workload
 from workloads.base import Batch, Samples, Workload

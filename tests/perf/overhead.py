@@ -25,14 +25,15 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from harness.dist import Ranks, from_first, process_group
 from harness.records.environment import describe_hardware
 from harness.spec.cell import Assignment
+from harness.training.ranks import Ranks, from_first, process_group
 from harness.training.worker import load_workload
 from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
 from tests.support.sweeps import load
+from tests.support.tree import TOP
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "mnist10k"
+DATA = TOP.parent / "shared" / "data" / "mnist10k"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 BLOCK = 0.6  # seconds that the fastest loop should train at a time
 PLANNED = 20_000  # steps that the schedules of learning rates are made for

@@ -22,14 +22,14 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.dist import Ranks
+from harness.core.paths import TrialFolder
 from harness.measure.host import ThisHost
 from harness.measure.telemetry import EVERY, Telemetry
-from harness.paths import TrialFolder
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
 from harness.spec.cell import Assignment, Cell, Choice, Length, Trial
 from harness.training.loader import Fetched
+from harness.training.ranks import Ranks
 from harness.training.train import Trace, Training
 from harness.training.worker import load_workload
 from tests.support.images import NAMES, idx

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from harness.paths import Results
+from harness.core.paths import Results
 from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_record, write_sweep
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
-from harness.paths import write_whole
+from harness.core.paths import write_whole
 from tests.slurm.configuration import Configuration, daemons
 from tests.support.running import wait_until
 

@@ -24,8 +24,8 @@ from tests.slurm import database
 from tests.slurm.cluster import Slurm, listens
 from tests.slurm.configuration import Configuration, Ports, slurm_conf, slurmdbd_conf
 from tests.support.running import wait_until
+from tests.support.tree import TOP
 
-TOP = Path(__file__).parent.parent.parent
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.paths import write_whole
-from harness.processes import die_with_parent
+from harness.core.paths import write_whole
+from harness.core.processes import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL = 0.05  # seconds

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
-from harness.paths import Results, TrialFolder
 from harness.records import record as records
 from harness.records.record import Record
 from tests.support.commands import harness

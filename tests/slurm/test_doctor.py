@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.doctor import job
+from harness.slurm.doctor import job
 from tests.slurm.cluster import Slurm
 from tests.slurm.conftest import refuse
 from tests.slurm.daemons import TOP, missing, running

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.jobs.submission import JobArray, SubmissionFolder
-from harness.jobs.submit import batch
-from harness.slurm.options import Slurm as Options
+from harness.slurm.submission import JobArray, SubmissionFolder
+from harness.slurm.submit import batch
+from harness.spec.slurm_options import Slurm as Options
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import by_trial, rows
 from tests.support.commands import harness

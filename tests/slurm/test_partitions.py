@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.slurm import partitions
-from harness.slurm.partitions import Nodes, Partition
+from harness.spec import slurm_partitions as partitions
+from harness.spec.slurm_partitions import Nodes, Partition
 from tests.slurm.cluster import Slurm
 from tests.support.commands import harness
 

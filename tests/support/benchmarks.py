@@ -13,20 +13,20 @@ import pytest
 import scipy.special  # noqa: F401 - pytester forgets what a run has loaded, and this can't be loaded twice
 import yaml
 
-import harness.pytest_cells  # noqa: F401 - the same
-from harness.comparison import baseline
-from harness.paths import Results, write_whole
+import harness.cli.pytest_cells  # noqa: F401 - the same
+from harness.analysis import baseline
+from harness.analysis.result import condense
+from harness.core.paths import Results, write_whole
+from harness.measure.summary import summarize
 from harness.records import record
 from harness.records.record import Evaluation, Record
-from harness.records.result import condense
 from harness.records.series import Series
-from harness.records.summary import summarize
 from harness.spec.cell import Cell
-from harness.spec.spec import load
+from harness.spec.sweep import load
 from tests.factories import ENVIRONMENT, make_record
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
-PLUGIN = [] if INSTALLED else ["-p", "harness.pytest_plugin"]
+PLUGIN = [] if INSTALLED else ["-p", "harness.cli.pytest_plugin"]
 SEEDS = [0, 1, 2, 3, 4]
 OTHER_MACHINE = {**ENVIRONMENT, "hardware": {**ENVIRONMENT["hardware"], "cpu": "Other CPU"}}
 

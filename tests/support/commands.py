@@ -7,7 +7,7 @@ import io
 import signal
 from dataclasses import dataclass
 
-from harness import cli
+from harness.cli import main as cli
 
 
 @dataclass(frozen=True)

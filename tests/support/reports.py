@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.paths import Results
 from harness.launch.sweep import write_spec
-from harness.paths import Results
 from harness.records.record import Failure, Record
-from harness.spec.spec import Sweep
+from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_record
 from tests.support.sweeps import load
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.analysis.result import CellResult, TrialResult
 from harness.records.record import Target
-from harness.records.result import CellResult, TrialResult
 from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
 

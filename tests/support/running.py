@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
+from harness.core.paths import Results, TrialFolder
 from harness.launch import sweep as runner
-from harness.launch.cluster import Profile
-from harness.paths import Results, TrialFolder
 from harness.records.record import Record
-from harness.records.validity import Rules
-from harness.spec import spec
+from harness.spec import sweep as spec
 from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
+from harness.spec.validity import ValidityRules
 
 # Tests that share a small machine disturb each other, and no trial is to run again for that.
 ANYTHING: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
@@ -66,7 +66,7 @@ def run(
         device="cpu",
         environment=dict(environment),
         forkserver=forkserver,
-        validity=Rules(**ANYTHING),
+        validity=ValidityRules(**ANYTHING),
     )
     return runner.run(sweep, profile, folder, Silent(), redo=redo, fail_fast=fail_fast)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from harness.spec import spec
-from harness.spec.spec import Sweep
+from harness.spec import sweep as spec
+from harness.spec.sweep import Sweep
 
 DIGITS = {"mlp": {"data": {"source": "digits"}}}
 

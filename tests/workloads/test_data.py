@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.tree import TOP
 from workloads.base import TensorSamples
 from workloads.data import HELD_OUT, load_images, load_texts, stratified
 from workloads.sources import Csv, Digits, Idx, Tickets
@@ -95,7 +96,7 @@ def test_tickets_are_split_by_class() -> None:
 @pytest.fixture
 def real_data() -> Path:
     """The folder with real data that the project does not ship."""
-    folder = Path(os.environ.get("HARNESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    folder = Path(os.environ.get("HARNESS_DATA", TOP.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no real data in {folder} (HARNESS_DATA names another folder)")
     return folder

@@ -1,0 +1,1 @@
+"""Turns records into results: the cells of a sweep, comparisons, verdicts and attribution."""

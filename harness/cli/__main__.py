@@ -1,0 +1,5 @@
+"""Runs the command line as `python -m harness.cli`."""
+
+from harness.cli.main import main
+
+main()

@@ -1,1 +1,0 @@
-"""Commands of `harness` by what they are about; `harness.cli` puts them together."""

@@ -1,1 +1,0 @@
-"""Results held against each other, and baselines to hold them against."""

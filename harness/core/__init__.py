@@ -1,0 +1,1 @@
+"""Knows paths, errors, processes and downloads: what every other room may use."""

@@ -1,0 +1,152 @@
+"""How often equal code was told apart on a machine: the record `results/certificates/<key>.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from harness.core.errors import BadInput, one_line
+from harness.core.paths import Results, write_whole
+from harness.hardware.machine import Device, key
+from harness.records.restore import restore_file
+from harness.statistics.estimate import Drift
+from harness.statistics.interval import share_interval
+
+SCHEMA = 2
+ALLOWED = 0.05  # share of comparisons that may be false alarms
+FLOOR = 0.95  # share of comparisons that stayed below the noise floor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the comparisons have in common."""
+
+    cell: str  # its id
+    label: str
+    seconds: float  # of measuring at most, for each
+    smallest: float  # change that matters, a fraction of throughput
+    alpha: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Of code with itself. `load` is the machine's, over a minute, when it ended."""
+
+    word: str  # faster, slower, same or inconclusive
+    log_ratio: float
+    rate: float  # samples/s of both sides
+    pairs: int  # of processes
+    seconds: float  # of measuring
+    ended: float  # seconds since the epoch
+    load: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """The record of `harness certify`."""
+
+    schema: int = SCHEMA
+    device: Device
+    hardware: Mapping[str, Any]
+    software: Mapping[str, Any]
+    code: Mapping[str, Any]  # the harness's
+    settings: Settings
+    comparisons: Sequence[Comparison] = ()
+
+    @property
+    def key(self) -> str:
+        return key(self.hardware, self.device)
+
+    @property
+    def false_alarms(self) -> int:
+        return sum(one.word in ("faster", "slower") for one in self.comparisons)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """95% bounds of the share of false alarms."""
+        return share_interval(self.false_alarms, len(self.comparisons))
+
+    @property
+    def holds(self) -> bool:
+        """Unless false alarms are certainly more than were allowed for."""
+        return self.bounds[0] <= ALLOWED
+
+    @property
+    def noise_floor(self) -> float:
+        """The change that all but 1 - `FLOOR` of the comparisons stayed below, up or down."""
+        changes = sorted(math.expm1(abs(one.log_ratio)) for one in self.comparisons)
+        return changes[math.ceil(FLOOR * len(changes)) - 1]
+
+    @property
+    def drift(self) -> Drift | None:
+        """Of log throughput, from one comparison to another; None for a single one."""
+        count = len(self.comparisons)
+        if count < 2:
+            return None
+        return Drift(deviation=stdev(math.log(one.rate) for one in self.comparisons), freedom=count - 1)
+
+    @property
+    def words(self) -> str:
+        """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-11-21`."""
+        count, low, high = len(self.comparisons), *self.bounds
+        day = time.strftime("%Y-%m-%d", time.localtime(self.comparisons[-1].ended))
+        return (
+            f"{self.false_alarms} of {count} false alarms ({self.false_alarms / count:.1%}, {low:.1%} to {high:.1%}),"
+            f" noise floor {self.noise_floor:.1%} in {self.settings.seconds:g} s; {day}"
+        )
+
+    def continues(self, other: Certificate) -> bool:
+        """Whether comparisons of the two count together."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("key", "software", "code", "settings"))
+
+
+def place(results: Results, hardware: str) -> Path:
+    return results.certificates / f"{hardware}.json"
+
+
+def write(results: Results, certificate: Certificate) -> Path:
+    """Leave the record under its hardware's key, a line for each comparison."""
+    path = place(results, certificate.key)
+    text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
+    write_whole(path, re.sub(r"\{[^{}]*\"word\"[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n")
+    return path
+
+
+def read(results: Results, hardware: str) -> Certificate | None:
+    """None if there is none; raises BadInput for what is none, not whole, of other hardware or of another schema."""
+    path = place(results, hardware)
+    if not path.exists():
+        return None
+    remedy = "harness certify --anew makes a new one"
+    found = restore_file(Certificate, path, "certificate", SCHEMA, remedy)
+    try:
+        if not found.comparisons or found.key != hardware:
+            raise ValueError("no comparison" if not found.comparisons else f"is of {found.key}")
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadInput(f"{path}: no whole certificate: {one_line(error)}; {remedy}") from None
+    return found
+
+
+def drifts(results: Results, hardware: Iterable[str]) -> dict[str, Drift]:
+    """How much the speed of each hardware moved between comparisons, where a certificate tells."""
+    found = {kind: read(results, kind) for kind in set(hardware)}
+    return {kind: one.drift for kind, one in found.items() if one and one.drift}
+
+
+def cite(results: Results, hardware: Iterable[str]) -> list[str]:
+    """A line for each hardware that a verdict rests on; none of several if one of them has no certificate."""
+    kinds = list(dict.fromkeys(hardware))
+    found = {kind: read(results, kind) for kind in kinds}
+    if len(kinds) == 1:
+        (one,) = found.values()
+        words = one.words if one else "none; harness certify measures it"
+        return [f"A/A certificate of this hardware: {words}"]
+    known = {kind: one.words for kind, one in found.items() if one}
+    return [f"A/A certificate of {kind}: {words}" for kind, words in known.items()] if len(known) == len(kinds) else []

@@ -1,1 +1,0 @@
-"""Sweeps as Slurm jobs: packed, submitted, led on their nodes, and looked after from outside."""

@@ -1,0 +1,122 @@
+"""From what the ranks of a trial left in its folder to its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from harness.core.errors import BadInput, Interrupted, last_words
+from harness.core.paths import TrialFolder
+from harness.hardware.machine import Machine
+from harness.hardware.roofline import rated
+from harness.measure.summary import mean_loss, summarize, unpack
+from harness.measure.validity import broken
+from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank
+from harness.records.series import Series
+from harness.spec.cell import Assignment
+from harness.spec.validity import ValidityRules
+from harness.training.order import join_digests
+
+INTERRUPTED = Interrupted.__name__
+
+
+def assemble(
+    folder: TrialFolder,
+    sweep: str,
+    assignment: Assignment,
+    *,
+    started: float,
+    ended: float,
+    earlier: Sequence[Failure],
+    stopped: Failure | None,
+    rules: ValidityRules,
+    seen: Sequence[Failure] = (),
+    peaks: Mapping[str, Machine] | None = None,
+) -> Record:
+    """The record of an ended trial. `stopped` says why it was ended, if it was, `seen` which ranks the launcher saw
+    end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
+    trial = assignment.trial
+    ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
+    failure = stopped or _failure(folder, ranks, seen, unreadable, trial.cell.axes.world_size)
+    learned = next((result.learned for result in ranks if result.learned), None)
+    done = failure is None and learned is not None
+    summary = summarize(ranks, learned, trial.cell.axes.batch_size, trial.cell.warmup) if done and learned else None
+    invalid = broken(ranks, summary, rules) if summary else []
+    status: Status = "invalid" if invalid else "done" if done else "failed"
+    if failure and failure.kind == INTERRUPTED:
+        status = "interrupted"
+    found = Record(
+        sweep=sweep,
+        trial=trial,
+        status=status,
+        attempt=assignment.attempt,
+        started=started,
+        ended=ended,
+        failure=failure,
+        invalid=invalid,
+        earlier=earlier,
+        summary=summary,
+        loss=Series.pack(mean_loss(ranks)) if done else None,
+        order_digest=join_digests([result.order for result in ranks]) if done else None,
+        ranks=ranks,
+        learned=learned,
+        phases=_phases(ranks, started, summary),
+    )
+    return rated(found, peaks or {})
+
+
+def _phases(ranks: Sequence[RankResult], started: float, summary: Summary | None) -> dict[str, float]:
+    """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
+    phases = {"startup": max((0.0, *(result.entered - started for result in ranks)))}
+    for result in ranks:
+        for name, seconds in result.phases.items():
+            phases[name] = max(phases.get(name, 0.0), seconds)
+    if summary and summary.window_start is not None:
+        before = max(float(unpack(result.step_seconds)[: summary.window_start].sum()) for result in ranks)
+        phases["warmup"] = max(0.0, before - phases.get("compile", 0.0))
+        phases["train"] -= phases["warmup"]
+    return phases
+
+
+def _read_ranks(folder: TrialFolder, world_size: int) -> tuple[list[RankResult], list[Failure]]:
+    """The results that are there, by rank, and a failure for each that is there and can't be read."""
+    results, unreadable = [], []
+    for rank in range(world_size):
+        if folder.result(rank).exists():
+            try:
+                results.append(read_rank(folder.result(rank)))
+            except BadInput as error:
+                unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
+    return results, unreadable
+
+
+def _failure(
+    folder: TrialFolder,
+    ranks: Sequence[RankResult],
+    seen: Sequence[Failure],
+    unreadable: Sequence[Failure],
+    world_size: int,
+) -> Failure | None:
+    """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a rank that was
+    killed or exited without a word, else the earliest error that a rank has told of, else what is lost."""
+    ended = [failure for failure in seen if failure.rank is None or not folder.result(failure.rank).exists()]
+    told = [result.failure for result in ranks if result.failure]
+    lost = [
+        Failure(
+            kind="Lost",
+            message=f"left no result; the launcher's last words: {last_words(folder.launch_log)}",
+            rank=rank,
+        )
+        for rank in range(world_size)
+        if not folder.result(rank).exists()
+    ]
+    interrupted = [failure for failure in [*told, *seen] if failure.kind == INTERRUPTED]
+    for candidates in (interrupted, ended, told, unreadable, lost):
+        if candidates:
+            first = min(candidates, key=lambda failure: failure.at)
+            own = folder.launch_log if first.rank is None else folder.log(first.rank)
+            log = own if own.exists() else folder.launch_log  # it ended before it had its own
+            if first.kind == "Exited":
+                first = replace(first, message=f"{first.message}; the last words of its log: {last_words(log)}")
+            return replace(first, log=str(log.relative_to(folder.path)))
+    return None

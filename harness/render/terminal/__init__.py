@@ -1,0 +1,1 @@
+"""Shows results and progress in the terminal."""

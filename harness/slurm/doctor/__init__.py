@@ -1,0 +1,1 @@
+"""Examines a cluster before hours are spent on it."""

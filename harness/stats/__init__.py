@@ -1,1 +1,0 @@
-"""Statistics as pure functions: they read no file and know no record."""

@@ -1,0 +1,107 @@
+"""Repeats go on until cells are known well enough, and not longer than was allowed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.analysis.adaptive import Goal, half_width, known, reached, run_until
+from harness.records.record import Record
+from harness.spec.sweep import Sweep
+from tests.factories import make_record
+from tests.support.sweeps import load
+
+BLOCK = 20.0  # seconds that both cells take
+
+
+class Machine:
+    """Runs sweeps in no time: a clock, and trials whose throughput scatters by `spread`."""
+
+    def __init__(self, spread: float, *, fails: bool = False) -> None:
+        self.spread, self.fails, self.now = spread, fails, 0.0
+        self.records: dict[str, Record] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, sweep: Sweep, more: bool) -> list[Record]:
+        for trial in sweep.trials():
+            if trial.id not in self.records:
+                self.records[trial.id] = self.trial(trial.cell, trial.seed, trial.repeat)
+        return list(self.records.values())
+
+    def trial(self, cell: object, seed: int, repeat: int) -> Record:
+        record = make_record(cell, seed=seed, repeat=repeat, status="failed" if self.fails else "done")  # type: ignore[arg-type]
+        begun, self.now = self.now, self.now + BLOCK / 2
+        record = replace(record, started=begun, ended=self.now)
+        if record.summary is None:
+            return record
+        speed = 1000 * math.exp(np.random.default_rng([seed, repeat]).normal(0, self.spread))
+        return replace(record, summary=replace(record.summary, throughput=speed))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return load(tmp_path, length={"steps": 60}, warmup=2, matrix={"precision": ["fp32", "bf16"]})
+
+
+def blocks(machine: Machine, sweep: Sweep, goal: Goal) -> int:
+    asked, records = run_until(goal, sweep, machine.run, machine.clock)
+    assert len(records) == 2 * asked.repeats
+    return asked.repeats
+
+
+def test_steady_cells_need_few_repeats_and_noisy_ones_more(sweep: Sweep) -> None:
+    goal = Goal(half_width=0.02)
+    few, many = (blocks(Machine(spread), sweep, goal) for spread in (0.002, 0.02))
+    assert 3 <= few < many
+    machine = Machine(0.02)
+    asked, records = run_until(goal, sweep, machine.run, machine.clock)
+    assert reached(goal, asked, records)
+    assert not reached(goal, asked, [one for one in records if one.trial.repeat < asked.repeats - 1])
+
+
+def test_what_was_run_already_counts(sweep: Sweep) -> None:
+    machine = Machine(0.002)
+    blocks(machine, sweep, Goal(half_width=0.02))
+    spent = machine.now
+    blocks(
+        machine,
+        replace(sweep, repeats=max(one.trial.repeat for one in machine.records.values()) + 1),
+        Goal(half_width=0.02),
+    )
+    assert machine.now == spent
+
+
+def test_the_budget_is_kept(sweep: Sweep) -> None:
+    machine = Machine(0.1)
+    assert blocks(machine, sweep, Goal(half_width=0.001, budget=5.5 * BLOCK)) == 5
+    assert machine.now <= 5.5 * BLOCK
+
+
+def test_how_well_the_least_known_cell_is_known_is_said(sweep: Sweep) -> None:
+    found = [make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)]
+    words = known(Goal(half_width=0.01), sweep, found)
+    assert words.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
+
+
+def test_cells_that_fail_do_not_go_on_for_ever(sweep: Sweep) -> None:
+    assert blocks(Machine(0.0, fails=True), sweep, Goal(half_width=0.02)) == 1
+
+
+def test_two_trials_that_happen_to_agree_are_not_enough() -> None:
+    assert half_width([1.0, 1.0]) == math.inf
+    assert half_width([1.0, 1.001, 0.999, 1.0, 1.001, 0.999]) < 0.01
+
+
+def test_stopping_at_the_goal_does_not_make_the_interval_lie() -> None:
+    """Stopped when narrow, it still holds the truth."""
+    rng, tries, held = np.random.default_rng(3), 400, 0
+    for row in rng.normal(0, 0.02, (tries, 60)):
+        stopped = next((n for n in range(3, 61) if half_width(row[:n].tolist()) <= 0.02), 60)
+        held += abs(row[:stopped].mean()) <= half_width(row[:stopped].tolist()) + 1e-4
+    assert held / tries >= 0.95

@@ -1,0 +1,120 @@
+"""Baselines: small files that nothing passes by in silence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import baseline
+from harness.analysis.result import condense
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from tests.factories import make_cell, make_record
+from tests.support.results import make_result
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def test_what_is_saved_is_read_again(place: Results) -> None:
+    cells = condense([make_record(make_cell(steps=100), seed=seed) for seed in (0, 1)])
+    (saved,) = baseline.save(place, cells)
+    assert saved.path == place.baselines / "Test-CPU-2-cores" / f"{cells[0].cell.id}.json"
+    again = baseline.read(saved.path)
+    assert again.trials == cells[0].trials
+    assert again.cell.id == cells[0].cell.id
+    assert baseline.dump(again) == saved.path.read_text(encoding="utf-8")
+
+
+def test_a_file_is_small_and_reads_well_in_a_diff(place: Results) -> None:
+    (saved,) = baseline.save(place, condense([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)]))
+    text = saved.path.read_text(encoding="utf-8")
+    assert len(text) < 10_000
+    assert max(map(len, text.splitlines())) < 250
+    assert "/" not in text.replace("samples/s", "")  # no path of this machine
+
+
+def test_saving_the_same_again_changes_nothing(place: Results) -> None:
+    cells = [make_result([1000.0, 1001.0])]
+    baseline.save(place, cells)
+    assert [one.replaced for one in baseline.save(place, cells)] == [False]
+    assert [one.replaced for one in baseline.save(place, [make_result([1000.0, 1002.0])])] == [True]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (make_result([None]), "found no trial with a measured throughput"),
+        (make_result([], left_out={"failed": 3}), r"\(3 failed\)"),
+        (make_result([1.0], conditions={"hardware": ["a", "b"]}), "found trials of a and b"),
+        (make_result([1.0], conditions={"hardware": ["unknown"]}), "one known hardware"),
+        (make_result([1.0], conditions={"code": ["a", "b"]}), "found trials of code a and b"),
+    ],
+)
+def test_what_nothing_can_be_held_against_is_refused(place: Results, result: object, why: str) -> None:
+    good = make_result([1.0], cell=make_cell(precision="bf16"))
+    with pytest.raises(BadInput, match=why):
+        baseline.save(place, [good, result])  # type: ignore[list-item]
+    assert baseline.files(place) == []
+
+
+def saved(place: Results) -> Path:
+    return baseline.save(place, [make_result([1000.0, 1001.0])])[0].path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("schema", 0, "schema: found 0; allowed: 1; save it anew"),
+        ("schema", 2, "schema: found 2; allowed: 1"),
+        ("kind", "record", "kind: found no 'harness baseline'"),
+        ("id", "mlp-0000000000", "id: found 'mlp-0000000000'; allowed: mlp-"),
+        ("trials", 5, "no whole baseline"),
+        ("more", 1, "no field 'more'"),
+    ],
+)
+def test_what_is_no_baseline_of_this_schema_is_refused(place: Results, key: str, value: object, why: str) -> None:
+    path = saved(place)
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
+    with pytest.raises(BadInput, match=why):
+        baseline.read(path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-1000.0", "true", "0"])
+def test_numbers_that_can_be_no_throughput_are_refused(place: Results, value: str) -> None:
+    path = saved(place)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
+    with pytest.raises(BadInput, match="no whole baseline"):
+        baseline.read(path)
+
+
+def test_a_file_that_was_cut_off_is_refused(place: Results) -> None:
+    path = saved(place)
+    path.write_text(path.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    with pytest.raises(BadInput, match="can't be read as a baseline"):
+        baseline.read(path)
+
+
+def test_prune_removes_what_no_sweep_has_and_what_can_not_be_read(place: Results) -> None:
+    kept, other = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
+    broken = make_result([1.0], cell=make_cell(precision="fp16"))
+    paths = [one.path for one in baseline.save(place, [kept, other, broken])]
+    paths[2].write_text("{}", encoding="utf-8")
+    ids = {kept.cell.id, broken.cell.id}
+    assert sorted(baseline.prune(place, ids, dry_run=True)) == sorted(paths[1:])
+    assert all(path.exists() for path in paths)
+    baseline.prune(place, ids)
+    assert baseline.files(place) == [paths[0]]
+
+
+def test_absolute_paths_of_data_are_left_out(place: Results) -> None:
+    cell = make_cell()
+    cell = replace(cell, choice=replace(cell.choice, data={"source": "idx", "path": "/home/somebody/data"}))
+    assert "somebody" not in baseline.dump(make_result([1.0], cell=cell))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import typer
+
+import harness as package
+from harness.cli import main as cli
+from harness.cli.completion import complete_set
+from harness.spec.axes import AXIS_TYPES, axis_words
+from harness.spec.sweep import ready_sweeps
+from tests.support.commands import harness
+from tests.support.sweeps import write
+
+
+def commands(app: typer.Typer, *above: str) -> list[tuple[str, ...]]:
+    """The words of every command: ("data", "fetch")."""
+    found: list[tuple[str, ...]] = []
+    for command in app.registered_commands:
+        found.append((*above, str(command.name or getattr(command.callback, "__name__", ""))))
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found += commands(group.typer_instance, *above, str(group.name))
+    return found
+
+
+COMMANDS = commands(cli.app)
+
+
+def test_help_names_every_command_and_says_where_to_begin() -> None:
+    ended = harness("--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Begin with: harness run quickstart" in ended.out
+    for words in COMMANDS:
+        assert words[0] in ended.out
+    assert "..." not in ended.out.partition("Commands:")[2]  # no command's words are cut off
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_of_a_command_shows_an_example_of_it(words: tuple[str, ...]) -> None:
+    ended = harness(*words, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    example = " ".join(ended.out.partition("Example")[2].split())
+    assert f"harness {' '.join(words)}" in example
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_is_explained(words: tuple[str, ...]) -> None:
+    lines = harness(*words, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
+    options = [line for line in lines if line.strip().startswith("--")]
+    assert options
+    for line, following in zip(options, [lines[lines.index(line) + 1] for line in options], strict=True):
+        explained = "  " in line.strip() or following.startswith(" " * 10)
+        assert explained, line
+
+
+def test_command_that_is_left_out_shows_the_help() -> None:
+    ended = harness()
+    assert "Begin with: harness run quickstart" in ended.out + ended.err
+
+
+def test_axes_tells_of_every_axis_what_it_takes() -> None:
+    shown = " ".join(harness("axes").out.split())
+    for axis in AXIS_TYPES:
+        assert axis in shown
+    assert "precision fp32, tf32, bf16, fp16, bf16:fsdp2 default fp32" in shown
+    assert "batch_size 1, …" in shown
+    assert "clip 1e-06, … default null" in shown
+    assert "learning_rate 1e-08 to 10 default null" in shown
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert metadata.version("distributed-training-harness") == package.__version__
+
+
+def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What bash offers for the last word."""
+    monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["harness", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setattr("sys.argv", ["harness"])
+    with pytest.raises(SystemExit):
+        cli.main([])
+    return capsys.readouterr().out.split()
+
+
+class TestCompletion:
+    @pytest.fixture(autouse=True)
+    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+
+    def test_of_sweeps_offers_ready_ones_and_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write(tmp_path)
+        assert completed(monkeypatch, capsys, "run", "quick") == ["quickstart"]
+        assert completed(monkeypatch, capsys, "plan", "swe") == ["sweep.yaml"]
+
+    def test_of_profiles(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert completed(monkeypatch, capsys, "run", "quickstart", "--cluster", "loc") == ["local"]
+
+    def test_of_sweeps_that_have_run(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("results/runs/nightly").mkdir(parents=True)
+        Path("results/runs/nightly/sweep.json").touch()
+        assert completed(monkeypatch, capsys, "show", "ni") == ["nightly"]
+        assert completed(monkeypatch, capsys, "compare", "nightly", "ni") == ["nightly"]
+        monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
+        assert completed(monkeypatch, capsys, "show", "ni") == []
+
+    def test_of_trials(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
+            Path("results/runs/nightly", name).mkdir(parents=True)
+            Path("results/runs/nightly", name, "trial.json").touch()
+        assert completed(monkeypatch, capsys, "logs", "mlp") == ["mlp-1-s0-r0", "mlp-1-s1-r0"]
+
+    def test_of_set_offers_axes(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert completed(monkeypatch, capsys, "run", "quickstart", "--set", "prec") == ["precision="]
+
+    def test_of_set_offers_what_an_axis_takes(self) -> None:
+        assert complete_set("") == [f"{axis}=" for axis in AXIS_TYPES]
+        assert complete_set("strategy=") == [f"strategy={word}" for word in axis_words("strategy")]
+        assert complete_set("strategy=fs") == ["strategy=fsdp2"]
+        assert complete_set("strategy=single,d") == ["strategy=single,ddp"]
+        assert complete_set("fullgraph=") == ["fullgraph=false", "fullgraph=true"]
+        assert complete_set("batch_size=") == []
+        assert complete_set("nothing=") == []
+
+
+def test_ready_sweeps_are_named_where_none_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = harness("plan", "nothing-like-it")
+    assert all(name in ended.err for name in ready_sweeps())

@@ -1,0 +1,67 @@
+"""The README's own example works as it is printed there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.gate.limits import read_gate
+from harness.spec.sweep import load, ready_sweeps
+from tests.support.running import run
+from tests.support.tree import TOP
+
+README = TOP / "README.md"
+
+
+def printed(name: str, folder: Path) -> Path:
+    """The file that the README prints under that name, in `folder`."""
+    (content,) = re.findall(rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.mark.distributed
+def test_a_users_workload_trains(tmp_path: Path) -> None:
+    source = printed("spiral.py", tmp_path)
+    assert len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]) <= 30
+    narrow, wide = run(printed("spiral.yaml", tmp_path))
+    assert narrow.summary is not None
+    assert wide.summary is not None
+    assert wide.summary.final is not None
+    assert wide.summary.final > 0.95 > (narrow.summary.final or 1.0)
+
+
+def test_the_sweep_is_what_it_says(tmp_path: Path) -> None:
+    sweep = load(printed("sweep.yaml", tmp_path))
+    assert len(sweep.cells) == 2 * (2 * 2 * 3 - 2) + 1
+    assert len(sweep.trials()) == 3 * len(sweep.cells)
+
+
+def test_the_mistake_gives_the_line_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed("sweep.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "sweep.yaml", "--set", "execution=compiled"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err in README.read_text(encoding="utf-8")
+
+
+def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
+    cells = load(ready_sweeps()["quickstart"]).cells
+    assert re.findall(r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE) == [
+        cell.id for cell in cells
+    ]
+
+
+def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
+    gate = read_gate(printed("gate.yaml", tmp_path))
+    printed("sweep.yaml", tmp_path)
+    cells = {cell.axes.precision: cell for cell in load(tmp_path / "sweep.yaml").cells if cell.choice.label == "mlp"}
+    assert (gate.limits(cells["fp32"]).smallest, gate.limits(cells["fp32"]).bits) == (0.01, "ignore")
+    assert (gate.limits(cells["bf16"]).smallest, gate.limits(cells["bf16"]).bits) == (0.005, "fail")

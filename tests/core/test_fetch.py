@@ -1,0 +1,317 @@
+"""Against a real server on loopback, each of whose folders misbehaves in its own way."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socketserver import ThreadingMixIn
+
+import pytest
+
+from harness.cli import main as cli
+from harness.core import fetch
+from harness.core.errors import BadInput, HarnessError
+from harness.core.fetch import DataSet, File
+
+CONTENTS = {f"{name}.gz": random.Random(name).randbytes(200_000 + len(name)) for name in ("images", "labels")}
+FILES = tuple(File(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items())
+IMAGES = FILES[0]
+CONTENT = CONTENTS[IMAGES.name]
+CUT = 90_000
+
+
+class Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = False  # so that server_close waits for them
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str | None]] = []
+        self.closing = threading.Event()
+
+    def mirror(self, folder: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{folder}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        _, folder, name = self.path.split("/")
+        asked = self.headers.get("Range")
+        self.server.asked.append((folder, asked))
+        begin = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked else 0  # type: ignore[index]
+        getattr(self, f"do_{folder}")(CONTENTS[name], begin)
+
+    def do_good(self, content: bytes, begin: int) -> None:
+        if begin >= len(content):
+            self.send_error(416)
+            return
+        self.answer(content, begin)
+        self.wfile.write(content[begin:])
+
+    def do_plain(self, content: bytes, begin: int) -> None:
+        """Does not know ranges."""
+        self.answer(content, 0)
+        self.wfile.write(content)
+
+    def do_once(self, content: bytes, begin: int) -> None:
+        """Cuts the connection at byte CUT."""
+        self.answer(content, begin)
+        self.wfile.write(content[begin:] if begin >= CUT else content[begin:CUT])
+
+    def do_never(self, content: bytes, begin: int) -> None:
+        """Has no byte after CUT."""
+        self.answer(content, begin)
+        self.wfile.write(content[begin:CUT])
+
+    def do_hang(self, content: bytes, begin: int) -> None:
+        """Goes silent at byte CUT."""
+        self.do_never(content, begin)
+        self.server.closing.wait()
+
+    def do_mute(self, content: bytes, begin: int) -> None:
+        self.server.closing.wait()
+
+    def do_wrong(self, content: bytes, begin: int) -> None:
+        self.do_good(content[::-1], begin)
+
+    def do_halfwrong(self, content: bytes, begin: int) -> None:
+        self.do_never(content[::-1], begin)
+
+    def do_page(self, content: bytes, begin: int) -> None:
+        self.do_plain(b"<html>please log in</html>", 0)
+
+    def do_endless(self, content: bytes, begin: int) -> None:
+        self.do_good(content + bytes(10 * len(content)), begin)
+
+    def do_misplaced(self, content: bytes, begin: int) -> None:
+        self.do_good(content, begin and begin + 1)
+
+    def do_no416(self, content: bytes, begin: int) -> None:
+        """Refuses every range."""
+        self.do_good(content, begin and len(content))
+
+    def do_gone(self, content: bytes, begin: int) -> None:
+        self.send_error(404)
+
+    def answer(self, content: bytes, begin: int) -> None:
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(len(content) - begin))
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+
+    def handle(self) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # a client that has seen enough
+            super().handle()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    threads = threading.active_count()
+    with Server() as server:
+        loop = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        loop.start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+        loop.join()
+    assert threading.active_count() == threads
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def get(server: Server, to: Path, *folders: str, timeout: float = 5.0) -> None:
+    fetch.get(IMAGES, [server.mirror(folder) for folder in folders], to, timeout=timeout)
+
+
+def part(to: Path) -> Path:
+    return to / f"{IMAGES.name}.part"
+
+
+def is_whole(to: Path) -> bool:
+    return [path.name for path in to.iterdir()] == [IMAGES.name] and (to / IMAGES.name).read_bytes() == CONTENT
+
+
+def test_downloads_and_reports(server: Server, to: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    fetch.get(IMAGES, [server.mirror("good")], to, lambda so_far, total: seen.append((so_far, total)))
+    assert is_whole(to)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == ((0, len(CONTENT)), (len(CONTENT), len(CONTENT)))
+
+
+@pytest.mark.parametrize("folders", [("once",), ("never", "good")])
+def test_after_a_cut_only_the_rest_is_asked_for(server: Server, to: Path, folders: tuple[str, ...]) -> None:
+    get(server, to, *folders)
+    assert is_whole(to)
+    assert server.asked == [(folders[0], None), (folders[-1], f"bytes={CUT}-")]
+
+
+def test_what_came_before_all_mirrors_failed_is_continued(server: Server, to: Path) -> None:
+    with pytest.raises(HarnessError, match=rf"never/: connection cut after 90,000 of .* {CUT:,} of .* are kept"):
+        get(server, to, "never")
+    assert part(to).read_bytes() == CONTENT[:CUT]
+    assert not (to / IMAGES.name).exists()
+    server.asked.clear()
+    get(server, to, "good")
+    assert is_whole(to)
+    assert server.asked == [("good", f"bytes={CUT}-")]
+
+
+def test_a_killed_download_is_continued(server: Server, to: Path) -> None:
+    program = "import sys; from pathlib import Path; from harness import fetch; " + (
+        f"fetch.get(fetch.File({IMAGES.name!r}, {IMAGES.size}, ''), ['{server.mirror('hang')}'], Path(sys.argv[1]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(to)]) as child:
+        deadline = time.monotonic() + 20
+        while not (part(to).exists() and part(to).stat().st_size == CUT) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.kill()
+    assert [path.name for path in to.iterdir()] == [part(to).name]
+    get(server, to, "good")
+    assert is_whole(to)
+    assert server.asked == [("hang", None), ("good", f"bytes={CUT}-")]
+
+
+def test_a_server_that_ignores_ranges_starts_again(server: Server, to: Path) -> None:
+    part(to).write_bytes(CONTENT[:CUT])
+    get(server, to, "plain")
+    assert is_whole(to)
+
+
+def test_a_range_other_than_asked_for_is_refused(server: Server, to: Path) -> None:
+    part(to).write_bytes(CONTENT[:CUT])
+    with pytest.raises(HarnessError, match="asked for the bytes from 90000, it sent others"):
+        get(server, to, "misplaced")
+    assert part(to).read_bytes() == CONTENT[:CUT]
+
+
+def test_a_whole_part_needs_no_request(server: Server, to: Path) -> None:
+    part(to).write_bytes(CONTENT)
+    get(server, to, "good")
+    assert is_whole(to)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"more", b"not this file"])
+def test_a_wrong_part_is_thrown_away_and_the_mirror_gets_another_chance(
+    server: Server, to: Path, content: bytes
+) -> None:
+    part(to).write_bytes(content)
+    get(server, to, "good")
+    assert is_whole(to)
+    assert server.asked[-1] == ("good", None)
+
+
+def test_after_416_what_is_there_is_checked_and_then_replaced(server: Server, to: Path) -> None:
+    part(to).write_bytes(CONTENT[:CUT])
+    get(server, to, "no416")
+    assert is_whole(to)
+    assert server.asked == [("no416", f"bytes={CUT}-"), ("no416", None)]
+
+
+@pytest.mark.parametrize("folder", ["wrong", "page", "endless"])
+def test_a_wrong_file_is_refused(server: Server, to: Path, folder: str) -> None:
+    with pytest.raises(HarnessError) as caught:
+        get(server, to, folder)
+    message = str(caught.value)
+    assert message.startswith(f"{IMAGES.name}: no mirror gave it: {server.mirror(folder)}: wrong file refused (sha256 ")
+    assert IMAGES.sha256 in message
+    assert "\n" not in message
+    assert list(to.iterdir()) == []
+
+
+def test_the_digest_of_a_wrong_file_is_told(server: Server, to: Path) -> None:
+    with pytest.raises(HarnessError, match=hashlib.sha256(CONTENT[::-1]).hexdigest()):
+        get(server, to, "wrong")
+
+
+@pytest.mark.parametrize("bad", ["gone", "wrong", "halfwrong", "page", "mute", "hang"])
+def test_the_next_mirror_is_tried(server: Server, to: Path, bad: str) -> None:
+    get(server, to, bad, "good", timeout=0.4)
+    assert is_whole(to)
+    assert [folder for folder, _ in server.asked][:2] == [bad, "good"]
+
+
+def test_every_mirror_has_its_reason(server: Server, to: Path) -> None:
+    closed = "http://127.0.0.1:9/"
+    with pytest.raises(HarnessError, match=r"gone/: HTTP 404 .*mute/: timed out; .*:9/: .*refused$") as caught:
+        fetch.get(IMAGES, [server.mirror("gone"), server.mirror("mute"), closed], to, timeout=0.4)
+    assert caught.value.exit_code == 1
+    assert list(to.iterdir()) == []
+
+
+def test_a_different_file_under_the_name_is_left_alone(to: Path) -> None:
+    (to / IMAGES.name).write_bytes(b"my own")
+    with pytest.raises(BadInput, match=rf"{IMAGES.name}: found a different file \(sha256 .*{IMAGES.sha256}"):
+        fetch.missing(DataSet((), FILES), to)
+    assert (to / IMAGES.name).read_bytes() == b"my own"
+
+
+def test_a_folder_that_can_not_be_made_is_bad_input(to: Path) -> None:
+    (to / "file").touch()
+    with pytest.raises(BadInput, match="can't be used: Not a directory; allowed: a folder that can be written"):
+        fetch.missing(DataSet((), FILES), to / "file" / "folder")
+
+
+def test_a_folder_that_can_not_be_written_is_bad_input(server: Server, to: Path) -> None:
+    part(to).mkdir()
+    with pytest.raises(BadInput, match="can't be used: Is a directory"):
+        get(server, to, "good")
+
+
+def test_an_unknown_name_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="did you mean 'fashion-mnist'"):
+        fetch.find("fashion_mnist")
+
+
+def test_every_set_has_the_files_that_the_workloads_read() -> None:
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    for data in fetch.SETS.values():
+        assert [file.name for file in data.files] == names
+        assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in data.files)
+        assert len(data.mirrors) > 1
+        assert all(mirror.endswith("/") for mirror in data.mirrors)
+
+
+def test_the_command(
+    server: Server, to: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(fetch.SETS, "mnist", DataSet((server.mirror("good"),), FILES))
+    (to / "my data").mkdir()
+    (to / "my data" / FILES[1].name).write_bytes(CONTENTS[FILES[1].name])
+    expected = [
+        f"✓ {FILES[0].name}: fetched and verified, 200,006 bytes",
+        f"✓ {FILES[1].name}: already there, 200,006 bytes",
+        f"next  harness run mnist --data '{to}/my data'",
+    ]
+    for state in ("fetched and verified", "already there"):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["data", "fetch", "mnist", "--to", str(to / "my data")])
+        assert not caught.value.code
+        expected[0] = f"✓ {FILES[0].name}: {state}, 200,006 bytes"
+        assert capsys.readouterr().out.splitlines() == expected
+    assert server.asked == [("good", None)]
+
+
+def test_the_command_with_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["data", "fetch", "mnits", "--to", "nowhere"])
+    assert capsys.readouterr().err.startswith("harness: data set 'mnits': unknown; did you mean 'mnist'? allowed: ")

@@ -1,0 +1,47 @@
+"""Processes end when they should, and fork when they may."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+
+from harness.core.processes import let_threads_rest
+
+
+def work(ended: threading.Event) -> None:
+    hashlib.pbkdf2_hmac("sha256", b"long", b"enough", 300_000)  # without the interpreter
+    ended.set()
+
+
+def test_threads_at_work_are_waited_for() -> None:
+    ended = threading.Event()
+    threading.Thread(target=work, args=[ended]).start()
+    let_threads_rest(60)
+    assert ended.is_set()
+
+
+def test_threads_that_only_wait_are_not() -> None:
+    ended = threading.Event()
+    waiting = threading.Thread(target=ended.wait)
+    waiting.start()
+    began = time.monotonic()
+    let_threads_rest(60)
+    assert time.monotonic() - began < 30
+    ended.set()
+    waiting.join()
+
+
+def test_threads_that_never_rest_are_not_waited_for_for_long() -> None:
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            work(threading.Event())
+
+    restless = threading.Thread(target=go_on)
+    restless.start()
+    let_threads_rest(0.05)
+    assert not ended.is_set()
+    ended.set()
+    restless.join()

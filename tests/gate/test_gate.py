@@ -1,0 +1,177 @@
+"""What a gate makes of what was measured, and where the other revision's code comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from harness.core.errors import BadInput, one_line
+from harness.gate.against import Asked, Conditions, Outcome, Verdict
+from harness.gate.paired import Paired, Word
+from harness.gate.worktree import Tree, find_top, worktree
+from harness.render.terminal import gate as view
+from tests.factories import make_cell
+from tests.support.commands import harness
+from tests.support.repository import Repository
+
+CELL = make_cell()
+
+
+def paired(word: Word, ratio: float = 1.0, **changes: object) -> Paired:
+    known = {"low": ratio - 0.01, "high": ratio + 0.01, "a_rate": 1000.0, "b_rate": 1000.0 * ratio, "pairs": 20}
+    return Paired(**{"word": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
+
+
+COMMIT = "f8fea52b" * 5
+CONDITIONS = Conditions(
+    hardware="Fast-CPU-2-cores", torch="2.13.0", certificate="A/A certificate of this hardware: none"
+)
+FAILED = Paired(failure="main: rank 0 on node1: ValueError: no")
+
+
+def outcome(*found: Paired, control: Paired | None = None, **asked: object) -> Outcome:
+    verdicts = [Verdict(cell=CELL, found=one, control=control) for one in found]
+    return Outcome(asked=Asked(**{"against": "main", **asked}), conditions=CONDITIONS, commit=COMMIT, verdicts=verdicts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (outcome(paired("same")), 0),
+        (outcome(paired("faster", 1.1)), 0),
+        (outcome(paired("same"), paired("slower", 0.9)), 1),
+        (outcome(paired("inconclusive"), paired("slower", 0.9)), 1),
+        (outcome(paired("same"), paired("inconclusive")), 3),
+        (outcome(FAILED), 1),
+        (outcome(paired("same", same_bits=False)), 0),
+        (outcome(paired("same", same_bits=False), bits=True), 1),
+        (outcome(paired("slower", 0.9), control=paired("same")), 1),
+        (outcome(paired("slower", 0.9), control=paired("slower", 0.9)), 3),
+        (outcome(paired("same"), control=FAILED), 3),
+        (outcome(FAILED, control=paired("slower", 0.9)), 1),
+        (outcome(paired("same", same_bits=False), control=paired("slower", 0.9), bits=True), 1),
+    ],
+)  # fmt: skip
+def test_exit_codes(found: Outcome, code: int) -> None:
+    assert found.exit_code == code
+
+
+def test_words_for_a_tired_engineer() -> None:
+    (line,) = view.lines(outcome(paired("same"), paired("slower", 0.95)))
+    assert line == (
+        f"{CELL.label}: trains 5.0% slower than main: 1,000 → 950 samples/s; certainly by 4.0%, at most by 6.0%"
+    )
+    assert view.lines(outcome(paired("same"))) == []
+    (line,) = view.lines(outcome(paired("inconclusive", seconds=30.0, low=0.962, high=1.046)))
+    assert "can't be told after 30 s of measuring: between 3.8% slower and 4.6% faster than main;" in line
+    (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
+    assert "can't be told after 2 s of measuring: too little for any bound" in line
+    (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
+    assert line.endswith("main measured against itself came out faster")
+    (line,) = view.lines(outcome(paired("slower", 0.9), against=COMMIT))
+    assert "slower than f8fea52: " in line
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (outcome(paired("same"), paired("faster", 1.1)), "passes: nothing is slower than main"),
+        (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells"),
+        (outcome(paired("slower", 0.9), paired("inconclusive")), "fails: 1 of 2 cells; of 1 more it can't be told"),
+        (outcome(paired("same"), paired("inconclusive")), "can't tell: 1 of 2 cells"),
+    ],
+)
+def test_the_last_line_says_what_the_exit_code_says(
+    found: Outcome, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view.show_outcome(found)
+    assert capsys.readouterr().out.splitlines()[-1] == f"The gate {line}."
+
+
+def test_junit_has_a_case_a_cell_and_none_that_can_be_taken_for_a_pass() -> None:
+    found = outcome(paired("same"), paired("slower", 0.9), paired("inconclusive"), FAILED)
+    suite = fromstring(view.junit(found, "sweep"))
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "4",
+        "failures": "2",
+        "errors": "1",
+    }
+    assert [[child.tag for child in case] for case in suite.iter("testcase")] == [
+        [],
+        ["failure"],
+        ["error"],
+        ["failure"],
+    ]
+    for words in suite.iter("failure"):
+        assert words.text == words.get("message")  # GitLab shows the text, others the message
+
+
+def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
+    text = view.markdown(outcome(paired("same"), paired("slower", 0.95)), "nightly")
+    lines = text.splitlines()
+    assert lines[0] == "### Training speed of `nightly`: fails: 1 of 2 cells"
+    assert lines[2].startswith(f"- {CELL.label}: trains 5.0% slower than main")
+    assert len([line for line in lines if line.startswith("| mlp ")]) == 2
+    assert lines[-1].startswith("Samples/s of main (f8fea52) and of the working tree")
+
+
+def test_what_a_rank_said_is_no_markup() -> None:
+    said = "rank 0: TypeError: __init__() takes <2> arguments | `but`"
+    text = view.markdown(outcome(Paired(failure=said)), "nightly")
+    assert r"TypeError: \_\_init\_\_() takes \<2\> arguments \| \`but\`" in text
+
+
+def test_what_can_not_be_printed_is_left_out_of_a_ranks_words() -> None:
+    said = one_line("\x1b[31mno\x00\n  way\udc80")
+    found = fromstring(view.junit(outcome(Paired(failure=said)), "sweep"))
+    assert found.findtext("testcase/failure") == f"{CELL.label}: failed: [31mno way"
+
+
+def test_json_has_all_of_it() -> None:
+    found = json.loads(view.as_json(outcome(paired("slower", 0.9))))
+    assert (found["exit_code"], found["cells"][0]["failed"]) == (1, True)
+
+
+def test_what_it_was_measured_on_and_how_far_to_trust_it_is_said_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    found = outcome(paired("same"))
+    view.show_outcome(found)
+    for text in (capsys.readouterr().out, view.as_json(found), view.markdown(found, "a"), view.junit(found, "a")):
+        assert all(words in text for words in asdict(CONDITIONS).values())
+
+
+def test_the_other_tree_is_the_revision_and_goes_away(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "repository")
+    repository.write(0.5)
+    with worktree(repository.path, "HEAD", tmp_path / "other") as tree:
+        there = tree.here(repository.path / "own.py")
+        assert there == tmp_path / "other" / "own.py"
+        assert "SLOWER = 0.0" in there.read_text(encoding="utf-8")
+        assert "SLOWER = 0.5" in (repository.path / "own.py").read_text(encoding="utf-8")
+        assert tree.here(Path("/data/mnist")) == Path("/data/mnist")
+    assert not (tmp_path / "other").exists()
+
+
+def test_code_is_imported_from_the_other_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(sys, "path", ["/usr/lib/python3", str(tmp_path / "src")])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'more'}{os.pathsep}/elsewhere")
+    other = Tree(name="main", top=tmp_path, place=Path("/other"))
+    assert other.python_path.split(os.pathsep) == ["/other", "/other/src", "/other/more", "/elsewhere"]
+
+
+def test_a_revision_that_there_is_not(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    found = harness("gate", "--against", "mian", str(repository.sweep))
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "--against mian: no such revision" in found.err
+
+
+def test_a_folder_without_git(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no git repository"):
+        find_top(tmp_path)

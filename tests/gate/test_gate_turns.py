@@ -1,0 +1,138 @@
+"""Two sides that train in turn, here as threads of one process instead of ranks of two trees."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.paths import TrialFolder, write_whole
+from harness.gate import paired
+from harness.gate.arms import ENDLESS, Side, _join
+from harness.gate.paired import Budget
+from harness.gate.turn_worker import Turns, play
+from harness.spec.cell import Assignment, Cell, Trial
+from harness.spec.sweep import load
+from harness.training.ranks import Ranks
+from tests.support.repository import Repository
+from tests.support.running import line_sweep
+
+ALONE = Ranks(rank=0, local_rank=0, world_size=1)
+
+
+@contextmanager
+def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, Side]]]:
+    """Sides `a` and `b` of the test workload; `options` are those of b."""
+    cells = [load(line_sweep(folder, {"line": {"options": kinds}})).cells[0] for kinds in ({}, options)]
+    with threads(folder, cells, [folder, folder]) as found:
+        yield cells[0], found
+
+
+@contextmanager
+def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Iterator[dict[str, Side]]:
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(str(folder / "turns"))
+        listening.listen()
+        found = {}
+        for key, cell, base in zip("ab", cells, bases, strict=True):
+            place = TrialFolder(folder / key)
+            trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
+            write_whole(place.assignment, json.dumps(asdict(Assignment(trial=trial, base=str(base), device="cpu"))))
+            player = threading.Thread(target=_play, args=(place, str(folder / "turns")))
+            player.start()
+            stack.callback(player.join)
+            connection = stack.enter_context(listening.accept()[0])
+            found[key] = Side(key, place.launch_log)
+            found[key].join(connection, stack.enter_context(connection.makefile("r")), 0)
+            stack.callback(connection.shutdown, socket.SHUT_RDWR)
+            assert found[key].hear(0, 60)["ready"]
+        yield found
+
+
+def _play(place: TrialFolder, path: str) -> None:
+    with closing(Turns(path)) as turns, suppress(EOFError, BrokenPipeError):
+        try:
+            play(place, ALONE, turns)
+        except ValueError as error:
+            turns.tell(failure=f"rank 0: {error}")
+
+
+def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:
+    with line_sides(tmp_path) as (_, found):
+        first, second, third = (found["a"].train(steps) for steps in (5, 1, 21))  # an epoch has 8
+        assert [len(turn.seconds) for turn in (first, second, third)] == [5, 1, 21]
+        assert min(third.seconds) > 0
+        again = [found["b"].train(steps).losses for steps in (5, 1, 21)]
+        assert again == [turn.losses for turn in (first, second, third)]
+
+
+def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with line_sides(tmp_path, step_seconds=0.004) as (_, found):
+        monkeypatch.setattr(paired, "BLOCK", 0.02)
+        counted = paired._warm(found)
+        turns = [found[key].train(1 + counted) for key in "ab"]
+        assert turns[0].losses == turns[1].losses
+        assert counted > paired.FEWEST
+        assert sum(turns[1].seconds[1:]) > paired.BLOCK
+
+
+def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: Path) -> None:
+    heard: list[str] = []
+    budget = Budget(smallest=0.2, seconds=20.0, alpha=0.05)
+    fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
+    slow.write(1.0)
+    (cell,) = load(fast.sweep).cells
+    with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as found:
+        one = paired.contest(cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0), heard.append)
+    assert one.word == "slower"
+    assert len(heard) == one.pairs == len(one.log_ratios) >= 3
+    assert one.blocks >= paired.TURNS * one.pairs
+    assert one.ratio is not None
+    assert one.ratio < 0.8
+
+
+def test_other_losses_are_seen(tmp_path: Path) -> None:
+    budget = Budget(smallest=0.9, seconds=0.05, alpha=0.05)
+    with line_sides(tmp_path, momentum=0.5) as (cell, found):
+        one = paired.contest(cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0))
+    assert one.same_bits is False
+
+
+def test_a_rank_that_fails_in_its_turn_is_heard(tmp_path: Path) -> None:
+    with line_sides(tmp_path, raise_at=3) as (_, found):
+        found["b"].train(2)
+        with pytest.raises(HarnessError, match="b: rank 0: the dog ate batch 17; log: "):
+            found["b"].train(2)
+
+
+def test_a_rank_that_called_before_it_ended_is_told_of_in_its_own_words(tmp_path: Path) -> None:
+    """The forkserver may tell of its end while others are still waited for."""
+    side = Side("HEAD", tmp_path / "log")
+    side.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
+    with ExitStack() as stack:
+
+        def said(**words: object) -> socket.socket:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
+                theirs.sendall((json.dumps({"side": "a", **words}) + "\n").encode())
+            return ours
+
+        with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
+            _join(said(lost=0), {"a": side}, stack)
+        rank = said(failure="rank 0 on n1: ValueError: the dog ate the model")
+        side.join(rank, stack.enter_context(rank.makefile("r", encoding="utf-8")), 0)
+        _join(said(lost=0), {"a": side}, stack)
+        with pytest.raises(HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "):
+            side.hear(0, 5)

@@ -1,0 +1,170 @@
+"""What a certificate says of its comparisons, where it lies, and who cites it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis import baseline
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.gate.certify import prepare
+from harness.hardware import certificate
+from harness.hardware.certificate import Certificate, Comparison, Settings, cite, drifts
+from harness.render.terminal.certify import conclusion, lines
+from harness.spec.cluster import Profile
+from tests.factories import BEGUN
+from tests.support.commands import harness
+from tests.support.results import make_result
+
+DAY = 1.79e9  # 2026-09-21
+SETTINGS = Settings(cell="mlp-1", label="mlp", seconds=1.0, smallest=0.01, alpha=0.05)
+
+
+def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Certificate:
+    changes = changes or [0.004] * of
+    found = [
+        Comparison(
+            word="slower" if number < alarms else "same",
+            log_ratio=change,
+            rate=1000.0 * 1.01 ** (number % 3),
+            pairs=5,
+            seconds=1.1,
+            ended=DAY + number,
+            load=0.5,
+        )
+        for number, change in enumerate(changes)
+    ]
+    hardware: dict[str, object] = {"cpu": "Fast CPU", "cpu_version": None, "usable_cores": 2, "gpus": []}
+    known: dict[str, Any] = {
+        "device": "cpu",
+        "hardware": hardware,
+        "software": {"torch": "2.13"},
+        "code": {"version": "1"},
+    }
+    return Certificate(**{"settings": SETTINGS, "comparisons": found, **known, **more})
+
+
+def test_in_words() -> None:
+    assert made(3, 200).words.startswith(
+        "3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-09-"
+    )
+
+
+def test_the_noise_floor_is_what_all_but_a_twentieth_stay_below() -> None:
+    changes = [0.001 * number * (-1) ** number for number in range(1, 101)]
+    assert made(0, 100, changes).noise_floor == pytest.approx(math.expm1(0.095))
+
+
+@pytest.mark.parametrize(("alarms", "holds"), [(0, True), (10, True), (16, True), (20, False)])
+def test_it_holds_unless_false_alarms_are_certainly_too_many(alarms: int, holds: bool) -> None:
+    found = made(alarms, 200)
+    assert found.holds is holds
+    assert ("no gate holds here" in conclusion(found)) is not holds
+
+
+def test_what_was_measured_is_told() -> None:
+    told = lines(made(1, 20))
+    assert told[0] == "mlp against itself on Fast-CPU-2-cores"
+    assert told[1].startswith("19 same, 1 slower; 1.1 s of measuring each in the median, 1 s at most")
+
+
+def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(1, 3)
+    path = certificate.write(results, found)
+    assert path == tmp_path / "certificates" / "Fast-CPU-2-cores.json"
+    assert certificate.read(results, found.key) == found
+    assert sum('"word"' in line for line in path.read_text(encoding="utf-8").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 0}, "schema: found 0"),
+        ({"comparisons": []}, "no comparison"),
+        ({"hardware": {"cpu": "Other", "usable_cores": 4}}, "is of Other-4-cores"),
+        ({"hardware": {}}, "no whole certificate"),
+        ({"settings": 1}, "no whole certificate"),
+    ],
+)
+def test_what_is_no_certificate_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(1, 3)
+    path = certificate.write(results, found)
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(BadInput, match=words) as caught:
+        certificate.read(results, found.key)
+    assert "harness certify --anew" in str(caught.value)
+
+
+def test_only_like_is_gone_on_with() -> None:
+    found = made(1, 3)
+    assert found.continues(made(0, 5))
+    others: list[dict[str, Any]] = [
+        {"settings": replace(SETTINGS, seconds=2.0)},
+        {"software": {"torch": "2.14"}},
+        {"code": {"version": "2"}},
+    ]
+    assert [found.continues(made(1, 3, **other)) for other in others] == [False, False, False]
+
+
+def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path) -> None:
+    results, profile = Results(tmp_path), Profile(device="cpu")
+    begun = replace(prepare(results, profile, SETTINGS, anew=False), comparisons=made(0, 2).comparisons)
+    certificate.write(results, begun)
+    assert prepare(results, profile, SETTINGS, anew=False) == begun
+    assert prepare(results, profile, SETTINGS, anew=True).comparisons == ()
+    assert prepare(results, profile, replace(SETTINGS, seconds=9.0), anew=False).comparisons == ()
+
+
+def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(3, 200)
+    certificate.write(results, found)
+    assert cite(results, [found.key, found.key]) == [f"A/A certificate of this hardware: {found.words}"]
+    assert cite(results, ["other"]) == ["A/A certificate of this hardware: none; harness certify measures it"]
+    assert cite(results, [found.key, "other"]) == []
+    other = made(0, 20, hardware={"cpu": "Other", "usable_cores": 4})
+    certificate.write(results, other)
+    assert len(cite(results, [found.key, other.key])) == 2
+
+
+def test_how_much_the_speed_moves_is_known_from_its_comparisons(tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(0, 3)
+    certificate.write(results, found)
+    known = drifts(results, [found.key, "other"])
+    assert known == {found.key: found.drift}
+    assert known[found.key].deviation == pytest.approx(math.log(1.01))
+    assert known[found.key].freedom == 2
+    assert made(0, 1).drift is None
+
+
+def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(0, 200)
+    certificate.write(results, found)
+    speeds = [1000.0, 1001.0, 1002.0]
+    for name, started in (("before", BEGUN), ("now", BEGUN + 1e6)):
+        cell = make_result(speeds, conditions={"hardware": [found.key]}, started=[started + n for n in range(3)])
+        baseline.save(Results(tmp_path / name), [cell])
+    before, now = (str(next((tmp_path / name).rglob("*.json"))) for name in ("before", "now"))
+    ended = harness("compare", before, now, "--results", str(tmp_path))
+    assert "allows for the 1.2%" in " ".join(ended.out.split())
+
+
+def test_compare_cites_it(tmp_path: Path) -> None:
+    results, found = Results(tmp_path), made(3, 200)
+    certificate.write(results, found)
+    cell = make_result([1000.0, 1001.0, 1002.0], conditions={"hardware": [found.key]})
+    (saved,) = baseline.save(results, [cell])
+    ended = harness("compare", str(saved.path), str(saved.path), "--results", str(tmp_path))
+    assert f"A/A certificate of this hardware: {found.words}" in ended.out.splitlines()
+
+
+@pytest.mark.parametrize("arguments", [["--cluster", "slurm"], ["--seconds", "0"], ["--smallest", "little"]])
+def test_what_it_does_not_take(arguments: list[str]) -> None:
+    ended = harness("certify", *arguments)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -1,0 +1,136 @@
+"""The record of what a machine can do: its figures, its key, and that a broken one is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.hardware import machine as machines
+from harness.hardware.machine import AllReduce, Copy, Matmul, Timing, key
+from tests.factories import make_machine
+
+CPU = {"cpu": "AMD EPYC", "cpu_version": "25.1.1", "cores": 4, "usable_cores": 2, "gpus": []}
+
+
+class TestFigures:
+    def test_timing(self) -> None:
+        timing = Timing(calls=3, seconds=[0.4, 0.1, 0.2])
+        assert (timing.best, timing.median, timing.worst) == (0.1, 0.2, 0.4)
+
+    def test_a_product_of_size_n_takes_2n3(self) -> None:
+        assert Matmul(dtype="fp32", layout="nn", size=100, threads=1, timing=once(1.0)).work == 2e6
+
+    def test_a_copy_in_memory_reads_and_writes(self) -> None:
+        assert Copy(path="memory", bytes=100, threads=1, timing=once(1.0)).work == 200
+        assert Copy(path="to-device", bytes=100, threads=None, timing=once(1.0)).work == 100
+
+    @pytest.mark.parametrize(("ranks", "bus"), [(2, 100.0), (4, 150.0), (8, 175.0)])
+    def test_bus_bandwidth_is_that_of_nccl_tests(self, ranks: int, bus: float) -> None:
+        reduce = AllReduce(bytes=100, ranks=ranks, timing=once(1.0))
+        assert (reduce.work, reduce.bus_work) == (100, bus)
+
+    def test_peak_is_the_best_of_all_sizes_and_repeats_with_these_threads(self) -> None:
+        machine = make_machine()
+        assert machine.peak("fp32", 1) == pytest.approx(100e9)
+        assert machine.peak("fp32", 2) == pytest.approx(180e9)
+        assert machine.peak("bf16", 1) == pytest.approx(400e9)
+        assert machine.peak("bf16", 2) is None
+        assert machine.peak("fp32", 3) is None
+        assert machine.peak("fp16", 1) is None
+
+    def test_bandwidth_is_that_of_the_largest_array(self) -> None:
+        machine = make_machine()
+        assert machine.bandwidth(1) == pytest.approx(10e9)
+        assert machine.cache_bandwidth(1) == pytest.approx(50e9)
+        assert machine.bandwidth(2) == pytest.approx(16e9)
+        assert machine.bandwidth(3) is None
+
+
+class TestKey:
+    def test_of_a_cpu(self) -> None:
+        assert key(CPU, "cpu") == "AMD-EPYC-25.1.1-2-cores"
+
+    @pytest.mark.parametrize("change", [{"cpu": "Intel"}, {"cpu_version": "26.2.1"}, {"usable_cores": 4}])
+    def test_differs_with_what_decides_speed(self, change: dict[str, Any]) -> None:
+        assert key(CPU | change, "cpu") != key(CPU, "cpu")
+
+    def test_is_that_of_older_records_that_lack_the_version(self) -> None:
+        older = {name: value for name, value in CPU.items() if name != "cpu_version"}
+        assert key(older, "cpu") == key(CPU | {"cpu_version": None}, "cpu")
+
+    def test_of_gpus_counts_them(self) -> None:
+        gpus = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 1}] * 8
+        assert key(CPU | {"gpus": gpus}, "cuda") == "8x-NVIDIA-H100-80GB-HBM3"
+        assert key(CPU | {"gpus": gpus[:1]}, "cuda") == "1x-NVIDIA-H100-80GB-HBM3"
+        assert key(CPU | {"gpus": gpus}, "cpu") == key(CPU, "cpu")
+
+
+class TestOnDisk:
+    def test_comes_back_equal(self, tmp_path: Path) -> None:
+        machine = make_machine()
+        path = machines.write(tmp_path, machine)
+        assert path.name == "Test-CPU-2-cores.json"
+        assert machines.read(path) == machine
+        assert machines.read_all(tmp_path) == {machine.key: machine}
+
+    def test_nothing_measured_yet(self, tmp_path: Path) -> None:
+        assert machines.read_all(tmp_path / "peaks") == {}
+
+    def test_that_is_truncated_is_refused_wherever_it_ends(self, tmp_path: Path) -> None:
+        path = machines.write(tmp_path, make_machine())
+        whole = path.read_bytes()
+        for length in range(0, len(whole) - 2, 61):
+            path.write_bytes(whole[:length])
+            with pytest.raises(BadInput, match="can't be read as a record of peaks") as found:
+                machines.read(path)
+            assert str(path) in str(found.value)
+            assert "\n" not in str(found.value)
+
+    @pytest.mark.parametrize("schema", [0, 2, "1", None])
+    def test_of_another_schema_is_refused(self, tmp_path: Path, schema: Any) -> None:
+        path = damaged(tmp_path, lambda content: content.update(schema=schema))
+        with pytest.raises(BadInput, match=r": schema: found .*allowed: 1; harness peak makes a new one$"):
+            machines.read_all(tmp_path)
+        assert path.exists()
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda content: content.pop("device"),
+            lambda content: content.update(weather="fine"),
+            lambda content: content.update(hardware={}),
+            lambda content: content["matmuls"][0].pop("timing"),
+            lambda content: content["matmuls"][0]["timing"].update(seconds=[]),
+            lambda content: content["copies"][0]["timing"].update(seconds=[0.1, 0.0]),
+            lambda content: content["copies"].append(None),
+        ],
+        ids=["no-device", "unknown-key", "no-hardware", "no-timing", "no-repeat", "no-time", "no-copy"],
+    )
+    def test_that_is_not_whole_is_refused(self, tmp_path: Path, damage: Callable[[dict[str, Any]], None]) -> None:
+        path = damaged(tmp_path, damage)
+        with pytest.raises(BadInput, match=r"no whole record of peaks: .*harness peak makes a new one$") as found:
+            machines.read(path)
+        assert "\n" not in str(found.value)
+
+    def test_that_json_cannot_hold_is_never_written(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            machines.write(tmp_path, replace(make_machine(), measured=float("nan")))
+        assert list(tmp_path.iterdir()) == []
+
+
+def damaged(folder: Path, damage: Callable[[dict[str, Any]], None]) -> Path:
+    path = machines.write(folder, make_machine())
+    content = json.loads(path.read_text(encoding="utf-8"))
+    damage(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def once(seconds: float) -> Timing:
+    return Timing(calls=1, seconds=[seconds])

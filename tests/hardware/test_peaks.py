@@ -1,0 +1,69 @@
+"""The vendors' table: what is in it is a dense peak, what is not in it has none."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from harness.hardware.vendor_peaks import DTYPES, VENDORS, vendor, vendor_peak
+from harness.spec.axes import Axes
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "bf16:fsdp2", 989.4),
+        ("NVIDIA H100 80GB HBM3", "fp32", 66.9),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.7),
+        ("NVIDIA H100 PCIe", "fp16", 756),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("A100-SXM4-80GB", "fp32", 19.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("Tesla T4", "fp16", 65),
+    ],
+)
+def test_known_gpus(name: str, precision: str, tera: float) -> None:
+    assert vendor_peak(hardware(name), precision) == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H1000", "NVIDIA A100", "NVIDIA Graphics Device", "", "H100"]
+)
+def test_unknown_gpus_have_no_peak(name: str) -> None:
+    assert vendor(name) is None
+    assert vendor_peak(hardware(name), "fp32") is None
+
+
+def test_a_dtype_that_the_gpu_lacks_has_no_peak() -> None:
+    assert vendor_peak(hardware("Tesla V100-SXM2-16GB"), "bf16") is None
+    assert vendor_peak(hardware("Tesla T4"), "tf32") is None
+
+
+def test_different_gpus_in_one_machine_have_no_common_peak() -> None:
+    assert vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), "bf16") is not None
+    assert vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A10"), "bf16") is None
+    assert vendor_peak(hardware(), "fp32") is None
+    assert vendor_peak({}, "fp32") is None
+
+
+def test_every_precision_of_the_axis_has_a_dtype() -> None:
+    assert set(DTYPES) == set(get_args(get_type_hints(Axes)["precision"]))
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_rows_are_dense_and_in_order(name: str) -> None:
+    """Narrower dtypes are no slower; sparsity's doubling would break the ratios that dense figures have."""
+    row = VENDORS[name]
+    assert row.flops["fp32"] <= row.flops.get("tf32", row.flops["fp16"]) <= row.flops["fp16"]
+    assert row.flops.get("bf16", row.flops["fp16"]) == row.flops["fp16"]
+    if "tf32" in row.flops:
+        assert row.flops["fp16"] / row.flops["tf32"] == pytest.approx(2, rel=0.02)
+    assert row.bandwidth is None or 3e11 <= row.bandwidth <= 8e12
+
+
+def hardware(*names: str) -> dict[str, Any]:
+    return {"gpus": [{"name": name, "memory_bytes": 2**34} for name in names]}

@@ -1,0 +1,239 @@
+"""MFU and the roofline, at points that were computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from harness.core.paths import Results
+from harness.hardware import machine as machines
+from harness.hardware.machine import Machine
+from harness.hardware.roofline import device_of, held_against, machine_of, mfu, rated, stand
+from harness.launch.assemble import assemble
+from harness.records.record import Record
+from harness.render.terminal.roofline import draw, known_peaks, placed, roofline_lines
+from harness.render.terminal.run import conclude
+from harness.render.terminal.table import result_table
+from harness.spec.validity import ValidityRules
+from harness.tracking.scalars import scalars
+from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record
+from tests.support.sweeps import load
+
+FLOPS = 1e6  # a sample
+
+
+def measured(
+    *, throughput: float | None = 20_000.0, moved: float | None = 2.5e5, hosts: int = 1, gpu: str = "", **axes: Any
+) -> Record:
+    """A record with these numbers; `gpu` names the GPUs that it ran on."""
+    found = make_record(make_cell(**axes))
+    assert found.summary is not None
+    assert found.learned is not None
+    names = [{"name": gpu, "memory_bytes": 1}] if gpu else []
+    environment = ENVIRONMENT | {"hardware": ENVIRONMENT["hardware"] | {"gpus": names}}
+    return replace(
+        found,
+        summary=replace(found.summary, throughput=throughput),
+        learned=replace(found.learned, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment),
+        ranks=[
+            replace(rank, host=f"node{rank.rank % hosts}", memory={"allocated": 1} if gpu else {})
+            for rank in found.ranks
+        ],
+    )
+
+
+class TestMfu:
+    def test_by_hand(self) -> None:
+        assert mfu(1000.0, 2e9, 4, 1e12) == 0.5
+
+    def test_of_a_gpu_is_of_the_vendors_peak(self) -> None:
+        record = measured(gpu="NVIDIA A100-SXM4-80GB", throughput=3.12e7, precision="bf16")
+        assert rated(record, {}).summary == replace(summary(record), mfu=pytest.approx(0.1))
+
+    def test_of_an_unknown_gpu_is_unknown(self) -> None:
+        record = measured(gpu="NVIDIA Z900", precision="bf16")
+        assert rated(record, {}).summary == record.summary
+
+    def test_of_a_gpu_against_what_was_measured(self) -> None:
+        record = measured(gpu="NVIDIA Z900", throughput=2e4)
+        assert record.learned is not None
+        found = [replace(one, threads=None) for one in make_machine().matmuls]
+        machine = make_machine(device="cuda", hardware=record.learned.environment["hardware"], matmuls=found)
+        assert summary(rated(record, {machine.key: machine})).mfu_measured == pytest.approx(2e10 / 180e9)
+
+    def test_of_a_cpu_is_of_the_measured_peak_alone(self) -> None:
+        record = rated(measured(), known(make_machine()))
+        assert summary(record).mfu is None
+        assert summary(record).mfu_measured == pytest.approx(20_000 * FLOPS / 100e9)
+
+    def test_of_two_ranks_is_of_both(self) -> None:
+        record = rated(measured(strategy="ddp", world_size=2), known(make_machine()))
+        assert summary(record).mfu_measured == pytest.approx(20_000 * FLOPS / 2 / 100e9)
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            measured(precision="fp16"),
+            measured(threads=3),
+            measured(strategy="ddp", world_size=2, threads=2),
+            measured(strategy="ddp", world_size=4),
+            measured(throughput=None),
+        ],
+        ids=["dtype", "threads", "more-threads-than-cores", "more-ranks-than-cores", "no-throughput"],
+    )
+    def test_what_was_not_measured_is_unknown(self, record: Record) -> None:
+        assert summary(rated(record, known(make_machine()))).mfu_measured is None
+
+    def test_ranks_on_two_nodes_have_the_cores_of_both(self) -> None:
+        record = measured(strategy="ddp", world_size=4, hosts=2)
+        assert summary(rated(record, known(make_machine()))).mfu_measured is not None
+
+    def test_another_machine_is_not_held_against(self) -> None:
+        other = make_machine(hardware=ENVIRONMENT["hardware"] | {"usable_cores": 64})
+        assert rated(measured(), known(other)) == measured()
+        assert machine_of(measured(), known(other)) is None
+
+    def test_of_a_failed_trial_there_is_none(self) -> None:
+        failed = make_record(status="failed")
+        assert rated(failed, known(make_machine())) == failed
+
+    def test_device_is_that_whose_memory_was_used(self) -> None:
+        assert (device_of(measured()), device_of(measured(gpu="NVIDIA L4"))) == ("cpu", "cuda")
+
+    def test_reaches_mlflow_and_the_table(self, tmp_path: Path) -> None:
+        sweep = load(tmp_path)
+        record = measured()
+        record = replace(record, trial=replace(record.trial, cell=sweep.cells[0]))
+        headers = [column.header for column in result_table(sweep, [record]).columns]
+        assert not [header for header in headers if "MFU" in str(header)]
+        record = rated(record, known(make_machine()))
+        assert scalars(record)["mfu_measured"] == pytest.approx(0.2)
+        assert scalars(record)["intensity_flop_per_byte"] == 4.0
+        assert "mfu" not in scalars(record)
+        table = result_table(sweep, [record])
+        column = next(column for column in table.columns if column.header == "MFU measured")
+        assert list(column.cells) == ["20%"]
+
+
+class TestStanding:
+    def test_bound_by_memory(self) -> None:
+        """4 FLOP/byte at 10 GB/s are 40 GFLOP/s, under a peak of 100: 20 achieved are half."""
+        standing = stand(measured(), make_machine())
+        assert standing is not None
+        assert (standing.flops_per_s, standing.intensity) == (20e9, 4.0)
+        assert standing.peak == pytest.approx(100e9)
+        assert standing.bandwidth == pytest.approx(10e9)
+        assert standing.roof == pytest.approx(40e9)
+        assert standing.share == pytest.approx(0.5)
+        assert standing.bound == "memory"
+
+    def test_bound_by_compute(self) -> None:
+        standing = stand(measured(moved=1e4), make_machine())
+        assert standing is not None
+        assert (standing.intensity, standing.bound) == (100.0, "compute")
+        assert standing.roof == pytest.approx(100e9)
+        assert standing.share == pytest.approx(0.2)
+
+    def test_ranks_of_a_node_share_its_memory(self) -> None:
+        """Two ranks have 8 of 16 GB/s each, though one alone could have 10."""
+        peak, bandwidth = held_against(measured(strategy="ddp", world_size=2), make_machine())
+        assert peak == pytest.approx(100e9)
+        assert bandwidth == pytest.approx(8e9)
+        apart = measured(strategy="ddp", world_size=2, hosts=2)
+        assert held_against(apart, make_machine())[1] == pytest.approx(10e9)
+
+    def test_of_all_threads(self) -> None:
+        peak, bandwidth = held_against(measured(threads=2), make_machine())
+        assert peak == pytest.approx(180e9)
+        assert bandwidth == pytest.approx(16e9)
+
+    @pytest.mark.parametrize("record", [measured(moved=None), measured(throughput=None), measured(precision="fp16")])
+    def test_without_traffic_throughput_or_peak_there_is_none(self, record: Record) -> None:
+        assert stand(record, make_machine()) is None
+
+
+class TestPlot:
+    def test_is_drawn_where_the_machine_was_measured(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        sweep, results = load(tmp_path, matrix={"batch_size": [32, 64]}), Results(tmp_path / "results")
+        records = [with_cell(measured(), cell) for cell in sweep.cells]
+        conclude(sweep, records, results)
+        assert "harness peak" in capsys.readouterr().out
+        assert not results.sweep(sweep.name).roofline.exists()
+        machines.write(results.peaks, make_machine())
+        conclude(sweep, records, results)
+        printed = capsys.readouterr().out
+        assert "roofline: mlp 50% of the roof (memory)" in printed
+        assert "MFU measured" in printed
+        assert str(results.sweep(sweep.name).roofline) in printed.replace("\n", "")
+        height, width, _ = matplotlib.image.imread(results.sweep(sweep.name).roofline).shape
+        assert width > height > 500
+
+    def test_places_each_cell_at_the_mean_of_its_trials(self, tmp_path: Path) -> None:
+        sweep = load(tmp_path)
+        records = [with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)]
+        (cell,) = placed(sweep, records, make_machine())
+        assert cell.standing.flops_per_s == pytest.approx(20e9)
+
+    def test_counts_cells_that_have_no_place(self, tmp_path: Path) -> None:
+        sweep, results = load(tmp_path, matrix={"batch_size": [32, 64]}), Results(tmp_path)
+        first, second = sweep.cells
+        records = [with_cell(measured(), first), with_cell(measured(moved=None), second)]
+        (line,) = roofline_lines(sweep, records, results, known(make_machine()))
+        assert "not placed: 1 cells" in line
+
+    def test_of_many_cells_names_workloads(self, tmp_path: Path) -> None:
+        sweep = load(tmp_path, matrix={"batch_size": list(range(10, 40))})
+        cells = placed(sweep, [with_cell(measured(), cell) for cell in sweep.cells], make_machine())
+        (axes,) = draw("many", cells, make_machine()).axes
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mlp"]
+
+    def test_shows_roofs_that_were_measured_after_the_sweep(self, tmp_path: Path) -> None:
+        results = Results(tmp_path)
+        machines.write(results.peaks, make_machine())
+        (record,), found = known_peaks([measured()], results)
+        assert summary(record).mfu_measured == pytest.approx(0.2)
+        assert list(found) == [make_machine().key]
+
+
+def test_a_record_is_assembled_with_its_mfu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are in the record, so that the tracker needs nothing else."""
+    from dataclasses import asdict
+
+    from harness.core.paths import TrialFolder
+    from harness.records import record as records
+    from harness.spec.cell import Assignment
+
+    made, folder = measured(), TrialFolder(tmp_path)
+    for rank in made.ranks:
+        records.write(folder.result(rank.rank), replace(rank, learned=made.learned))
+    environment = dict(asdict(made)["learned"]["environment"])
+    assignment = Assignment(
+        trial=made.trial, base=str(tmp_path), checkpoint="best", device="cpu", attempt=1, environment=environment
+    )
+    peaks = known(make_machine())
+    found = assemble(
+        folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=ValidityRules(), peaks=peaks
+    )
+    throughput = summary(found).throughput
+    assert throughput is not None
+    assert summary(found).mfu_measured == pytest.approx(throughput * FLOPS / 100e9)
+    without = assemble(
+        folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=ValidityRules()
+    )
+    assert summary(without).mfu_measured is None
+
+
+def known(machine: Machine) -> dict[str, Machine]:
+    return {machine.key: machine}
+
+
+def with_cell(record: Record, cell: Any) -> Record:
+    return replace(record, trial=replace(record.trial, cell=cell))
+
+
+def summary(record: Record) -> Any:
+    return record.summary or make_record().summary

@@ -1,0 +1,159 @@
+"""Steps of a job: the command of a trial, and what srun's words tell of its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.paths import TrialFolder
+from harness.launch.srun import Srun, by_user, first_cause
+
+
+def launcher(**changes: object) -> Srun:
+    given = {
+        "environment": {"OWN": "a b"}, "ranks_per_node": 4, "cpus_per_rank": 8, "python": "/opt/python",
+        "prefix": ("apptainer", "exec", "an image.sif"), "address": "node7", "free_port": lambda: 1234,
+    }  # fmt: skip
+    return Srun(**given | changes)  # type: ignore[arg-type]
+
+
+class TestCommand:
+    def test_is_a_list_of_words_that_no_shell_reads(self) -> None:
+        place = TrialFolder(Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0'))
+        words = launcher().command("harness.training.worker", place, 2, ["--write-logs"])
+        assert words[-8:] == [
+            "apptainer", "exec", "an image.sif", "/opt/python", "-m", "harness.training.worker", str(place.path),
+            "--write-logs",
+        ]  # fmt: skip
+        assert words[0] == "srun"
+
+    @pytest.mark.parametrize(("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)])
+    def test_fills_nodes_from_the_first_on(self, ranks: int, nodes: int, each: int) -> None:
+        words = launcher().command("harness.training.worker", TrialFolder(Path("t")), ranks)
+        assert {f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={each}", "--relative=0"} <= set(words)
+        assert "--cpus-per-task=8" in words  # srun does not take it from sbatch since 22.05
+
+    def test_ranks_know_where_to_meet(self) -> None:
+        found = launcher().variables(3)
+        asked = {"MASTER_ADDR": "node7", "MASTER_PORT": "1234", "OMP_NUM_THREADS": "3", "OWN": "a b"}
+        assert {name: found[name] for name in asked} == asked
+
+
+# What Slurm 22.05.8 said of steps with a task on n1 and one on n2.
+RECORDED = {
+    "a rank raised": ("""\
+srun: error: n2: task 1: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T13:01:37 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=1.0
+""", ("Exited", 1, "n2")),
+    "a rank was killed": ("""\
+srun: error: n2: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=3.0
+slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-21T13:01:41 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=3.0
+""", ("Killed", 1, "n2")),
+    "a rank crashed": ("""\
+srun: error: n2: task 1: Segmentation fault
+srun: launch/slurm: _step_signal: Terminating StepId=5.0
+slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-21T13:01:45 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=5.0
+""", ("Killed", 1, "n2")),
+    "signal before a rank holds it back": ("""\
+srun: error: n2: task 1: User defined signal 2
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+slurmstepd-n1: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-11-21T13:01:43 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=4.0
+""", ("Interrupted", 1, "n2")),
+    "no such Python": ("""\
+slurmstepd-n1: error: execve(): /no/such/python: No such file or directory
+srun: error: n1: task 0: Exited with exit code 2
+srun: launch/slurm: _step_signal: Terminating StepId=9.0
+slurmstepd-n2: error: execve(): /no/such/python: No such file or directory
+srun: error: n2: task 1: Exited with exit code 2
+""", ("Exited", 0, "n1")),
+    "scancel": ("""\
+srun: got SIGCONT
+slurmstepd-n1: error: *** STEP 13.0 ON n1 CANCELLED AT 2026-11-21T13:01:58 ***
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: forcing job termination
+srun: error: n1: task 0: Terminated
+srun: launch/slurm: _step_signal: Terminating StepId=13.0
+srun: error: n2: task 1: Terminated
+""", ("Interrupted", None, None)),
+    "requeue": ("""\
+slurmstepd-n1: error: *** STEP 15.0 ON n1 CANCELLED AT 2026-11-21T13:02:04 DUE TO JOB REQUEUE ***
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: got SIGCONT
+srun: error: n1: task 0: Terminated
+srun: launch/slurm: _step_signal: Terminating StepId=15.0
+srun: forcing job termination
+srun: error: n2: task 1: Terminated
+""", ("Interrupted", None, None)),
+    "time limit": ("""\
+slurmstepd-n1: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T13:03:34 DUE TO TIME LIMIT ***
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: error: n2: task 1: Terminated
+srun: launch/slurm: _step_signal: Terminating StepId=17.0
+srun: got SIGCONT
+srun: error: n1: task 0: Terminated
+""", ("Interrupted", None, None)),
+    "a node that died": ("""\
+srun: error: Node failure on n2
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T13:15:39 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+srun: got SIGCONT
+srun: forcing job termination
+srun: error: n1: task 0: Terminated
+srun: launch/slurm: _step_signal: Terminating StepId=2.0
+""", ("NodeFailure", None, "n2")),  # noqa: E501
+    "a node that was set down": ("""\
+srun: error: Node failure on n2
+slurmstepd-n1: error: *** STEP 22.0 ON n1 CANCELLED AT 2026-11-21T13:04:30 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: got SIGCONT
+srun: error: n2: task 1: Terminated
+srun: launch/slurm: _step_signal: Terminating StepId=22.0
+srun: forcing job termination
+srun: error: n1: task 0: Terminated
+""", ("NodeFailure", None, "n2")),  # noqa: E501
+    "memory, by task/cgroup": ("""\
+slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed by the cgroup out-of-memory handler.
+srun: error: n2: task 1: Out Of Memory
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T13:15:58 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=1.0
+""", ("OutOfMemory", 1, "n2")),  # noqa: E501
+    "memory, by OverMemoryKill": ("""\
+slurmstepd-n2: error: StepId=1.0 exceeded memory limit (147255296 > 104857600), being killed
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T13:16:10 ***
+srun: error: n1: task 0: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+srun: error: n2: task 1: Killed
+""", ("OutOfMemory", None, None)),
+    "no step": ("""\
+srun: error: Unable to create step for job 11: More processors requested than permitted
+""", ("NotStarted", None, None)),
+    "warning": ("""\
+srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1
+""", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_end_of_a_step_is_named(name: str) -> None:
+    words, expected = RECORDED[name]
+    found = [(cause.kind, cause.rank, cause.host) for cause in first_cause(words, at=1.0)]
+    assert found[:1] == ([] if expected is None else [expected])
+
+
+def test_only_scancel_is_somebodys_wish() -> None:
+    wished = {name for name, (words, _) in RECORDED.items() if any(by_user(c.message) for c in first_cause(words, 0.0))}
+    assert wished == {"scancel"}

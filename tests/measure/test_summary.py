@@ -1,0 +1,94 @@
+"""What the numbers of a trial come to, by hand on small rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.measure.summary import find_window, summarize
+from harness.records.record import Interruption, RankResult, Slowest, Summary
+from harness.records.series import Series
+from tests.factories import make_cell, make_record
+
+RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=40))
+
+
+def rank(number: int, phases: dict[str, list[float]], resumed_at: tuple[int, ...] = ()) -> RankResult:
+    rows = {name: np.asarray(seconds, dtype=np.float64) for name, seconds in phases.items()}
+    return replace(
+        RECORD.ranks[number],
+        host=f"node{number}",
+        loss=Series.pack(np.zeros(len(rows["forward"]), dtype=np.float32)),
+        step_seconds=Series.pack(np.sum(list(rows.values()), axis=0)),
+        step_phases={name: Series.pack(row) for name, row in rows.items()},
+        interruptions=[Interruption(step=step, at=0.0, by="SIGUSR2", lost=1.0) for step in resumed_at],
+    )
+
+
+def summary(*ranks: RankResult, warmup: int = 0) -> Summary:
+    assert RECORD.learned is not None
+    return summarize(ranks, RECORD.learned, 64, warmup)
+
+
+def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
+    found = summary(
+        rank(0, {"forward": [1.0] * 40, "communication": [3.0] * 40}),
+        rank(1, {"forward": [3.0] * 40, "communication": [1.0] * 40}),
+    )
+    assert found.throughput == pytest.approx(64 / 4)
+    assert found.step_p50 == pytest.approx(4)
+    assert found.shares == pytest.approx({"forward": 0.5, "communication": 0.5})
+    assert found.slowest == Slowest(rank=1, host="node1", skew=0.5)
+    assert (found.window_start, found.window_steps, found.settled) == (0, 40, True)
+
+
+def test_who_is_slowest_is_unknown_where_communication_is() -> None:
+    assert summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None
+    assert summary(rank(0, {"forward": [1.0] * 40, "communication": [3.0] * 40})).slowest is None
+
+
+def test_warm_up_is_in_no_number() -> None:
+    found = summary(rank(0, {"forward": [5.0] * 10 + [1.0] * 30, "optimizer": [0.0] * 10 + [1.0] * 30}))
+    assert (found.window_start, found.window_steps) == (10, 30)
+    assert found.throughput == pytest.approx(32)
+    assert found.shares == pytest.approx({"forward": 0.5, "optimizer": 0.5})
+
+
+def test_every_attempt_warms_up_again() -> None:
+    seconds = np.concatenate([[5.0] * 15, [1.0] * 30, [5.0] * 15, [1.0] * 30])
+    window = find_window(seconds, 2, [45])
+    assert np.flatnonzero(window.inside).tolist() == [*range(15, 45), *range(60, 90)]
+    assert window.settled is True
+
+
+def test_an_attempt_that_may_be_warm_up_all_through_is_left_out() -> None:
+    seconds = np.concatenate([[5.0] * 15, [1.0] * 45, [5.0] * 12, [5.0] * 15, [1.0] * 45])
+    window = find_window(seconds, 2, [60, 72])
+    assert np.flatnonzero(window.inside).tolist() == [*range(15, 60), *range(87, 132)]
+    short = find_window(np.ones(24), 2, [12])
+    assert np.flatnonzero(~short.inside).tolist() == [0, 1, 12, 13], "there is nothing better"
+
+
+@pytest.mark.parametrize("at", [[], [70], [40, 47, 120]], ids=str)
+def test_interruptions_do_not_bias_throughput(at: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    seconds = np.exp(rng.normal(0, 0.03, 200))
+    for first in [0, *at]:
+        seconds[first : first + 15] *= 3  # compiling, and caches that are cold
+    assert seconds.mean() > 1.1
+    one = rank(0, {"forward": seconds.tolist()}, tuple(at))
+    assert summary(one, warmup=5).throughput == pytest.approx(64, rel=0.02)
+
+
+def test_too_few_steps_are_measured_and_not_called_steady() -> None:
+    window = find_window(np.ones(12), 5, [])
+    assert window.inside.tolist() == [False] * 5 + [True] * 7
+    assert window.settled is None
+    assert not find_window(np.ones(3), 5, []).inside.any()
+
+
+def test_one_attempt_that_never_settled_is_enough() -> None:
+    rising = np.linspace(1, 3, 400)
+    assert find_window(np.concatenate([np.ones(100), rising]), 0, [100]).settled is False

@@ -1,0 +1,283 @@
+"""What is on disk is read back to the bit, or not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import string
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results, folder_name, write_whole
+from harness.records import record as records
+from harness.records.record import Evaluation, RankResult, Target
+from harness.records.restore import restore
+from harness.records.series import Numbers, Series
+from tests.factories import make_cell, make_record
+
+SMALLEST = np.finfo(np.float64).smallest_subnormal
+
+
+class TestSeries:
+    @pytest.mark.parametrize("dtype", ["<f8", "<f4", "<i8", ">f8", "|u1"])
+    def test_comes_back_to_the_bit(self, dtype: str) -> None:
+        values = np.random.default_rng(0).integers(0, 200, 1000).astype(dtype)
+        back = Series.pack(values).unpack()
+        assert back.dtype == np.dtype(dtype).newbyteorder("<")
+        np.testing.assert_array_equal(back, values)
+
+    @pytest.mark.parametrize("kind", [np.float64, np.float32])
+    def test_odd_numbers_come_back_to_the_bit(self, kind: type) -> None:
+        payload = np.array([0x7FF8000000000123], dtype=np.uint64).view(np.float64)[0]
+        values: Numbers = np.array(
+            [np.nan, payload, np.inf, -np.inf, -0.0, 0.0, SMALLEST, -SMALLEST, np.pi], dtype=np.float64
+        ).astype(kind)
+        assert Series.pack(values).unpack().tobytes() == values.tobytes()
+
+    def test_of_nothing(self) -> None:
+        packed = Series.pack(np.array([], dtype=np.float32))
+        assert packed.count == 0
+        assert packed.unpack().tolist() == []
+
+    def test_of_every_second_number(self) -> None:
+        values = np.arange(10.0)[::2]
+        np.testing.assert_array_equal(Series.pack(values).unpack(), values)
+
+    def test_is_small_for_numbers_alike(self) -> None:
+        assert len(Series.pack(np.full(10_000, 0.25)).data) < 1000
+
+    def test_passes_through_json(self) -> None:
+        packed = Series.pack(np.array([1.5, np.nan]))
+        text = json.dumps(asdict(packed), allow_nan=False)
+        assert restore(Series, json.loads(text)) == packed
+
+    def test_that_lacks_numbers_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="a series of 3 numbers says that it has 4"):
+            replace(Series.pack(np.arange(3.0)), count=4).unpack()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trial" / "record.json"
+
+
+class TestRecord:
+    @pytest.mark.parametrize("status", ["done", "failed"])
+    def test_comes_back_equal(self, path: Path, status: Literal["done", "failed"]) -> None:
+        written = make_record(make_cell(strategy="ddp", world_size=2), status=status)
+        records.write(path, written)
+        assert normal(records.read(path)) == normal(written)
+
+    def test_is_plain_json_for_other_readers(self, path: Path) -> None:
+        records.write(path, make_record())
+        content = json.loads(path.read_text(encoding="utf-8"))
+        assert (content["schema"], content["status"]) == (records.SCHEMA, "done")
+
+    @pytest.mark.parametrize("schema", [0, 1, 99, "2", None])
+    def test_of_another_schema_is_refused(self, path: Path, schema: Any) -> None:
+        records.write(path, make_record())
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, "schema": schema}), encoding="utf-8")
+        with pytest.raises(BadInput, match=rf"^{re.escape(str(path))}: schema: found .*allowed: {records.SCHEMA}$"):
+            records.read(path)
+
+    def test_that_is_truncated_is_refused_wherever_it_ends(self, path: Path) -> None:
+        records.write(path, make_record())
+        whole = path.read_bytes()
+        for length in range(0, len(whole) - 2, 97):
+            path.write_bytes(whole[:length])
+            with pytest.raises(BadInput, match="can't be read as a record"):
+                records.read(path)
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda content: content.pop("status"),
+            lambda content: content.update(weather="fine"),
+            lambda content: content.update(trial=3),
+            lambda content: content["trial"]["cell"].pop("axes"),
+            lambda content: content["trial"]["cell"]["axes"].update(colour="red"),
+            lambda content: content.update(ranks=[None]),
+        ],
+        ids=["no-status", "unknown-key", "no-trial", "no-axes", "unknown-axis", "no-rank"],
+    )
+    def test_that_is_not_whole_is_refused(self, path: Path, damage: Callable[[dict[str, Any]], None]) -> None:
+        records.write(path, make_record())
+        content = json.loads(path.read_text(encoding="utf-8"))
+        damage(content)
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: no whole record: "):
+            records.read(path)
+
+    def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
+        with pytest.raises(BadInput, match="No such file"):
+            records.read(path)
+        path.parent.mkdir()
+        path.write_bytes(b"\xff\xfe")
+        with pytest.raises(BadInput, match="can't be read as a record"):
+            records.read(path)
+
+    def test_that_json_cannot_hold_is_never_written(self, path: Path) -> None:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            records.write(path, replace(make_record(), ended=float("nan")))
+        assert not path.exists()
+
+    def test_of_a_rank_comes_back_equal(self, path: Path) -> None:
+        (rank,) = make_record().ranks
+        records.write(path, rank)
+        assert normal(records.read_rank(path)) == normal(rank)
+
+    def test_of_a_rank_that_is_truncated_is_refused(self, path: Path) -> None:
+        write_whole(path, '{"rank": 0, ')
+        with pytest.raises(BadInput, match="can't be read as a rank's result"):
+            records.read_rank(path)
+        write_whole(path, '{"rank": 0}')
+        with pytest.raises(BadInput, match="no whole rank's result"):
+            records.read_rank(path)
+
+    def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:
+        early = RankResult(rank=1, host="node1", pid=7, entered=0.5)
+        records.write(path, early)
+        assert normal(records.read_rank(path)) == normal(early)
+
+
+def normal(value: Any) -> Any:
+    """Lists for tuples, which JSON does not tell apart."""
+    return json.loads(json.dumps(asdict(value)))
+
+
+@pytest.mark.parametrize(("higher", "step"), [(True, 20), (False, 10)])
+def test_best_evaluation_is_the_earliest_among_equals(higher: bool, step: int) -> None:
+    found = [
+        Evaluation(step=step, epoch=step / 10, metrics={"score": score}, seconds=0.1)
+        for step, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1))
+    ]
+    best = Target(name="score", higher_is_better=higher).best(found)
+    assert best is not None
+    assert best.step == step
+
+
+def test_best_evaluation_of_none() -> None:
+    assert Target(name="score", higher_is_better=True).best([]) is None
+
+
+class TestWriteWhole:
+    def test_makes_folders_and_replaces(self, path: Path) -> None:
+        write_whole(path, "old")
+        write_whole(path, "new")
+        assert path.read_text(encoding="utf-8") == "new"
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+    def test_that_is_interrupted_leaves_the_old_file_and_nothing_else(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(handle: int) -> None:
+            raise KeyboardInterrupt
+
+        write_whole(path, "old")
+        monkeypatch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_whole(path, "new")
+        assert path.read_text(encoding="utf-8") == "old"
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+    def test_that_cannot_be_encoded_leaves_the_old_file(self, path: Path) -> None:
+        write_whole(path, "old")
+        with pytest.raises(UnicodeEncodeError):
+            write_whole(path, "half \ud800")
+        assert path.read_text(encoding="utf-8") == "old"
+
+    def test_can_be_read_by_others(self, path: Path) -> None:
+        write_whole(path, "text")
+        assert path.stat().st_mode & 0o777 == 0o644
+
+
+HOSTILE = [
+    "quickstart", "nightly run", "nightly-run", "nightly  run", "it's", 'say "hi"', "a;rm -rf x", "a\nb", "a\tb", "a/b",
+    "../../etc", "..", ".", "...", ".hidden", "-rf", "--help", "naïve", "naive", "数据", "データ", "$(x)", "`x`", "a|b",
+    "a&b", "a*b", "a?b", "~", "con:", "a\\b", "a%b", "x" * 60, "x" * 61, "a" * 300, "a" * 301, "A" * 300, "trailing.",
+    "trailing-", " ",
+]  # fmt: skip
+
+
+class TestFolderName:
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_is_safe_in_any_file_system_and_shell(self, name: str) -> None:
+        folder = folder_name(name)
+        assert set(folder) <= {*string.ascii_letters, *string.digits, *"._-"}
+        assert folder[0] not in ".-"
+        assert 0 < len(folder) <= 100
+
+    def test_is_never_shared(self) -> None:
+        assert len({folder_name(name) for name in HOSTILE}) == len(HOSTILE)
+
+    def test_is_the_name_itself_where_that_is_safe(self) -> None:
+        assert folder_name("mnist-scaling_2.v1") == "mnist-scaling_2.v1"
+
+    def test_cannot_lead_out_of_the_results(self, tmp_path: Path) -> None:
+        results = Results(tmp_path)
+        for name in HOSTILE:
+            assert results.sweep(name).path.resolve().parent == results.runs.resolve()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    kind: Literal["leaf"] = "leaf"
+    where: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twig:
+    kind: Literal["twig"] = "twig"
+    leaves: tuple[Leaf, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    top: Leaf | Twig
+    height: float = 1.0
+
+
+class TestRestore:
+    @pytest.mark.parametrize(
+        "tree",
+        [
+            Tree(top=Leaf(where=Path("a/b"))),
+            Tree(top=Twig(leaves=(Leaf(), Leaf(where=Path("c")))), height=2.5),
+        ],
+    )
+    def test_nested_unions_tuples_and_paths(self, tree: Tree) -> None:
+        assert restore(Tree, json.loads(json.dumps(asdict(tree), default=str))) == tree
+
+    def test_whole_number_where_a_fraction_stands(self) -> None:
+        height = restore(Tree, {"top": {"kind": "leaf"}, "height": 3}).height
+        assert isinstance(height, float)
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            ([], "Tree can't be read from list"),
+            ({"top": {"kind": "leaf"}, "age": 3}, "Tree has no field 'age'"),
+            ({"top": {"kind": "root"}}, "no Leaf or Twig in "),
+            ({}, "top"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, value: Any, problem: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=problem):
+            restore(Tree, value)
+
+
+def test_numbers_are_little_endian_zlib_base64() -> None:
+    """Other tools read records too."""
+    packed = Series.pack(np.array([1.0, 2.0]))
+    values: Numbers = np.frombuffer(zlib.decompress(base64.b64decode(packed.data)), dtype="<f8")
+    assert (packed.dtype, values.tolist()) == ("<f8", [1.0, 2.0])

@@ -1,0 +1,46 @@
+"""The table of results, as a reader of the terminal sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.records.record import Record
+from harness.render.terminal.table import result_table
+from harness.spec.sweep import Sweep
+from tests.factories import make_record
+from tests.support.sweeps import load
+
+
+def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
+    """The cells of each row of the table, as words."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(result_table(sweep, records))
+    return [line.split() for line in captured.get().splitlines()[1:]]
+
+
+def test_one_trial_has_no_interval_and_several_have_students(tmp_path: Path) -> None:
+    sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
+    first, second = (make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * (1 + seed)) for seed in (0, 1))
+    assert first.summary is not None
+    assert second.summary is not None
+    (row,) = rows(load(tmp_path, length={"steps": 100}, warmup=2), [first])
+    assert row[2] == f"{first.summary.throughput:,.0f}"
+    (row,) = rows(sweep, [first, second])
+    one, other = first.summary.throughput or 0.0, second.summary.throughput or 0.0
+    # Two values: the half width is Student's 12.706 times half their distance.
+    mean, half = (one + other) / 2, 12.7062 * abs(one - other) / 2
+    assert row[2:4] == [f"{mean:,.0f}", f"±{half / mean:.1%}"]
+    assert row[-2:] == ["2/2", "done"]
+
+
+def test_invalid_trials_are_counted_and_left_out_of_means(tmp_path: Path) -> None:
+    sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
+    good = make_record(sweep.cells[0], seed=0)
+    bad = make_record(sweep.cells[0], seed=1, status="invalid", invalid=["steal: a lot"], step_seconds=1.0)
+    (row,) = rows(sweep, [good, bad])
+    assert good.summary is not None
+    assert row[2] == f"{good.summary.throughput:,.0f}"
+    assert row[-2:] == ["1/2", "invalid"]

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records.restore import restore
+from harness.spec import sweep as spec
+from harness.spec.axes import AXES, DEFAULTS, Axes, axis_words
+from harness.spec.cell import Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
+from tests.support.images import NAMES, idx, write_images
+from tests.support.sweeps import load, write
+from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
+
+# Records, baselines and MLflow runs are found by these ids: an id that changes orphans all that was ever measured under
+# it. If one has to change, what it stands for has changed, and IDENTITY in harness/spec/cell.py counts that.
+GOLDEN = [
+    ("mlp-2180f5a322", "mlp: {data: {source: digits}}", ""),
+    ("cnn-211dd770a5", "cnn: {data: {source: digits}}", "length: {steps: 60}"),
+    ("cnn-889fdd317d", "small: {uses: cnn, options: {width: 8, learning_rate: 1e-3}, data: {split_seed: 5}}", ""),
+    (
+        "distilbert-bab805dbc3",
+        "distilbert: {data: {source: tickets}, options: {padding: fixed}}",
+        "axes: {execution: compile}",
+    ),
+    ("mlp-39169d78c2", "mlp: ", "axes: {strategy: fsdp2, world_size: 2, precision: bf16, workers: 2, threads: 4}"),
+    ("mlp-9c0cc67992", "mlp: ", "axes: {batch_size: 32}\nlength: {steps: 90}\nevaluate: {steps: 30}\nwarmup: 20"),
+]
+
+
+def only_id(path: Path) -> str:
+    (cell,) = spec.load(path).cells
+    return cell.id
+
+
+@pytest.mark.parametrize(("golden", "workloads", "keys"), GOLDEN)
+def test_golden_ids(tmp_path: Path, golden: str, workloads: str, keys: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"name: demo\nworkloads: {{{workloads}}}\n{keys}\n", encoding="utf-8")
+    assert only_id(path) == golden
+
+
+def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
+    path = write(tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"threads": 2})
+    program = (
+        "import sys, pathlib; from harness.spec import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    )
+    ids = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed, folder in (("1", tmp_path), ("2", "/"))
+    }
+    assert ids == {only_id(path)}
+
+
+def make(**changes: Any) -> Cell:
+    choice = Choice(
+        label="mlp", uses="mlp", options={}, data={}, identity={"uses": "mlp", "options": {}, "files": None}
+    )
+    cell = Cell(choice=choice, axes=Axes(batch_size=64), length=Length(epochs=1), evaluate=Length(epochs=1), warmup=10)
+    return replace(cell, **changes)
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
+    standard = make()
+    words: dict[str, Any] = {"false": False, "true": True}
+    others: list[Any] = [words.get(word, word) for word in axis_words(axis)] or [3]
+    for value in others:
+        if value != DEFAULTS.get(axis):
+            other = make(axes=Axes(**{"batch_size": 64, axis: value}))
+            assert other.id != standard.id
+            assert other.label != standard.label or axis == "world_size"  # which shows beside a strategy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length": Length(epochs=2)},
+        {"length": Length(steps=1)},
+        {"evaluate": Length(epochs=2)},
+        {"evaluate": Length(steps=1)},
+        {"warmup": 11},
+    ],
+)
+def test_length_evaluation_and_warmup_decide_the_id(change: dict[str, Any]) -> None:
+    assert make(**change).id != make().id
+
+
+OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "mlp": {"hidden": [256], "batch_norm": True, "dropout": 0.1, "learning_rate": 0.01},
+    "cnn": {"width": 8, "batch_norm": True, "dropout": 0.1, "learning_rate": 0.01, "warmup": 0.5},
+    "distilbert": {
+        "hub": "some/model",
+        "size": "small",
+        "vocabulary": 512,
+        "sequence": 24,
+        "padding": "fixed",
+        "dropout": 0.2,
+        "label_smoothing": 0.2,
+        "learning_rate": 0.01,
+        "weight_decay": 0.1,
+        "warmup": 0.5,
+    },
+}
+OTHER_DATA: dict[str, dict[str, Any]] = {
+    "mlp": {"split_seed": 1},
+    "cnn": {"split_seed": 1},
+    "distilbert": {"source": "tickets", "rows": 100, "seed": 1},
+}
+
+
+def entry(workload: str, *, options: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Any:
+    source = "tickets" if workload == "distilbert" else "digits"
+    return {workload: {"options": options or {}, "data": {"source": source, **(data or {})}}}
+
+
+@pytest.mark.parametrize("workload", OTHER_OPTIONS)
+def test_each_option_and_data_setting_decides_the_id(tmp_path: Path, workload: str) -> None:
+    ids = [load(tmp_path, entry(workload)).cells[0].id]
+    ids += [
+        load(tmp_path, entry(workload, options={key: it})).cells[0].id for key, it in OTHER_OPTIONS[workload].items()
+    ]
+    data = {key: it for key, it in OTHER_DATA[workload].items() if key != "source"}
+    ids += [load(tmp_path, entry(workload, data={key: it})).cells[0].id for key, it in data.items()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_option_is_tried_above() -> None:
+    kinds = {"mlp": MLPOptions, "cnn": CNNOptions, "distilbert": DistilBertOptions}
+    for workload, kind in kinds.items():
+        assert {f.name for f in fields(kind)} - {"pretrained"} == set(OTHER_OPTIONS[workload])
+
+
+def test_source_of_the_data_decides_the_id(tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    digits = load(tmp_path, {"mlp": {"data": {"source": "digits"}}}).cells[0].id
+    assert load(tmp_path, {"mlp": {"data": {"source": "idx", "path": "images"}}}).cells[0].id != digits
+
+
+def images(folder: Path, path: str, **data: Any) -> str:
+    return load(folder, {"mlp": {"data": {"source": "idx", "path": path, **data}}}).cells[0].id
+
+
+def test_content_of_the_data_decides_the_id_and_its_place_does_not(tmp_path: Path) -> None:
+    here, there = write_images(tmp_path / "here"), write_images(tmp_path / "there")
+    before = images(tmp_path, "here")
+    assert images(tmp_path, str(there)) == before
+    assert images(tmp_path, "here", classes=11) != before
+    (here / NAMES[2]).write_bytes(idx((2, 2, 2), bytes([0] * 7 + [1])))
+    assert images(tmp_path, "here") != before
+
+
+def test_digest_of_files_sees_names_and_borders(tmp_path: Path) -> None:
+    def digest(**contents: str) -> str | None:
+        folder = tmp_path / "-".join([*contents, *contents.values()])
+        folder.mkdir()
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        return digest_files([folder / name for name in contents])
+
+    digests = [digest(a="xy", b="z"), digest(a="x", b="yz"), digest(a="xyz"), digest(c="xyz")]
+    assert len(set(digests)) == 4
+    assert digest_files([]) is None
+
+
+def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
+    plain = load(tmp_path, {"mlp": {"options": {"dropout": 0.1, "hidden": [8]}}}, axes={"threads": 2, "workers": 1})
+    other = load(
+        tmp_path,
+        {"another label": {"options": {"hidden": [8], "dropout": 0.1}, "uses": "mlp"}},
+        timeout=9,
+        checkpoint="best",
+        profile={"steps": 5},
+        seeds=[7, 8],
+        repeats=3,
+        description="other words",
+        axes={"workers": 1, "threads": 2},
+        sets=["name=other"],
+    )
+    assert [cell.id for cell in other.cells] == [cell.id for cell in plain.cells]
+
+
+def test_default_that_is_written_out_leaves_the_id_alone(tmp_path: Path) -> None:
+    plain = load(tmp_path, {"mlp": None}).cells[0]
+    options = {"hidden": [256, 128], "batch_norm": False, "dropout": 0.2, "learning_rate": 0.001}
+    axes = {
+        "execution": "eager",
+        "precision": "fp32",
+        "strategy": "single",
+        "world_size": 1,
+        "workers": 0,
+        "threads": 1,
+    }
+    written_out = load(
+        tmp_path,
+        {"mlp": {"options": options, "data": {"source": "digits", "split_seed": 0}}},
+        axes={"batch_size": 64, **axes},
+        length={"epochs": 1},
+        evaluate={"epochs": 1},
+        warmup=10,
+    ).cells[0]
+    assert written_out.id == plain.id
+
+
+def test_whole_number_for_a_fraction_is_the_same_cell(tmp_path: Path) -> None:
+    whole, fraction = ({"mlp": {"options": {"dropout": dropout}}} for dropout in (0, 0.0))
+    assert load(tmp_path, whole).cells[0].id == load(tmp_path, fraction).cells[0].id
+
+
+def test_id_survives_the_way_to_a_worker_and_back(tmp_path: Path) -> None:
+    for trial in load(tmp_path, entry("distilbert")).trials():
+        back = restore(Trial, json.loads(json.dumps(asdict(trial))))
+        assert back.id == trial.id
+        assert back.cell.label == trial.cell.label
+
+
+def test_trial_ids_and_labels() -> None:
+    cell = make()
+    assert Trial(cell=cell, seed=3, repeat=1).id == f"{cell.id}-s3-r1"
+    assert cell.label == "mlp eager fp32 single w0 b64 t1"
+    axes = Axes(batch_size=64, strategy="ddp", world_size=2, execution="compile", precision="bf16", workers=3)
+    assert make(axes=axes).label == "mlp compile bf16 ddp×2 w3 b64 t1"
+
+
+@pytest.mark.parametrize(
+    ("uses", "name"),
+    [
+        ("mlp", "mlp"),
+        ("examples/spiral.py:Spiral", "spiral"),
+        ("my.pack_age:BigNet_2", "bignet-2"),
+        ("x:Ünïcode", "n-code"),
+        ("x:…", "workload"),
+    ],
+)
+def test_short_name_is_safe_in_a_path(uses: str, name: str) -> None:
+    assert short_name(uses) == name
+
+
+def test_length() -> None:
+    assert Length(steps=7).in_steps(100) == 7
+    assert Length(epochs=3).in_steps(100) == 300
+    for both_or_neither in ({}, {"steps": 1, "epochs": 1}):
+        with pytest.raises(ValueError, match="allowed: one of them"):
+            Length(**both_or_neither)
+
+
+def test_without_defaults_keeps_what_has_no_default() -> None:
+    assert without_defaults(Axes(batch_size=64, workers=2)) == {"batch_size": 64, "workers": 2}

@@ -1,0 +1,121 @@
+"""MLflow runs among the things that are compared: their records come back from a real server as they went there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import baseline
+from harness.analysis.selection import select
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.tracking import Tracker
+from harness.tracking.connect import connect, quiet
+from tests.conftest import free_port
+from tests.factories import make_cell, make_record, write_sweep
+from tests.support.commands import harness
+from tests.support.mlflow import by_name
+
+SLOW, FAST = make_cell(steps=60), make_cell(precision="bf16", steps=60)
+
+
+@pytest.fixture
+def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """A sweep of two cells with three seeds each, the last ones the oldest; the ids of its runs by their names."""
+    name = request.node.name
+    found = [
+        make_record(cell, seed=seed, sweep=name, started=1.7e9 - 10 * seed, step_seconds=seconds + seed * 1e-4)
+        for cell, seconds in ((FAST, 0.005), (SLOW, 0.01))
+        for seed in (0, 1, 2)
+    ]
+    write_sweep(results.sweep(name), found)
+    Tracker(results, mlflow_server).deliver(results.sweep(name))
+    return {found.replace(name, "sweep"): run.info.run_id for found, run in by_name(mlflow_server, name).items()}
+
+
+def test_numbers_are_those_of_the_disk(
+    results: Results, mlflow_server: str, ids: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    name, label = request.node.name, SLOW.label
+    recall = Tracker(results, mlflow_server).recall
+    for run, thing in (
+        ("sweep", str(results.sweep(name).path)),
+        (label, SLOW.id),
+        (f"{label} seed 1", f"{SLOW.id}-s1-r0"),
+    ):
+        bare, marked, disk = select(results, [ids[run], f"mlflow:{ids[run]}", thing], recall)
+        assert sorted(map(baseline.dump, bare.cells)) == sorted(map(baseline.dump, disk.cells))
+        assert marked.cells == bare.cells
+
+
+def test_a_run_is_compared_with_anything(
+    results: Results, mlflow_server: str, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("--results", str(results.path), "--tracking-uri", mlflow_server)
+    ended = harness("compare", ids["sweep"], SLOW.id, "--json", *given)
+    assert [cell["metrics"][0]["verdict"] for cell in json.loads(ended.out)["cells"]] == ["same"]
+    ended = harness("compare", ids[SLOW.label], f"mlflow:{ids[FAST.label]}", "--across", "precision", "--json", *given)
+    assert json.loads(ended.out)["cells"][0]["metrics"][0]["verdict"] == "faster"
+    assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *given).out
+    assert harness("baseline", "save", ids["sweep"], *given).code == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    itself = harness("compare", "baseline", ids["sweep"], "--results", str(results.path))
+    assert itself.code == 3
+    assert "both sides are the same trials" in itself.out
+
+
+def test_what_has_no_record_of_this_schema_is_refused(
+    results: Results, mlflow_server: str, ids: dict[str, str], tmp_path: Path
+) -> None:
+    tracker, run = Tracker(results, mlflow_server), ids[f"{SLOW.label} seed 0"]
+    with quiet():
+        client = connect(mlflow_server)
+        foreign = client.create_run(client.get_run(run).info.experiment_id).info.run_id
+        cut_off = client.create_run(client.get_run(run).info.experiment_id, tags={"harness.kind": "trial"}).info.run_id
+        older = json.dumps({"schema": 3})
+        client.log_text(run, older, "record.json")
+        client.delete_run(ids[FAST.label])
+    for refused, why in (
+        (foreign, "harness.kind: found None; allowed: the runs of sweeps, cells and trials"),
+        (cut_off, "found no whole record with it; `harness collect SWEEP` completes a delivery"),
+        (run, "record.json: schema: found 3; allowed: "),
+        (ids[SLOW.label], f"MLflow run {run}: record.json: schema: found 3"),
+        (ids[FAST.label], "found it deleted"),
+        ("0" * 32, "not found"),
+    ):
+        with pytest.raises(BadInput, match=r"^MLflow ") as caught:
+            tracker.recall(refused)
+        assert why in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
+    write_sweep(results.sweep("demo"), [make_record()])
+    tracker = Tracker(results)
+    tracker.deliver(results.sweep("demo"))
+    run = by_name(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
+    for path in results.artifacts.rglob("record.json"):
+        path.unlink()
+    with pytest.raises(BadInput, match=f"does not give record.json of run {run}: ") as caught:
+        tracker.recall(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_tracker_only_runs_are_refused(tmp_path: Path) -> None:
+    """Nothing else on the command line needs one, and asking for a run makes no database."""
+    results, missing = Results(tmp_path / "results"), "0" * 32
+    one, two = (str(results.sweep(name).path) for name in ("one", "two"))
+    for name in ("one", "two"):
+        write_sweep(results.sweep(name), [make_record(sweep=name)])
+    gone = f"http://127.0.0.1:{free_port()}"
+    given = ("--results", str(results.path))
+    assert harness("compare", one, two, "--tracking-uri", gone, *given).code == 3
+    ended = harness("compare", one, missing, "--tracking-uri", gone, *given)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert f"MLflow at {gone} does not give run {missing}" in ended.err
+    ended = harness("compare", one, f"mlflow:{missing}", *given)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "mlflow.db: no such database" in ended.err
+    assert not results.database.exists()

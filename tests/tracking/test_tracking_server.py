@@ -1,0 +1,141 @@
+"""Delivering to MLflow servers: a real one, one that dies, and some that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.tracking import Tracker, TrackerDown
+from harness.tracking import tracker as tracker_module
+from harness.tracking.connect import check_uri, connect
+from harness.tracking.ui import server
+from tests.conftest import free_port
+from tests.factories import make_cell, make_record, write_record, write_sweep
+from tests.support.mlflow import Meddler, artifact_text, by_name, everything
+
+
+def small_sweep(results: Results, name: str) -> None:
+    found = [make_record(sweep=name), make_record(seed=1, status="failed", sweep=name)]
+    found.append(make_record(make_cell(steps=1500, strategy="ddp", world_size=2), sweep=name))
+    write_sweep(results.sweep(name), found)
+
+
+def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: str) -> None:
+    small_sweep(results, "same")
+    Tracker(results).deliver(results.sweep("same"))
+    Tracker(results, mlflow_server).deliver(results.sweep("same"))
+    assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
+
+
+def test_delivering_again_adds_nothing(results: Results, mlflow_server: str, tmp_path: Path) -> None:
+    small_sweep(results, "again")
+    folder = results.sweep("again")
+    tracker = Tracker(results, mlflow_server)
+    tracker.deliver(folder)
+    before = everything(mlflow_server, "again")
+    assert tracker.deliver(folder).delivered == 0
+    assert everything(mlflow_server, "again") == before
+    write_record(folder, make_record(seed=1, attempt=2, sweep="again", started=1_700_000_300.0))
+    assert tracker.deliver(folder).delivered == 1
+    runs = by_name(mlflow_server, "again")
+    assert len(runs) == len(before)
+    run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
+    assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")
+
+
+def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_sweep(results, "demo")
+    store = Tracker(Results(results.path / "server"))
+    port = free_port()
+    with server(store, port=port) as base:
+        children = _session(base)
+
+        def kill_it() -> None:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+        monkeypatch.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
+        with pytest.raises(TrackerDown, match="harness collect demo"):
+            Tracker(results, base).deliver(results.sweep("demo"))
+    monkeypatch.undo()
+    with server(store, port=port) as base:
+        Tracker(results, base).deliver(results.sweep("demo"))
+        Tracker(results).deliver(results.sweep("demo"))
+        assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
+
+
+def _session(base: str) -> list[int]:
+    """The processes of the server at `base`, without the guard that leads their session."""
+    port = base.rpartition(":")[2]
+    found = subprocess.run(["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()]
+    leaders = {pid: words for pid, sid, words in rows if pid == sid}
+    guard = next(pid for pid, words in leaders.items() if "harness.tracking.ui" in words and f"--port {port}" in words)
+    return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
+
+
+@contextmanager
+def mute_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("mute", [False, True])
+def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, mute: bool) -> None:
+    small_sweep(results, "demo")
+    with mute_server() as base:
+        uri = base.replace("//", "//me:hunter2@") if mute else f"http://me:hunter2@127.0.0.1:{free_port()}"
+        tracker = Tracker(results, uri)
+        start = time.monotonic()
+        with pytest.raises(TrackerDown) as caught:
+            tracker.deliver(results.sweep("demo"))
+    assert time.monotonic() - start < 10
+    assert "hunter2" not in str(caught.value)
+    assert "harness collect demo" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+def test_a_database_that_is_none(results: Results) -> None:
+    small_sweep(results, "demo")
+    results.database.write_bytes(b"no database" * 1000)
+    start = time.monotonic()
+    with pytest.raises(TrackerDown, match="harness collect demo"):
+        Tracker(results).deliver(results.sweep("demo"))
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "nonsense"]
+)
+def test_what_is_no_tracking_uri(results: Results, uri: str) -> None:
+    with pytest.raises(BadInput, match="tracking URI: found") as caught:
+        Tracker(results, uri)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["postgresql+psycopg2://me:x@db/mlflow", "https://mlflow.example.org", "databricks"])
+def test_what_may_be_one(uri: str) -> None:
+    check_uri(uri)
+
+
+def test_a_folder_without_records(results: Results) -> None:
+    with pytest.raises(BadInput, match="holds no record"):
+        Tracker(results).deliver(results.sweep("nothing"))
+
+
+def test_nothing_imports_mlflow_before_it_is_needed() -> None:
+    code = "import sys, harness.cli.main, harness.tracking, harness.tracking.ui; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,146 @@
+"""Every setting that could turn out to do nothing, and so give a silently equal number: each is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
+from harness.spec.axes import DEFAULTS, NEEDS, Axes, conflict
+from harness.spec.cell import Assignment, Cell, Length, Trial
+from harness.training import train
+from harness.training.loader import make_loader
+from harness.training.precision import Scaler, computed_in
+from harness.training.ranks import Ranks
+from harness.training.strategy import buckets
+from harness.training.train import Trace, Training
+from tests.factories import make_cell
+from tests.support.line import LineFit, Options
+from workloads.options import Settings
+
+CPU = torch.device("cpu")
+VAIN = [(need, name) for need in NEEDS for name in need.dependents]
+ANOTHER: dict[str, Any] = {"dynamic": "never", "cache": "cold", "wrap": "root", "reshard": "never"} | {
+    "pin_memory": "always", "workers": 2, "prefetch_factor": 4, "bucket_cap_mb": 1.0, "ramp": 0.1
+}  # fmt: skip
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def trained(folder: Path, options: Options | None = None, **axes: Any) -> Training:
+    """A trial of four steps in this process."""
+    options = options or Options()
+    cell = Cell(
+        choice=make_cell().choice,
+        axes=Axes(**{"batch_size": 32, **axes}),
+        length=Length(steps=4),
+        evaluate=Length(steps=4),
+        warmup=1,
+    )
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
+    ranks = Ranks(rank=0, local_rank=0, world_size=1)
+    training = Training(assignment, LineFit(options, Settings()), TrialFolder(folder), ranks, CPU, Trace())
+    training.run()
+    return training
+
+
+@pytest.mark.parametrize(("need", "name"), VAIN, ids=[name for _, name in VAIN])
+def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(need: Any, name: str) -> None:
+    """Among them workers of resident samples, and prefetch_factor or persistent_workers without workers."""
+    setting: dict[str, Any] = {name: ANOTHER[name] if name in ANOTHER else not DEFAULTS[name]}
+    if need.axis == "input":
+        setting["input"] = "resident"
+    assert conflict(Axes(batch_size=1, **setting)) == f"{name} does nothing without {need.words}"
+
+
+@pytest.mark.parametrize(
+    "setting", [{"pin_memory": "always"}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}], ids=str
+)
+def test_a_setting_of_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]) -> None:
+    ((name, value),) = setting.items()
+    with pytest.raises(NotApplied, match=f"{name}: found {value}; needed: a GPU"):
+        trained(tmp_path, **setting)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
+def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
+    torch._dynamo.utils.counters.clear()
+    with pytest.raises(NotApplied, match="execution: compile was asked for and compiled no graph"):
+        trained(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_lower_precision_that_stayed_fp32(tmp_path: Path, precision: str) -> None:
+    message = f"precision: {precision} was asked for and the first step computed nothing in it"
+    with pytest.raises(NotApplied, match=message):
+        trained(tmp_path, Options(exact=True), precision=precision)
+    assert trained(tmp_path, precision=precision).scaler.unproven is None
+
+
+def test_a_lower_precision_of_fsdp2_that_stayed_fp32() -> None:
+    scaler = Scaler(Axes(batch_size=1, strategy="fsdp2", precision="bf16:fsdp2"), CPU)
+    with pytest.raises(NotApplied, match="precision: bf16:fsdp2 was asked for"):
+        scaler.backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_precision_is_seen_inside_a_compiled_graph_that_gives_fp32(exact: bool) -> None:
+    class Back(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layers(inputs).float()
+            return result
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
+        loss = torch.compile(Back(), backend="aot_eager")(torch.ones(1, 4)).sum()
+    assert computed_in(torch.bfloat16, loss) is not exact
+
+
+def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignorant(*arguments: Any, **named: Any) -> Any:
+        samples, order, _ = arguments
+        return make_loader(samples, order, Axes(batch_size=32), **named)
+
+    monkeypatch.setattr(train, "make_loader", ignorant)
+    with pytest.raises(NotApplied, match="workers: 2 were asked for and none delivered a batch"):
+        trained(tmp_path, workers=2)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
+    message = r"bucket_cap_mb: 1 was asked for and the gradients are in the same 1 bucket as without"
+    with pytest.raises(NotApplied, match=message):
+        trained(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
+    assert trained(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).step == 4
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("cap", [None, 0.001, 1.0, 3.0, 25.0])
+def test_buckets_are_those_that_ddp_ends_up_with(cap: float | None) -> None:
+    """Of 5 MiB of gradients; DDP tells of bytes, and numbers parameters from the first."""
+    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(8)))
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=cap)
+    for _ in range(3):
+        wrapped(torch.ones(1, 400)).sum().backward()
+    logged: Any = wrapped._get_ddp_logging_data
+    told = logged()["rebuilt_per_bucket_param_indices"]
+    theirs = [[15 - int(index) for index in bucket.split()] for bucket in told.split(",")]
+    assert buckets(model, cap) == theirs
