@@ -13,10 +13,18 @@ from harness.core.paths import SweepFolder
 from harness.hardware.machine import Copy, Machine, Matmul, Timing
 from harness.measure.summary import summarize
 from harness.records import record as records
-from harness.records.record import Evaluation, Failure, Learned, RankResult, Record, Status, Target
+from harness.records.record import (
+    Evaluation,
+    Failure,
+    Rank0Report,
+    RankResult,
+    Record,
+    Status,
+    Target,
+)
 from harness.records.series import Series
 from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Choice, Length, Trial
+from harness.spec.cell import Cell, Length, Trial, WorkloadRef
 from harness.training.order import join_digests
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
@@ -29,17 +37,24 @@ ENVIRONMENT: dict[str, Any] = {
 }
 
 
-def make_cell(label: str = "mlp", *, steps: int = 20, options: Mapping[str, Any] | None = None, **axes: Any) -> Cell:
+def make_cell(
+    label: str = "mlp", *, steps: int = 20, options: Mapping[str, Any] | None = None, **axes: Any
+) -> Cell:
     """A cell of the workload `label`; `axes` are those that differ from eager fp32 on one rank."""
     options = {"hidden": [256, 128], "dropout": 0.2} if options is None else options
     data = {"source": "digits", "split_seed": 0}
     return Cell(
-        choice=Choice(
+        workload=WorkloadRef(
             label=label,
             uses=label,
             options=options,
             data=data,
-            identity={"uses": label, "options": dict(options), "data": {"source": "digits"}, "files": None},
+            identity={
+                "uses": label,
+                "options": dict(options),
+                "data": {"source": "digits"},
+                "files": None,
+            },
         ),
         axes=Axes(**{"batch_size": 64, **axes}),
         length=Length(steps=steps),
@@ -65,15 +80,23 @@ def make_record(
     cell = cell or make_cell()
     trial = Trial(cell=cell, seed=seed, repeat=repeat)
     done = status != "failed"
-    learned = _learned(cell, seed)
-    ranks = [_rank(rank, trial, started, step_seconds, learned if rank == 0 else None) for rank in _ranks(cell)]
+    learned = _rank0_report(cell, seed)
+    ranks = [
+        _rank(rank, trial, started, step_seconds, learned if rank == 0 else None)
+        for rank in _ranks(cell)
+    ]
     if not done:
         failure = failure or Failure(
             kind="ValueError", message="no such thing", rank=0, host="node1", log="logs/rank0.log",
             traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
         )  # fmt: skip
-        blank = [replace(rank, loss=None, step_seconds=None, step_phases={}, learned=None) for rank in ranks]
-        ranks = [replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank]
+        blank = [
+            replace(rank, loss=None, step_seconds=None, step_phases={}, rank0=None)
+            for rank in ranks
+        ]
+        ranks = [
+            replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank
+        ]
     losses = np.array([rank.loss.unpack() for rank in ranks if rank.loss], dtype=np.float64)
     return Record(
         sweep=sweep,
@@ -89,12 +112,14 @@ def make_record(
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
         order_digest=join_digests([rank.order for rank in ranks]) if done else None,
         ranks=ranks,
-        learned=learned if done else None,
+        rank0=learned if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * cell.length.in_steps(10)},
     )
 
 
-def write_sweep(folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = "") -> None:
+def write_sweep(
+    folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = ""
+) -> None:
     """Leave in `folder` what a sweep with these records leaves; `planned` trials have not run yet."""
     trials = [record.trial for record in found] + list(planned)
     cells = {trial.cell.id: trial.cell for trial in trials}
@@ -126,7 +151,9 @@ def _ranks(cell: Cell) -> range:
     return range(cell.axes.world_size)
 
 
-def _rank(rank: int, trial: Trial, started: float, step_seconds: float, learned: Learned | None) -> RankResult:
+def _rank(
+    rank: int, trial: Trial, started: float, step_seconds: float, rank0: Rank0Report | None
+) -> RankResult:
     steps = trial.cell.length.in_steps(10)
     rng = np.random.default_rng([trial.seed, trial.repeat, rank])
     seconds = step_seconds * rng.uniform(0.95, 1.05, steps)
@@ -138,22 +165,25 @@ def _rank(rank: int, trial: Trial, started: float, step_seconds: float, learned:
         entered=started + 2.0,
         loss=Series.pack(loss.astype(np.float32)),
         step_seconds=Series.pack(seconds),
-        step_phases={name: Series.pack((seconds * share).astype(np.float32)) for name, share in PHASES.items()},
+        step_phases={
+            name: Series.pack((seconds * share).astype(np.float32))
+            for name, share in PHASES.items()
+        },
         order=(12345 + trial.seed, 67890 + rank),
         memory={"resident": (300 + rank) * 2**20, "resident_before": 200 * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},
-        learned=learned,
+        rank0=rank0,
     )
 
 
-def _learned(cell: Cell, seed: int) -> Learned:
+def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
     steps = cell.length.in_steps(10)
     every = cell.evaluate.in_steps(10)
     evaluations = [
         Evaluation(step=step, epoch=step / 10, metrics=_metrics(step / steps, seed), seconds=0.05)
         for step in sorted({*range(every, steps + 1, every), steps})
     ]
-    return Learned(
+    return Rank0Report(
         target=Target(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
         parameters=235_146,
@@ -175,12 +205,21 @@ def make_machine(**changes: Any) -> Machine:
     def product(dtype: str, threads: int, size: int, rate: float) -> Matmul:
         best = 2 * size**3 / rate
         return Matmul(
-            dtype=dtype, layout="nt", size=size, threads=threads, timing=Timing(calls=4, seconds=[best * 1.1, best])
+            dtype=dtype,
+            layout="nt",
+            size=size,
+            threads=threads,
+            timing=Timing(calls=4, seconds=[best * 1.1, best]),
         )
 
     def copy(size: int, threads: int, rate: float) -> Copy:
         best = 2 * size / rate
-        return Copy(path="memory", bytes=size, threads=threads, timing=Timing(calls=2, seconds=[best, best * 1.2]))
+        return Copy(
+            path="memory",
+            bytes=size,
+            threads=threads,
+            timing=Timing(calls=2, seconds=[best, best * 1.2]),
+        )
 
     found = Machine(
         device="cpu",

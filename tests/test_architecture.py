@@ -50,7 +50,9 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_name(path): path for package in ("harness", "workloads") for path in files(package)}
+MODULES = {
+    module_name(path): path for package in ("harness", "workloads") for path in files(package)
+}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -108,14 +110,20 @@ def test_rank_variables_are_read_in_one_place(path: Path) -> None:
     ):  # the latter takes them away
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     assert found & RANK_VARIABLES == set()
 
 
 def loaded(program: str) -> set[str]:
     """The packages that are loaded in a fresh process after `program`."""
     program += "\nimport json, sys\nprint(json.dumps([name for name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     names: list[str] = json.loads(done.stdout.splitlines()[-1])
     return {name.partition(".")[0] for name in names}
 
@@ -124,7 +132,19 @@ def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
     found = loaded("import harness.training.worker")
     assert "torch" in found
     assert (
-        found & {"mlflow", "submitit", "typer", "pydantic", "rich", "yaml", "transformers", "sklearn", "scipy"} == set()
+        found
+        & {
+            "mlflow",
+            "submitit",
+            "typer",
+            "pydantic",
+            "rich",
+            "yaml",
+            "transformers",
+            "sklearn",
+            "scipy",
+        }
+        == set()
     )
 
 
@@ -133,11 +153,25 @@ def test_a_jobs_leader_loads_no_tracker_and_no_torch() -> None:
     assert found & {"torch", "mlflow", "scipy", "transformers", "sklearn", "typer", "rich"} == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "quickstart"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["plan", "quickstart"]], ids=" ".join
+)
 def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
-    found = loaded(f"from harness.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass")
+    found = loaded(
+        f"from harness.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
+    )
     assert "typer" in found
-    heavy = {"torch", "mlflow", "transformers", "tokenizers", "sklearn", "scipy", "matplotlib", "pandas", "submitit"}
+    heavy = {
+        "torch",
+        "mlflow",
+        "transformers",
+        "tokenizers",
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "pandas",
+        "submitit",
+    }
     assert found & heavy == set()
 
 
@@ -145,6 +179,10 @@ def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
 def test_nothing_is_too_long_to_read(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= LONGEST_FILE
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}

@@ -69,7 +69,9 @@ class Workload(ABC):
     """
 
     Options: ClassVar[type[Settings]] = Settings
-    Data: ClassVar[Any] = Settings  # a Settings class, or a union of them told apart by a literal field `source`
+    Data: ClassVar[Any] = (
+        Settings  # a Settings class, or a union of them told apart by a literal field `source`
+    )
     batch_size: ClassVar[int] = 64  # samples in a global batch unless the sweep sets it
     target: ClassVar[Target] = Target("accuracy")
 
@@ -105,7 +107,7 @@ class Workload(ABC):
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Metrics over the whole test set, the target among them; `rows` is `evaluate`'s, float64, in sample order."""
 
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """The submodules that FSDP2 shards one by one; without any, the whole model is one unit."""
         return ()
 
@@ -144,6 +146,8 @@ def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     """Unweighted mean over the classes seen of 2TP / (2TP + FP + FN); a class never predicted right counts 0."""
     classes = int(torch.maximum(predicted.max(), labels.max())) + 1
     hits = torch.bincount(labels[predicted == labels], minlength=classes).double()
-    seen = (torch.bincount(predicted, minlength=classes) + torch.bincount(labels, minlength=classes)).double()
+    seen = (
+        torch.bincount(predicted, minlength=classes) + torch.bincount(labels, minlength=classes)
+    ).double()
     present = seen > 0
     return float((2 * hits[present] / seen[present]).mean())

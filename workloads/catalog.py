@@ -87,7 +87,9 @@ def _from_package(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         siblings = sorted(sibling.name for sibling in path.parent.glob("*.py"))
-        raise ValueError(f"{path}: found no such file{_nearest(path.name, siblings)}; allowed: a Python file")
+        raise ValueError(
+            f"{path}: found no such file{_nearest(path.name, siblings)}; allowed: a Python file"
+        )
     # The path is part of the name, so that two files of one name can be loaded side by side.
     name = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -111,10 +113,14 @@ def _workload(module: ModuleType, name: str) -> type[Workload]:
     if not (isinstance(found, type) and issubclass(found, Workload)):
         known = sorted(key for key, value in vars(module).items() if _complete(value))
         allowed = ", ".join(known) or "a class that derives from workloads.Workload"
-        raise ValueError(f"{module.__file__}: found no workload {name!r}{_nearest(name, known)}; allowed: {allowed}")
+        raise ValueError(
+            f"{module.__file__}: found no workload {name!r}{_nearest(name, known)}; allowed: {allowed}"
+        )
     if found.__abstractmethods__:
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ValueError(f"{module.__file__}: found no {missing} in {name}; allowed: a class that defines them all")
+        raise ValueError(
+            f"{module.__file__}: found no {missing} in {name}; allowed: a class that defines them all"
+        )
     return found
 
 

@@ -36,7 +36,9 @@ def stages(size: tuple[int, int], width: int) -> tuple[Stage, Stage]:
     """Stages with `width` channels and twice as many; they bring an image to about 7x7, whatever its size."""
     height, breadth = size
     last = (2 * max(1, height // 28), 2 * max(1, breadth // 28))
-    return Stage(1, width, height, breadth, (2, 2)), Stage(width, 2 * width, height // 2, breadth // 2, last)
+    return Stage(1, width, height, breadth, (2, 2)), Stage(
+        width, 2 * width, height // 2, breadth // 2, last
+    )
 
 
 class ConvNet(nn.Module):
@@ -91,7 +93,7 @@ class CNN(Classifier):
         return ConvNet(self.images.size, self.images.classes, self.options)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=self.options.learning_rate, fused=True)
+        return torch.optim.Adam(model.parameters(), lr=self.options.lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         return one_cycle(optimizer, steps, self.options.warmup)
@@ -105,6 +107,8 @@ class CNN(Classifier):
         are not trained.
         """
         size, width, classes = self.images.size, self.options.width, self.images.classes
-        products = [2 * KERNEL**2 * s.inputs * s.outputs * s.height * s.width for s in stages(size, width)]
+        products = [
+            2 * KERNEL**2 * s.inputs * s.outputs * s.height * s.width for s in stages(size, width)
+        ]
         products += [2 * flattened(size, width) * DENSE, 2 * DENSE * classes]
         return 3 * sum(products) - products[0]

@@ -51,7 +51,12 @@ def load_images(data: ImageData) -> Images:
     train, test = _digits(data) if isinstance(data, Digits) else _idx(data)
     classes = 10 if isinstance(data, Digits) else data.classes
     table = _normalising(train[0])
-    splits = Splits(*(TensorSamples((torch.from_numpy(table[pixels]), labels)) for pixels, labels in (train, test)))
+    splits = Splits(
+        *(
+            TensorSamples((torch.from_numpy(table[pixels]), labels))
+            for pixels, labels in (train, test)
+        )
+    )
     return Images(splits, (train[0].shape[2], train[0].shape[3]), classes)
 
 
@@ -100,15 +105,21 @@ def _idx(data: Idx) -> tuple[tuple[Pixels, Tensor], tuple[Pixels, Tensor]]:
 def _idx_pair(images: Path, labels: Path) -> tuple[Pixels, Tensor]:
     (count, height, width), pixels = read_idx(images, 3)
     numbers = np.frombuffer(read_idx(labels, 1)[1], np.uint8).astype(np.int64)
-    return np.frombuffer(pixels, np.uint8).reshape(count, 1, height, width), torch.from_numpy(numbers)
+    return np.frombuffer(pixels, np.uint8).reshape(count, 1, height, width), torch.from_numpy(
+        numbers
+    )
 
 
 def _digits(data: Digits) -> tuple[tuple[Pixels, Tensor], tuple[Pixels, Tensor]]:
     # Reading the packaged file takes a tenth of a second; importing sklearn.datasets for it takes more than one.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise ValueError("source: digits are scikit-learn's, which is not installed: pip install scikit-learn")
-    rows = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", dtype=np.uint8, delimiter=",")
+        raise ValueError(
+            "source: digits are scikit-learn's, which is not installed: pip install scikit-learn"
+        )
+    rows = np.loadtxt(
+        Path(package.origin).parent / "datasets/data/digits.csv.gz", dtype=np.uint8, delimiter=","
+    )
     small = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).float() * (255 / 16)
     pixels = interpolate(small, size=(SIDE, SIDE), mode="bilinear").round().to(torch.uint8).numpy()
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))

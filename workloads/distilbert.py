@@ -104,7 +104,9 @@ class DistilBert(Classifier):
 
         name, _, revision = self.options.hub.partition("@")
         try:
-            return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(CHECKPOINT)))
+            return Path(
+                snapshot_download(name, revision=revision or None, allow_patterns=list(CHECKPOINT))
+            )
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
@@ -144,32 +146,43 @@ class DistilBert(Classifier):
         if self.folder is None:
             return SequenceClassifier(DistilBertForSequenceClassification(self.config))
         loaded: Any = DistilBertForSequenceClassification.from_pretrained(
-            self.folder, config=self.config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            self.folder,
+            config=self.config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
         bert, report = loaded
         unset = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-        if lacking := sorted(name for name in unset if not name.startswith(("pre_classifier.", "classifier."))):
+        if lacking := sorted(
+            name for name in unset if not name.startswith(("pre_classifier.", "classifier."))
+        ):
             raise ValueError(
                 f"{self.folder / WEIGHTS}: found no fitting {lacking[0]}; allowed: all weights of the encoder"
             )
         return SequenceClassifier(bert)
 
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, SequenceClassifier)
         return list(model.bert.distilbert.transformer.layer)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         smoothing = self.options.label_smoothing
-        return nn.functional.cross_entropy(self.logits(model, batch), batch[-1], label_smoothing=smoothing)
+        return nn.functional.cross_entropy(
+            self.logits(model, batch), batch[-1], label_smoothing=smoothing
+        )
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Weight decay pulls at matrices only, not at biases and norms."""
         options = self.options
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": options.weight_decay},
+            {
+                "params": [p for p in model.parameters() if p.ndim > 1],
+                "weight_decay": options.weight_decay,
+            },
             {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=options.learning_rate, fused=True)
+        return torch.optim.AdamW(groups, lr=options.lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         return one_cycle(optimizer, steps, self.options.warmup)
@@ -199,10 +212,14 @@ class DistilBert(Classifier):
         return 3 * (self.config.n_layers * layer + 2 * d**2 + 2 * d * len(self.texts.classes))
 
     def _encoded(self, tokenizer: Tokenizer, texts: Sequence[str], labels: Tensor) -> TokenSamples:
-        encoded = [torch.tensor(tokens) for tokens in encode(tokenizer, texts, self.options.sequence)]
+        encoded = [
+            torch.tensor(tokens) for tokens in encode(tokenizer, texts, self.options.sequence)
+        ]
         tokens = pad_sequence(encoded, batch_first=True, padding_value=PAD)
         lengths = torch.tensor([len(tokens) for tokens in encoded])
         fixed = self.options.padding == "fixed"
         if fixed:
-            tokens = nn.functional.pad(tokens, (0, self.options.sequence - tokens.shape[1]), value=PAD)
+            tokens = nn.functional.pad(
+                tokens, (0, self.options.sequence - tokens.shape[1]), value=PAD
+            )
         return TokenSamples(tokens, lengths, labels, fixed)

@@ -31,9 +31,13 @@ def read_bytes(path: Path) -> bytes:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: found a corrupted gzip file ({error}); allowed: a whole one") from None
+        raise ValueError(
+            f"{path}: found a corrupted gzip file ({error}); allowed: a whole one"
+        ) from None
     except OSError as error:
-        raise ValueError(f"{path}: found {error.strerror}; allowed: a file that can be read") from None
+        raise ValueError(
+            f"{path}: found {error.strerror}; allowed: a file that can be read"
+        ) from None
 
 
 def find_idx(folder: Path, name: str) -> Path:
@@ -61,7 +65,9 @@ def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
         raise ValueError(f"{path}: found {found} at the start; allowed: {kind}")
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise ValueError(f"{path}: found {len(content)} bytes; allowed: at least the {header} of an IDX header")
+        raise ValueError(
+            f"{path}: found {len(content)} bytes; allowed: at least the {header} of an IDX header"
+        )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = memoryview(content)[header:]
     if len(values) != math.prod(shape):
@@ -79,22 +85,30 @@ def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, str]]:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}: found byte 0x{content[error.start]:02x} in line {line}; allowed: UTF-8") from None
+        raise ValueError(
+            f"{path}: found byte 0x{content[error.start]:02x} in line {line}; allowed: UTF-8"
+        ) from None
     try:
         rows = _labelled(path, reader, text, label)
     except csv.Error as error:
-        raise ValueError(f"{path}: found {error} in line {reader.line_num}; allowed: well-formed CSV") from None
+        raise ValueError(
+            f"{path}: found {error} in line {reader.line_num}; allowed: well-formed CSV"
+        ) from None
     if not rows:
         raise ValueError(f"{path}: found no rows; allowed: a header and at least one row")
     return rows
 
 
-def _labelled(path: Path, reader: Iterator[list[str]], text: str, label: str) -> list[tuple[str, str]]:
+def _labelled(
+    path: Path, reader: Iterator[list[str]], text: str, label: str
+) -> list[tuple[str, str]]:
     header = next(reader, [])
     for key, name in (("text", text), ("label", label)):
         if header.count(name) != 1:
             found = ", ".join(header) or "a header line with the names of columns"
-            raise ValueError(f"{path}: found no single column {name!r} ({key}); allowed: one of {found}")
+            raise ValueError(
+                f"{path}: found no single column {name!r} ({key}); allowed: one of {found}"
+            )
     columns = header.index(text), header.index(label)
     rows = []
     for number, row in enumerate(reader, start=1):
@@ -123,15 +137,21 @@ def checkpoint_positions(folder: Path) -> int:
     """Most tokens that the DistilBERT model in the folder can take; raises ValueError unless the folder is complete."""
     for path in checkpoint_files(folder):
         if not path.is_file():
-            raise ValueError(f"{path}: found no such file; allowed: a folder from save_pretrained, with its tokenizer")
+            raise ValueError(
+                f"{path}: found no such file; allowed: a folder from save_pretrained, with its tokenizer"
+            )
     config = _read_json(folder / CONFIG)
     if config.get("model_type") != "distilbert":
-        raise ValueError(f"{folder / CONFIG}: found model_type {config.get('model_type')!r}; allowed: 'distilbert'")
+        raise ValueError(
+            f"{folder / CONFIG}: found model_type {config.get('model_type')!r}; allowed: 'distilbert'"
+        )
     _read_json(folder / TOKENIZER)
     _check_safetensors(folder / WEIGHTS)
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
-        raise ValueError(f"{folder / CONFIG}: found max_position_embeddings {positions!r}; allowed: an integer")
+        raise ValueError(
+            f"{folder / CONFIG}: found max_position_embeddings {positions!r}; allowed: an integer"
+        )
     return positions
 
 
@@ -154,6 +174,10 @@ def _check_safetensors(path: Path) -> None:
         tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
         needed = 8 + length + max(entry["data_offsets"][1] for entry in tensors)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path}: found no safetensors header; allowed: a whole safetensors file") from None
+        raise ValueError(
+            f"{path}: found no safetensors header; allowed: a whole safetensors file"
+        ) from None
     if path.stat().st_size != needed:
-        raise ValueError(f"{path}: found {path.stat().st_size} bytes; allowed: the {needed} of its header")
+        raise ValueError(
+            f"{path}: found {path.stat().st_size} bytes; allowed: the {needed} of its header"
+        )

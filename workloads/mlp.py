@@ -64,7 +64,7 @@ class MLP(Classifier):
         return Perceptron(self.widths, self.options)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=self.options.learning_rate, fused=True)
+        return torch.optim.Adam(model.parameters(), lr=self.options.lr, fused=True)
 
     def flops_per_sample(self) -> float:
         """Matrix products only; biases, norms, ReLU, dropout, loss and optimizer are not counted.

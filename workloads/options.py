@@ -18,7 +18,10 @@ class Between:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         bounds = {"ge": self.low, "le": self.high}
-        return {**handler(source), **{key: value for key, value in bounds.items() if value is not None}}
+        return {
+            **handler(source),
+            **{key: value for key, value in bounds.items() if value is not None},
+        }
 
 
 Count = Annotated[int, Between(1)]
@@ -42,7 +45,9 @@ class Settings(Strict):
     def located(self, base: Path) -> Self:
         """The same settings with relative paths taken as relative to `base`."""
         paths = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: base / path for name, path in paths.items() if isinstance(path, Path)})
+        return replace(
+            self, **{name: base / path for name, path in paths.items() if isinstance(path, Path)}
+        )
 
     def files(self) -> list[Path]:
         """Every file whose content these settings stand for, in a fixed order."""
@@ -50,7 +55,9 @@ class Settings(Strict):
         for field in fields(self):
             path = getattr(self, field.name)
             if isinstance(path, Path):
-                found += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+                found += (
+                    sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+                )
         return found
 
     def identity(self) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class MLPOptions(Settings):
     hidden: tuple[Count, ...] = (256, 128)  # width of each hidden layer
     batch_norm: bool = False
     dropout: Fraction = 0.2
-    learning_rate: Rate = 1e-3
+    lr: Rate = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +86,7 @@ class CNNOptions(Settings):
     width: Count = 16  # channels of the first convolution; the second has twice as many
     batch_norm: bool = False
     dropout: Fraction = 0.3
-    learning_rate: Rate = 2e-3  # the peak of the one-cycle schedule
+    lr: Rate = 2e-3  # the peak of the one-cycle schedule
     warmup: Fraction = 0.2  # part of the steps in which the learning rate rises
 
 
@@ -107,22 +114,34 @@ POSITIONS = 512
 class DistilBertOptions(Settings):
     """A preset trained from scratch; or weights and tokenizer of a folder (`pretrained`) or of a model on the hub."""
 
-    pretrained: Path | None = None  # a folder written by save_pretrained, its tokenizer included; or as `hub`
+    pretrained: Path | None = (
+        None  # a folder written by save_pretrained, its tokenizer included; or as `hub`
+    )
     hub: str | None = None  # a name on the Hugging Face hub; name@revision pins it
-    size: Literal["tiny", "small", "base"] | None = None  # None: tiny, unless the model is pretrained
-    vocabulary: Annotated[int, Between(256)] | None = None  # most tokens in the vocabulary; None: that of the size
-    sequence: Annotated[int, Between(3, POSITIONS)] = 48  # most tokens of a text; what is longer is cut
-    padding: Literal["longest", "fixed"] = "longest"  # to the longest text of a batch, or always to `sequence`
+    size: Literal["tiny", "small", "base"] | None = (
+        None  # None: tiny, unless the model is pretrained
+    )
+    vocabulary: Annotated[int, Between(256)] | None = (
+        None  # most tokens in the vocabulary; None: that of the size
+    )
+    sequence: Annotated[int, Between(3, POSITIONS)] = (
+        48  # most tokens of a text; what is longer is cut
+    )
+    padding: Literal["longest", "fixed"] = (
+        "longest"  # to the longest text of a batch, or always to `sequence`
+    )
     dropout: Fraction = 0.1
     label_smoothing: Fraction = 0.1
-    learning_rate: Rate = 2e-3  # the peak of the one-cycle schedule
+    lr: Rate = 2e-3  # the peak of the one-cycle schedule
     weight_decay: Annotated[float, Between(0, 10)] = 0.01
     warmup: Fraction = 0.1  # part of the steps in which the learning rate rises
 
     def __post_init__(self) -> None:
         given = [name for name in ("pretrained", "hub", "size") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"found {' and '.join(given)}; allowed: one of them, as each decides the architecture")
+            raise ValueError(
+                f"found {' and '.join(given)}; allowed: one of them, as each decides the architecture"
+            )
         if self.vocabulary is not None and (self.pretrained or self.hub):
             raise ValueError(
                 f"found vocabulary and {given[0]}; allowed: one of them, as a tokenizer comes with {given[0]}"
@@ -152,11 +171,11 @@ class DistilBertOptions(Settings):
         with blame("pretrained"):
             positions = checkpoint_positions(self.pretrained)
         if self.sequence > positions:
-            raise ValueError(f"sequence: found {self.sequence}; allowed: at most the {positions} of {self.pretrained}")
+            raise ValueError(
+                f"sequence: found {self.sequence}; allowed: at most the {positions} of {self.pretrained}"
+            )
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         if self.padding == "longest" and axes["execution"] != "eager":
-            return (
-                f"execution {axes['execution']} would compile again for every length of a batch: set padding to fixed"
-            )
+            return f"execution {axes['execution']} would compile again for every length of a batch: set padding to fixed"
         return None

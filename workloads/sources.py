@@ -50,7 +50,9 @@ class Idx(Settings):
                     f"{self.pair('t10k')[0]}: found images of {sizes[0]}; allowed: {sizes[1]}, as in training"
                 )
             if unseen := sorted(test[1] - train[1]):
-                raise ValueError(f"{self.pair('t10k')[1]}: found label {unseen[0]}; allowed: the labels of training")
+                raise ValueError(
+                    f"{self.pair('t10k')[1]}: found label {unseen[0]}; allowed: the labels of training"
+                )
 
     def _check_split(self, split: Literal["train", "t10k"]) -> tuple[tuple[int, ...], set[int]]:
         """Size of the images and the labels that occur."""
@@ -58,10 +60,14 @@ class Idx(Settings):
         (count, *size), _ = read_idx(images, 3)
         (labelled,), values = read_idx(labels, 1)
         if count != labelled:
-            raise ValueError(f"{labels}: found {labelled} labels; allowed: {count}, one for each image of {images}")
+            raise ValueError(
+                f"{labels}: found {labelled} labels; allowed: {count}, one for each image of {images}"
+            )
         found = set(values)
         if max(found) >= self.classes:
-            raise ValueError(f"{labels}: found label {max(found)}; allowed: 0 to {self.classes - 1}, by classes")
+            raise ValueError(
+                f"{labels}: found label {max(found)}; allowed: 0 to {self.classes - 1}, by classes"
+            )
         return tuple(size), found
 
 
@@ -92,7 +98,9 @@ class Csv(Settings):
 
     def check(self) -> None:
         if self.test is not None and self.path.is_dir():
-            raise ValueError(f"test: found {self.test} beside the folder {self.path}; allowed: test beside a file only")
+            raise ValueError(
+                f"test: found {self.test} beside the folder {self.path}; allowed: test beside a file only"
+            )
         key = "path" if self.test is None else "path and test"
         with blame(key):
             train, test = self.rows()

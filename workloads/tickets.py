@@ -45,7 +45,16 @@ REQUESTS = {
         "somebody else signed in to my account in {month}",
     ),
 }
-OPENINGS = ("hello", "hi there", "good morning", "dear team", "to whom it may concern", "hey", "urgent", "")
+OPENINGS = (
+    "hello",
+    "hi there",
+    "good morning",
+    "dear team",
+    "to whom it may concern",
+    "hey",
+    "urgent",
+    "",
+)
 SETTLED = (
     "last week i wrote that {other} and that is settled",
     "unlike my friend who says that {other}",
@@ -60,7 +69,14 @@ VAGUE = (
     "something is wrong with my {product} and nobody answers",
     "the help page of the {product} did not help",
 )
-CLOSINGS = ("thanks", "please advise", "regards", "can you fix this today", "waiting for your answer", "")
+CLOSINGS = (
+    "thanks",
+    "please advise",
+    "regards",
+    "can you fix this today",
+    "waiting for your answer",
+    "",
+)
 SLOTS = {
     "amount": ("19 euro", "49 euro", "120 dollars", "8 dollars"),
     "month": ("january", "march", "june", "october", "december"),
@@ -102,7 +118,9 @@ def _ticket(rng: random.Random, topic: str) -> str:
     if rng.random() < 0.5:
         sentences.append(rng.choice(VAGUE))
     rng.shuffle(sentences)
-    text = ". ".join(part for part in (rng.choice(OPENINGS), *sentences, rng.choice(CLOSINGS)) if part)
+    text = ". ".join(
+        part for part in (rng.choice(OPENINGS), *sentences, rng.choice(CLOSINGS)) if part
+    )
     filled = text.format(**{slot: rng.choice(words) for slot, words in SLOTS.items()})
     return " ".join(_typed(rng, word) for word in filled.split())
 

@@ -15,7 +15,13 @@ from torch.optim import SGD, Optimizer
 from workloads.base import Batch, Splits, Target, TensorSamples, Workload
 from workloads.options import Between, Fraction, Settings
 
-RHYTHM = (0.75, 0.75, 0.75, 0.75, 2.0)  # steps of unlike length, so that medians and trimmed means are seen to be wrong
+RHYTHM = (
+    0.75,
+    0.75,
+    0.75,
+    0.75,
+    2.0,
+)  # steps of unlike length, so that medians and trimmed means are seen to be wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,9 @@ class _Clock:
 
     def __init__(self, options: TimetableOptions) -> None:
         self.options, self.step, self.began = options, -1, 0.0
-        self.late: dict[float, float] = {}  # by share: seconds by which the last wake-up there was too late
+        self.late: dict[
+            float, float
+        ] = {}  # by share: seconds by which the last wake-up there was too late
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         # A sleeper wakes up late; the last millisecond is spent awake where every rank has a core for it.
         self.awake = 0.001 if ranks <= len(os.sched_getaffinity(0)) else 0.0
@@ -49,7 +57,9 @@ class _Clock:
         """Until that share of the step has gone by. Who woke up late is that much earlier the next time, so that a
         disturbance by another program does not change the mean."""
         options = self.options
-        factor = RHYTHM[self.step % len(RHYTHM)] * (options.slow if self.step < options.slow_steps else 1.0)
+        factor = RHYTHM[self.step % len(RHYTHM)] * (
+            options.slow if self.step < options.slow_steps else 1.0
+        )
         end = self.began + share * factor * options.step_seconds - self.late.get(share, 0.0)
         while (left := end - time.perf_counter()) > 0:
             time.sleep(max(0.0, left - self.awake))

@@ -66,13 +66,17 @@ def _untrained(vocabulary: dict[str, int]) -> Tokenizer:
     tokenizer.pre_tokenizer = BertPreTokenizer()
     if vocabulary:
         tokenizer.add_special_tokens(list(SPECIAL))
-        tokenizer.post_processor = BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+        tokenizer.post_processor = BertProcessing(
+            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+        )
     return tokenizer
 
 
 def _alphabet(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     """The most frequent characters of the normalised texts, sorted."""
-    counts = Counter(character for text in texts for character in tokenizer.normalizer.normalize_str(text))
+    counts = Counter(
+        character for text in texts for character in tokenizer.normalizer.normalize_str(text)
+    )
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     return sorted(character for character in frequent[:ALPHABET] if not character.isspace())
 

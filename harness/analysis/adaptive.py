@@ -17,7 +17,9 @@ from harness.statistics.sequential import confidence_sequence
 FEWEST = 3  # trials, below which luck is mistaken for precision
 
 
-Run = Callable[[Sweep, bool], list[Record]]  # told whether these are more repeats of what it has run before
+Run = Callable[
+    [Sweep, bool], list[Record]
+]  # told whether these are more repeats of what it has run before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,9 @@ def run_until(
     records = run(sweep, False)
     while goal is not None and not reached(goal, sweep, records) and sweep.repeats < MOST_REPEATS:
         left = math.inf if goal.budget is None else goal.budget - (clock() - began)
-        if next_repeat(sweep, records) > left or any(not _logs(records, cell.id) for cell in sweep.cells):
+        if next_repeat(sweep, records) > left or any(
+            not _logs(records, cell.id) for cell in sweep.cells
+        ):
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)
@@ -57,7 +61,9 @@ def run_until(
 
 
 def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
-    return goal is None or all(half_width(_logs(records, cell.id)) <= goal.half_width for cell in sweep.cells)
+    return goal is None or all(
+        half_width(_logs(records, cell.id)) <= goal.half_width for cell in sweep.cells
+    )
 
 
 def known(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
@@ -91,5 +97,8 @@ def next_repeat(sweep: Sweep, records: Sequence[Record]) -> float:
 
 def _logs(records: Sequence[Record], cell_id: str) -> list[float]:
     """Of the cell's trials in the order they ran."""
-    own = sorted((r for r in records if r.trial.cell.id == cell_id and r.status == "done"), key=lambda r: r.started)
+    own = sorted(
+        (r for r in records if r.trial.cell.id == cell_id and r.status == "done"),
+        key=lambda r: r.started,
+    )
     return [math.log(r.summary.throughput) for r in own if r.summary and r.summary.throughput]

@@ -37,27 +37,37 @@ def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
         before = path.read_text(encoding="utf-8") if path.exists() else None
         if content != before:
             write_whole(path, content)
-        saved.append(Saved(path=path, result=cell, replaced=before is not None and content != before))
+        saved.append(
+            Saved(path=path, result=cell, replaced=before is not None and content != before)
+        )
     return saved
 
 
 def _place(results: Results, cell: CellResult) -> Path:
     label, hardware = cell.cell.label, cell.conditions.get("hardware", [])
     if not any(trial.throughput for trial in cell.trials):
-        left_out = ", ".join(f"{count} {status}" for status, count in cell.left_out.items()) or "none done"
-        raise BadInput(f"{label}: found no trial with a measured throughput ({left_out}); allowed: at least one")
+        left_out = (
+            ", ".join(f"{count} {status}" for status, count in cell.left_out.items()) or "none done"
+        )
+        raise BadInput(
+            f"{label}: found no trial with a measured throughput ({left_out}); allowed: at least one"
+        )
     if list(hardware) == [UNKNOWN] or len(hardware) != 1:
-        raise BadInput(f"{label}: found trials of {' and '.join(hardware)}; allowed: one known hardware")
+        raise BadInput(
+            f"{label}: found trials of {' and '.join(hardware)}; allowed: one known hardware"
+        )
     if len(cell.conditions["code"]) > 1:
-        raise BadInput(f"{label}: found trials of code {' and '.join(cell.conditions['code'])}; allowed: one")
+        raise BadInput(
+            f"{label}: found trials of code {' and '.join(cell.conditions['code'])}; allowed: one"
+        )
     return results.baselines / hardware[0] / f"{cell.cell.id}.json"
 
 
 def dump(cell: CellResult) -> str:
     """The file's content: the same for the same trials, rows of numbers on one line, no path of this machine."""
-    choice = replace(cell.cell.choice, data=cell.cell.choice.identity.get("data") or {})
+    choice = replace(cell.cell.workload, data=cell.cell.workload.identity.get("data") or {})
     content = {"kind": KIND, "schema": SCHEMA, "id": cell.cell.id, "label": cell.cell.label}
-    content |= asdict(replace(cell, cell=replace(cell.cell, choice=choice)))
+    content |= asdict(replace(cell, cell=replace(cell.cell, workload=choice)))
     text = json.dumps(content, indent=1, allow_nan=False, default=str)
     return re.sub(r"\[[-\d.e+,\s]+\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
@@ -74,9 +84,13 @@ def read(path: Path) -> CellResult:
 def parse(content: Any, path: Path) -> CellResult:
     """The baseline in JSON that was read from `path`; raises BadInput."""
     if not isinstance(content, dict) or content.pop("kind", None) != KIND:
-        raise BadInput(f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes")
+        raise BadInput(
+            f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
+        )
     if (found := content.pop("schema", None)) != SCHEMA:
-        raise BadInput(f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}; save it anew")
+        raise BadInput(
+            f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}; save it anew"
+        )
     named = content.pop("id", None)
     content.pop("label", None)
     try:
@@ -89,7 +103,9 @@ def parse(content: Any, path: Path) -> CellResult:
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise BadInput(f"{path}: no whole baseline: {one_line(error)}") from None
     if result.cell.id != named:
-        raise BadInput(f"{path}: id: found {named!r}; allowed: {result.cell.id}, its cell's own; save it anew")
+        raise BadInput(
+            f"{path}: id: found {named!r}; allowed: {result.cell.id}, its cell's own; save it anew"
+        )
     return result
 
 

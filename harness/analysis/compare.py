@@ -60,12 +60,12 @@ def known_drift(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What counts as a difference. `across` are the differences that are the question; `of` are the smallest change and
+    """What counts as a difference. `across` are the differences that are the question; `of` are the min_effect change and
     the margin of single cells, by the id on the side that is held against; `drift` is that of log throughput from one
     time to another, by hardware."""
 
     across: Sequence[str] = ()
-    smallest: float = SPEED.smallest  # a fraction of throughput
+    min_effect: float = SPEED.min_effect  # a fraction of throughput
     accuracy_margin: float = ACCURACY_MARGIN  # in the target metric's unit
     alpha: float = ALPHA
     correction: Correction = "holm"
@@ -115,7 +115,11 @@ class Comparison:
 
     def rows_of(self, one: Match) -> list[Row]:
         """A row for each metric of a match."""
-        return [row for row in self.rows if row.a is one.a and row.b is one.b and row.b_side == one.b_side]
+        return [
+            row
+            for row in self.rows
+            if row.a is one.a and row.b is one.b and row.b_side == one.b_side
+        ]
 
     @property
     def exit_code(self) -> int:
@@ -145,13 +149,17 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     groups: dict[str, list[CellResult]] = {}
     for cell in side.cells:
         groups.setdefault(_key(cell.cell, axes), []).append(cell)
-    matches = [_match(group[0], other, side.name) for group in groups.values() for other in group[1:]]
+    matches = [
+        _match(group[0], other, side.name) for group in groups.values() for other in group[1:]
+    ]
     if not matches:
         allowed = " or ".join(_varied(side)) or "nothing: its cells differ in no axis"
         raise BadInput(
             f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only; allowed: {allowed}"
         )
-    across = {found for one in matches for found in _differences("A", one.a, "B", one.b, rules.across)}
+    across = {
+        found for one in matches for found in _differences("A", one.a, "B", one.b, rules.across)
+    }
     return _judged(matches, [], sorted(across), rules)
 
 
@@ -163,7 +171,9 @@ def _varied(side: Side) -> list[str]:
         for (own, left), (its, right) in itertools.combinations(keyed, 2)
         if own == its
     }
-    least = [names for names in found if names and not any(other < names for other in found if other)]
+    least = [
+        names for names in found if names and not any(other < names for other in found if other)
+    ]
     return sorted(",".join(name for name in AXES if name in names) for names in least)
 
 
@@ -177,7 +187,9 @@ def against_first(side: Side) -> Comparison | None:
     return compare_by(Side(name=side.name, cells=ordered), tuple(AXES), Rules(across=("hardware",)))
 
 
-def check_across(names: Sequence[str], allowed: Any = DIFFERENCES, option: str = "--across") -> None:
+def check_across(
+    names: Sequence[str], allowed: Any = DIFFERENCES, option: str = "--across"
+) -> None:
     """Raises BadInput for a word that names no difference."""
     for name in names:
         if name not in allowed:
@@ -186,7 +198,7 @@ def check_across(names: Sequence[str], allowed: Any = DIFFERENCES, option: str =
 
 def parts(cell: Cell) -> dict[str, Any]:
     """All that decides a cell's result, by the name that --across knows it by."""
-    identity = cell.choice.identity
+    identity = cell.workload.identity
     data = {"data": identity.get("data"), "files": identity.get("files")}
     return {
         "workload": identity["uses"],
@@ -200,10 +212,14 @@ def parts(cell: Cell) -> dict[str, Any]:
 
 
 def _key(cell: Cell, across: Sequence[str]) -> str:
-    return json.dumps({name: value for name, value in parts(cell).items() if name not in across}, sort_keys=True)
+    return json.dumps(
+        {name: value for name, value in parts(cell).items() if name not in across}, sort_keys=True
+    )
 
 
-def match(a: Side, b: Side, across: Sequence[str]) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
+def match(
+    a: Side, b: Side, across: Sequence[str]
+) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
     """Cells that are alike in all but what the question is about, and the labels of those that are alone; raises
     BadInput if none are alike, or if it can't be told which belongs to which."""
     ours: dict[str, CellResult] = {}
@@ -219,8 +235,12 @@ def match(a: Side, b: Side, across: Sequence[str]) -> tuple[list[tuple[CellResul
     alike = [(cell, theirs[key]) for key, cell in ours.items() if key in theirs]
     if not alike:
         raise BadInput(_unlike(a, b, across))
-    alone = [f"{cell.cell.label}: only in {a.name}" for key, cell in ours.items() if key not in theirs]
-    alone += [f"{cell.cell.label}: only in {b.name}" for key, cell in theirs.items() if key not in ours]
+    alone = [
+        f"{cell.cell.label}: only in {a.name}" for key, cell in ours.items() if key not in theirs
+    ]
+    alone += [
+        f"{cell.cell.label}: only in {b.name}" for key, cell in theirs.items() if key not in ours
+    ]
     return alike, alone
 
 
@@ -229,10 +249,16 @@ def _unlike(a: Side, b: Side, across: Sequence[str]) -> str:
 
     def differing(one: CellResult, other: CellResult) -> dict[str, tuple[Any, Any]]:
         left, right = parts(one.cell), parts(other.cell)
-        return {name: (left[name], right[name]) for name in left if name not in across and left[name] != right[name]}
+        return {
+            name: (left[name], right[name])
+            for name in left
+            if name not in across and left[name] != right[name]
+        }
 
     nearest = min((differing(one, other) for one in a.cells for other in b.cells), key=len)
-    told = "; ".join(f"{name}: {_short(left)} and {_short(right)}" for name, (left, right) in nearest.items())
+    told = "; ".join(
+        f"{name}: {_short(left)} and {_short(right)}" for name, (left, right) in nearest.items()
+    )
     return (
         f"{a.name} and {b.name} have no cell in common; the nearest differ in {told};"
         f" if that is the question: --across {','.join([*across, *nearest])}"
@@ -244,16 +270,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _differences(a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]) -> list[str]:
+def _differences(
+    a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
+) -> list[str]:
     """Other conditions, in words. Other hardware is refused unless it is the question; raises BadInput."""
     found: list[str] = []
     for kind in CONDITIONS if a.trials and b.trials else ():
-        left, right = (" and ".join(sorted(side.conditions.get(kind, ["unknown"]))) for side in (a, b))
+        left, right = (
+            " and ".join(sorted(side.conditions.get(kind, ["unknown"]))) for side in (a, b)
+        )
         if left == right and "unknown" not in left and (kind != "hardware" or " and " not in left):
             continue
         words = f"{kind}: {left} ({a_name}), {right} ({b_name})"
         if kind == "hardware" and kind not in across:
-            raise BadInput(f"{a.cell.label}: other hardware: {words}; if that is the question: --across hardware")
+            raise BadInput(
+                f"{a.cell.label}: other hardware: {words}; if that is the question: --across hardware"
+            )
         found.append(words)
     return found
 
@@ -262,13 +294,18 @@ def _match(a: CellResult, b: CellResult, b_side: str) -> Match:
     return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(a, b), pairs=len(pairs(a, b)))
 
 
-def _judged(matches: Sequence[Match], missing: list[str], differences: list[str], rules: Rules) -> Comparison:
+def _judged(
+    matches: Sequence[Match], missing: list[str], differences: list[str], rules: Rules
+) -> Comparison:
     asked: list[tuple[Match, Asked]] = []
     notes: dict[str, None] = {}
     for one in matches:
         label = one.b.cell.label
-        smallest, margin = rules.of.get(one.b.cell.id, (rules.smallest, rules.accuracy_margin))
-        fast, accurate = speed(one.a, one.b, smallest, rules.drift), accuracy(one.a, one.b, margin)
+        min_effect, margin = rules.of.get(one.b.cell.id, (rules.min_effect, rules.accuracy_margin))
+        fast, accurate = (
+            speed(one.a, one.b, min_effect, rules.drift),
+            accuracy(one.a, one.b, margin),
+        )
         asked += [(one, found) for found in (fast, accurate) if found is not None]
         if fast is None:
             missing.append(f"{label}: no measured throughput in {_lacking(one)}")
@@ -277,20 +314,38 @@ def _judged(matches: Sequence[Match], missing: list[str], differences: list[str]
         if fast is not None and accurate is None and (one.a.target or one.b.target):
             missing.append(f"{label}: no target metric that both sides have")
         if fast is not None and one.a.trials == one.b.trials:
-            missing.append(f"{label}: both sides are the same trials, so there is nothing to compare")
+            missing.append(
+                f"{label}: both sides are the same trials, so there is nothing to compare"
+            )
         if any(trial.settled is False for side in (one.a, one.b) for trial in side.trials):
             notes[f"{label}: some trials never reached a steady state"] = None
         if fast is not None:
             told = _left_out(one)
             missing += [f"{label}: {words}" for status, words in told if status != "invalid"]
-            notes |= dict.fromkeys(f"{label}: left out {words}" for status, words in told if status == "invalid")
-    verdicts = judge([found.question for _, found in asked], alpha=rules.alpha, correction=rules.correction)
+            notes |= dict.fromkeys(
+                f"{label}: left out {words}" for status, words in told if status == "invalid"
+            )
+    verdicts = judge(
+        [found.question for _, found in asked], alpha=rules.alpha, correction=rules.correction
+    )
     rows = [
-        Row(a=one.a, b=one.b, b_side=one.b_side, mean_a=found.mean_a, mean_b=found.mean_b, verdict=verdict)
+        Row(
+            a=one.a,
+            b=one.b,
+            b_side=one.b_side,
+            mean_a=found.mean_a,
+            mean_b=found.mean_b,
+            verdict=verdict,
+        )
         for (one, found), verdict in zip(asked, verdicts, strict=True)
     ]
     return Comparison(
-        matches=matches, rows=rows, differences=differences, missing=missing, notes=list(notes), rules=rules
+        matches=matches,
+        rows=rows,
+        differences=differences,
+        missing=missing,
+        notes=list(notes),
+        rules=rules,
     )
 
 

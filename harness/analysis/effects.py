@@ -15,9 +15,13 @@ def attributions(side: Side) -> dict[str, Attribution]:
     """By workload, of those whose cells differ in an axis and have trials enough."""
     points: dict[str, list[Point]] = {}
     for cell in side.cells:
-        own = points.setdefault(cell.cell.choice.label, [])
+        own = points.setdefault(cell.cell.workload.label, [])
         own += [
-            Point(levels=asdict(cell.cell.axes), block=(one.seed, one.repeat), value=math.log(one.throughput))
+            Point(
+                levels=asdict(cell.cell.axes),
+                block=(one.seed, one.repeat),
+                value=math.log(one.throughput),
+            )
             for one in cell.trials
             if one.throughput
         ]

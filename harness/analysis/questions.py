@@ -15,7 +15,14 @@ from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.trials import by_seed
 from harness.statistics.verdict import Metric, Question
 
-SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, smallest=0.01, better="faster", worse="slower")
+SPEED = Metric(
+    name="samples/s",
+    higher_is_better=True,
+    relative=True,
+    min_effect=0.01,
+    better="faster",
+    worse="slower",
+)
 ACCURACY_MARGIN = 0.01
 ROUNDING = 1e-12  # between values that are the same step of a metric
 
@@ -32,7 +39,9 @@ class Asked:
 def pairs(a: CellResult, b: CellResult) -> list[tuple[TrialResult, TrialResult]]:
     """Trials of the same seed and repeat."""
     theirs = {(one.seed, one.repeat): one for one in b.trials}
-    return [(one, theirs[one.seed, one.repeat]) for one in a.trials if (one.seed, one.repeat) in theirs]
+    return [
+        (one, theirs[one.seed, one.repeat]) for one in a.trials if (one.seed, one.repeat) in theirs
+    ]
 
 
 def same_bits(a: CellResult, b: CellResult) -> int:
@@ -47,7 +56,9 @@ def log_throughputs(cell: CellResult) -> list[float]:
 def _speeds(cell: CellResult) -> list[float]:
     """The logarithms of what throughputs' interval is made of, where no pairs take off what a seed brings."""
     measured = [one for one in cell.trials if one.throughput]
-    return by_seed([math.log(one.throughput or 1) for one in measured], [one.seed for one in measured])
+    return by_seed(
+        [math.log(one.throughput or 1) for one in measured], [one.seed for one in measured]
+    )
 
 
 def hardware(cell: CellResult) -> Sequence[str]:
@@ -63,12 +74,17 @@ def drifts(sides: Sequence[CellResult], known: Mapping[str, Drift]) -> list[Drif
         return []
     worst = Counter(max(own, key=lambda kind: known[kind].deviation) for own in kinds)
     return [
-        Drift(deviation=math.sqrt(count) * known[kind].deviation, freedom=known[kind].freedom)
+        Drift(
+            deviation=math.sqrt(count) * known[kind].deviation,
+            degrees_of_freedom=known[kind].degrees_of_freedom,
+        )
         for kind, count in worst.items()
     ]
 
 
-def speed(a: CellResult, b: CellResult, smallest: float, known: Mapping[str, Drift]) -> Asked | None:
+def speed(
+    a: CellResult, b: CellResult, min_effect: float, known: Mapping[str, Drift]
+) -> Asked | None:
     """Of the log ratio of throughputs; None if a side has none. By pairs where they ran interleaved, one pair after
     the other; otherwise the two sides are independent, and differ by what is `known` of their hardware's drift too."""
     ours, theirs = log_throughputs(a), log_throughputs(b)
@@ -76,10 +92,12 @@ def speed(a: CellResult, b: CellResult, smallest: float, known: Mapping[str, Dri
         return None
     measured = [(one, other) for one, other in pairs(a, b) if one.throughput and other.throughput]
     if hardware(a) == hardware(b) and _interleaved(measured):
-        estimate = paired([math.log((other.throughput or 0) / (one.throughput or 1)) for one, other in measured])
+        estimate = paired(
+            [math.log((other.throughput or 0) / (one.throughput or 1)) for one, other in measured]
+        )
     else:
         estimate = unpaired(_speeds(a), _speeds(b), drifts((a, b), known))
-    metric = replace(SPEED, smallest=smallest)
+    metric = replace(SPEED, min_effect=min_effect)
     question = Question(metric=metric, estimate=estimate)
     return Asked(question=question, mean_a=math.exp(fmean(ours)), mean_b=math.exp(fmean(theirs)))
 
@@ -87,7 +105,9 @@ def speed(a: CellResult, b: CellResult, smallest: float, known: Mapping[str, Dri
 def _interleaved(measured: Sequence[tuple[TrialResult, TrialResult]]) -> bool:
     """Whether both trials of a pair began before any of the next one did."""
     begun = sorted(sorted(one.started for one in pair) for pair in measured)
-    return len(begun) > 1 and all(last <= first for (_, last), (first, _) in itertools.pairwise(begun))
+    return len(begun) > 1 and all(
+        last <= first for (_, last), (first, _) in itertools.pairwise(begun)
+    )
 
 
 def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
@@ -100,7 +120,9 @@ def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
     whole = pairs(a, b)
     alike = all(one.metric == other.metric for one, other in whole)  # or it was evaluated otherwise
     if whole and alike and same_bits(a, b) == len(whole) == len(a.trials) == len(b.trials):
-        estimate = Estimate(value=0.0, error=0.0, freedom=1, count=len(whole), paired=True)
+        estimate = Estimate(
+            value=0.0, error=0.0, degrees_of_freedom=1, count=len(whole), paired=True
+        )
     elif common:
         estimate = _on_a_grid(paired([theirs[seed] - ours[seed] for seed in common]), ours, theirs)
     else:
@@ -110,16 +132,18 @@ def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
         name=name,
         higher_is_better=a.target.higher_is_better,
         relative=False,
-        smallest=margin,
+        min_effect=margin,
         better=f"better {name}",
         worse=f"worse {name}",
     )
     means = [fmean(side[seed] for seed in common or side) for side in (ours, theirs)]
-    return Asked(question=Question(metric=metric, estimate=estimate), mean_a=means[0], mean_b=means[1])
+    return Asked(
+        question=Question(metric=metric, estimate=estimate), mean_a=means[0], mean_b=means[1]
+    )
 
 
 def _on_a_grid(estimate: Estimate, *sides: Mapping[int, float]) -> Estimate:
-    """With an error of at least the smallest step seen: a metric counted over samples moves in steps, and a few seeds
+    """With an error of at least the min_effect step seen: a metric counted over samples moves in steps, and a few seeds
     that moved by the same one do not make its effect certain."""
     values = sorted({value for side in sides for value in side.values()})
     steps = [other - one for one, other in itertools.pairwise(values) if other - one > ROUNDING]

@@ -34,7 +34,9 @@ class TrialResult:
     error: float | None  # its standard error as a fraction, by the steps of this trial alone
     settled: bool | None
     window_steps: int
-    blocks: Sequence[float]  # seconds a step, of blocks of equal length one after the other in the window
+    blocks: Sequence[
+        float
+    ]  # seconds a step, of blocks of equal length one after the other in the window
     metric: float | None  # the target metric at the end
     parameter_digest: str
     order_digest: str | None
@@ -51,7 +53,7 @@ class CellResult:
     left_out: Mapping[str, int]  # trials that are not done, by status
 
 
-def condense(records: Sequence[Record]) -> list[CellResult]:
+def aggregate(records: Sequence[Record]) -> list[CellResult]:
     """The cells of some records in order of appearance, each with all its trials."""
     return join([of_trial(record) for record in records])
 
@@ -86,7 +88,7 @@ def of_trial(record: Record) -> CellResult:
     done = record.status == "done"
     return CellResult(
         cell=record.trial.cell,
-        target=record.learned.target if done and record.learned else None,
+        target=record.rank0.target if done and record.rank0 else None,
         conditions={kind: [found] for kind, found in _conditions(record).items()} if done else {},
         trials=[_trial_result(record)] if done else [],
         left_out={} if done else {record.status: 1},
@@ -95,7 +97,7 @@ def of_trial(record: Record) -> CellResult:
 
 def _trial_result(record: Record) -> TrialResult:
     assert record.summary is not None
-    assert record.learned is not None
+    assert record.rank0 is not None
     seconds = window_seconds(record)
     found = trace_mean(seconds) if len(seconds) else None
     known = found is not None and bool(np.isfinite(found.error))
@@ -109,9 +111,11 @@ def _trial_result(record: Record) -> TrialResult:
         error=rounded(float(found.error / found.mean)) if found is not None and known else None,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        blocks=[rounded(float(value)) for value in batch_means(seconds, KEPT)] if len(seconds) else [],
+        blocks=[rounded(float(value)) for value in batch_means(seconds, KEPT)]
+        if len(seconds)
+        else [],
         metric=record.summary.final,
-        parameter_digest=record.learned.parameter_digest,
+        parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
     )
 
@@ -121,22 +125,33 @@ def window_seconds(record: Record) -> np.ndarray[Any, np.dtype[np.float64]]:
     steps = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).astype(np.float64)
     taken_up = [one.step for one in record.ranks[0].interruptions]
     inside = find_window(steps.max(axis=0), record.trial.cell.warmup, taken_up).inside
-    spent: np.ndarray[Any, np.dtype[np.float64]] = steps[steps[:, inside].sum(axis=1).argmax(), inside]
+    spent: np.ndarray[Any, np.dtype[np.float64]] = steps[
+        steps[:, inside].sum(axis=1).argmax(), inside
+    ]
     return spent
 
 
 def _conditions(record: Record) -> dict[str, str]:
     """In words that are the same for what is the same."""
-    environment = record.learned.environment if record.learned else {}
-    hardware, software, code = (environment.get(name) or {} for name in ("hardware", "software", "harness"))
-    versions = {"python": software.get("python"), "cuda": software.get("cuda"), "nccl": software.get("nccl")}
+    environment = record.rank0.environment if record.rank0 else {}
+    hardware, software, code = (
+        environment.get(name) or {} for name in ("hardware", "software", "harness")
+    )
+    versions = {
+        "python": software.get("python"),
+        "cuda": software.get("cuda"),
+        "nccl": software.get("nccl"),
+    }
     versions |= {"torch": software.get("torch"), **software.get("packages", {})}
     commit = str(code.get("commit") or "")[:12]
     words = [str(code.get("version", "")), commit, "with changes" if code.get("dirty") else ""]
     return {
         "hardware": key(hardware, device_of(record)) if hardware else UNKNOWN,
         "code": " ".join(word for word in words if word) or UNKNOWN,
-        "software": ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version) or UNKNOWN,
+        "software": ", ".join(
+            f"{name} {version}" for name, version in sorted(versions.items()) if version
+        )
+        or UNKNOWN,
     }
 
 

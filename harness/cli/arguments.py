@@ -46,10 +46,16 @@ def _sets(incomplete: str) -> list[str]:
 
 
 SweepArgument = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=sweeps)
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=sweeps
+    ),
 ]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="The name of a sweep that has run.", autocompletion=recorded)
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="The name of a sweep that has run.", autocompletion=recorded
+    ),
 ]
 SetOption = Annotated[
     list[str],
@@ -63,19 +69,27 @@ SetOption = Annotated[
 DataOption = Annotated[
     list[str],
     typer.Option(
-        "--data", metavar="[LABEL=]PATH", help="Where the data lies, for all workloads that read files or for one."
+        "--data",
+        metavar="[LABEL=]PATH",
+        help="Where the data lies, for all workloads that read files or for one.",
     ),
 ]
 ClusterOption = Annotated[
     str,
     typer.Option(
-        "--cluster", metavar="PROFILE", help="Where to run: a profile's name or file.", autocompletion=profiles
+        "--cluster",
+        metavar="PROFILE",
+        help="Where to run: a profile's name or file.",
+        autocompletion=profiles,
     ),
 ]
 ResultsOption = Annotated[
     Path,
     typer.Option(
-        "--results", metavar="DIR", envvar="HARNESS_RESULTS", help="The folder for records and MLflow's database."
+        "--results",
+        metavar="DIR",
+        envvar="HARNESS_RESULTS",
+        help="The folder for records and MLflow's database.",
     ),
 ]
 UriOption = Annotated[
@@ -89,18 +103,24 @@ UriOption = Annotated[
 ]
 
 
-def load_sweep(sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str) -> tuple[Any, Any]:
+def load_sweep(
+    sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str
+) -> tuple[Any, Any]:
     """The sweep and the profile that it runs on, all checked."""
     from harness.spec import cluster as clusters
     from harness.spec import sweep as spec
 
     profile = clusters.load(cluster)
     asked = spec.load(spec.find(sweep), sets, data)
-    clusters.check_fits(profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells})
+    clusters.check_fits(
+        profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells}
+    )
     return asked, profile
 
 
 def check_launcher(cluster: str, profile: Any, allowed: str, hint: str = "") -> None:
     """Raises BadInput for a profile that starts ranks in another way."""
     if profile.launcher != allowed:
-        raise BadInput(f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}")
+        raise BadInput(
+            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}"
+        )

@@ -18,26 +18,46 @@ if TYPE_CHECKING:
 EXAMPLES = "\b\nExamples:\n  harness compare baseline today\n  harness compare today --by precision"
 
 baseline_app = typer.Typer(
-    help="Keep, show and prune what later runs are held against.", rich_markup_mode=None, no_args_is_help=True
+    help="Keep, show and prune what later runs are held against.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 
 
 AcrossOption = Annotated[
     list[str],
-    typer.Option("--across", metavar="WHAT[,…]", help="The difference that is the question: hardware, data, an axis."),
+    typer.Option(
+        "--across",
+        metavar="WHAT[,…]",
+        help="The difference that is the question: hardware, data, an axis.",
+    ),
 ]
 ByOption = Annotated[
-    str, typer.Option("--by", metavar="AXIS[,…]", help="Hold an axis' values against each other within one sweep.")
+    str,
+    typer.Option(
+        "--by", metavar="AXIS[,…]", help="Hold an axis' values against each other within one sweep."
+    ),
 ]
-SmallestOption = Annotated[
-    str, typer.Option("--smallest", metavar="PERCENT", help="The smallest change of throughput that matters.")
+MinEffectOption = Annotated[
+    str,
+    typer.Option(
+        "--min-effect", metavar="PERCENT", help="The min_effect change of throughput that matters."
+    ),
 ]
 MarginOption = Annotated[
     float,
-    typer.Option("--accuracy-margin", min=0.0, metavar="X", help="The same for the target metric, in its own unit."),
+    typer.Option(
+        "--accuracy-margin",
+        min=0.0,
+        metavar="X",
+        help="The same for the target metric, in its own unit.",
+    ),
 ]
 CorrectionOption = Annotated[
-    str, typer.Option("--correction", metavar="holm|bh", help="How false alarms are held down over all cells.")
+    str,
+    typer.Option(
+        "--correction", metavar="holm|bh", help="How false alarms are held down over all cells."
+    ),
 ]
 
 
@@ -53,11 +73,14 @@ def compare(
     ],
     across: AcrossOption = [],  # noqa: B006 - typer copies it
     by: ByOption = "",
-    smallest: SmallestOption = "1%",
+    min_effect: MinEffectOption = "1%",
     accuracy_margin: MarginOption = 0.01,
     correction: CorrectionOption = "holm",
     as_effects: Annotated[
-        bool, typer.Option("--effects", help="What each axis of one sweep buys, and two of them together.")
+        bool,
+        typer.Option(
+            "--effects", help="What each axis of one sweep buys, and two of them together."
+        ),
     ] = False,
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
@@ -69,10 +92,12 @@ def compare(
     from harness.hardware.certificate import cite
     from harness.render.terminal import compare as view
 
-    matters, way = fraction(smallest, "--smallest"), _correction(correction)
+    matters, way = fraction(min_effect, "--min-effect"), _correction(correction)
     if bool(by or as_effects) == (len(things) > 1) or (by and as_effects):
         given = " and ".join([str(len(things)), *["--by"] * bool(by), *["--effects"] * as_effects])
-        raise BadInput(f"found {given} to compare; allowed: A B…, or one with --by AXIS or --effects")
+        raise BadInput(
+            f"found {given} to compare; allowed: A B…, or one with --by AXIS or --effects"
+        )
     sides = _select(results, things, tracking_uri)
     if as_effects:
         from harness.analysis.effects import effects
@@ -81,7 +106,7 @@ def compare(
         return show_effects(effects(sides[0]), as_json=as_json)
     rules = Rules(
         across=_words(",".join(across)),
-        smallest=matters,
+        min_effect=matters,
         accuracy_margin=accuracy_margin,
         correction=way,
         drift=known_drift(Results(results), sides),
@@ -89,7 +114,9 @@ def compare(
     found = compare_by(sides[0], _words(by), rules) if by else compare(sides[0], sides[1:], rules)
     names = [side.name for side in sides[1:]] or [f"{sides[0].name} by {by}"]
     if not as_json:
-        for line in cite(Results(results), (kind for one in found.matches for kind in one.hardware)):
+        for line in cite(
+            Results(results), (kind for one in found.matches for kind in one.hardware)
+        ):
             print(line)
     show: Any = view.print_json if as_json else view.show_comparison
     show(found, sides[0].name, names)
@@ -106,10 +133,18 @@ def _correction(text: str) -> Correction:
 def report(
     sweep: NameArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.html", help="Where to; else report.html beside its records.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE.html", help="Where to; else report.html beside its records."
+        ),
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="BASELINE|SWEEP", help="What to hold it against, as compare takes it.")
+        str,
+        typer.Option(
+            "--against",
+            metavar="BASELINE|SWEEP",
+            help="What to hold it against, as compare takes it.",
+        ),
     ] = "",
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
@@ -128,7 +163,9 @@ def report(
 
 
 @baseline_app.command(epilog="Example:  harness baseline save nightly")
-def save(sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None) -> None:
+def save(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
     """Keep results as the baseline of their hardware. A sweep's, a cell's or an MLflow run's; commit the files."""
     from harness.analysis import baseline
     from harness.core.paths import Results
@@ -162,7 +199,9 @@ def show_(
     found = [(path, baseline.read(path)) for path in baseline.files(Results(results))]
     own = [(path, one) for path, one in found if cell in (one.cell.id, one.cell.label)]
     if not own:
-        raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, {path.stem for path, _ in found})}")
+        raise BadInput(
+            f"{cell}: no such baseline; {did_you_mean(cell, {path.stem for path, _ in found})}"
+        )
     for path, one in own:
         show_baseline(path, one)
 
@@ -170,7 +209,10 @@ def show_(
 @baseline_app.command(epilog="Example:  harness baseline prune nightly --dry-run")
 def prune(
     sweeps: Annotated[
-        list[str], typer.Argument(metavar="SWEEP", help="Sweep files, or names of ready ones.", autocompletion=sweeps)
+        list[str],
+        typer.Argument(
+            metavar="SWEEP", help="Sweep files, or names of ready ones.", autocompletion=sweeps
+        ),
     ],
     results: ResultsOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
@@ -194,7 +236,9 @@ def _select(results: Path, names: Sequence[str], tracking_uri: str | None) -> li
     from harness.core.paths import Results
     from harness.tracking import Tracker
 
-    return select(Results(results), names, lambda run: Tracker(Results(results), tracking_uri).recall(run))
+    return select(
+        Results(results), names, lambda run: Tracker(Results(results), tracking_uri).recall(run)
+    )
 
 
 def _words(text: str) -> list[str]:

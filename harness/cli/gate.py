@@ -16,36 +16,53 @@ from harness.cli.arguments import (
     check_launcher,
     load_sweep,
 )
-from harness.cli.compare import SmallestOption
+from harness.cli.compare import MinEffectOption
 from harness.core.errors import BadInput, did_you_mean, fraction
 
 EXAMPLES = "\b\nExample:\n  harness gate --against origin/main sweep.yaml --summary gate.md --junit gate.xml"
-CERTIFY_EXAMPLES = "\b\nExamples:\n  harness certify\n  harness certify sweep.yaml --seconds 10 --comparisons 50"
+CERTIFY_EXAMPLES = (
+    "\b\nExamples:\n  harness certify\n  harness certify sweep.yaml --seconds 10 --comparisons 50"
+)
 BudgetOption = Annotated[
-    float, typer.Option("--budget", min=1.0, metavar="SECONDS", help="To measure each cell for at most.")
+    float,
+    typer.Option("--budget", min=1.0, metavar="SECONDS", help="To measure each cell for at most."),
 ]
 OrderOption = Annotated[
-    int | None, typer.Option("--order", metavar="N", help="Seed of the random order, to measure in the same one again.")
+    int | None,
+    typer.Option(
+        "--order", metavar="N", help="Seed of the random order, to measure in the same one again."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Everything, for machines.")]
 
 
 def gate(
     sweep: SweepArgument,
-    against: Annotated[str, typer.Option("--against", metavar="REV", help="The git revision to measure against.")],
+    against: Annotated[
+        str, typer.Option("--against", metavar="REV", help="The git revision to measure against.")
+    ],
     sets: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
-    smallest: SmallestOption = "1%",
+    min_effect: MinEffectOption = "1%",
     budget: BudgetOption = 30.0,
-    bits: Annotated[bool, typer.Option("--bits", help="Fail where the losses are not the same to the bit.")] = False,
+    bits: Annotated[
+        bool, typer.Option("--bits", help="Fail where the losses are not the same to the bit.")
+    ] = False,
     control: Annotated[
-        bool, typer.Option("--control", help="Measure the revision against itself too: that must come out equal.")
+        bool,
+        typer.Option(
+            "--control", help="Measure the revision against itself too: that must come out equal."
+        ),
     ] = False,
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
-    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write it as Markdown.")] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write it as JUnit's XML.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Write it as Markdown.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write it as JUnit's XML.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this working tree against another revision. In turn, on this machine; exit code 1 if it is slower, 3 if
@@ -62,7 +79,7 @@ def gate(
     check_launcher(cluster, profile, "torchrun")
     what = Asked(
         against=against,
-        smallest=fraction(smallest, "--smallest"),
+        min_effect=fraction(min_effect, "--min-effect"),
         seconds=budget,
         bits=bits,
         control=control,
@@ -71,7 +88,12 @@ def gate(
     conditions = describe_conditions(Results(results), profile)
     with Console(stderr=True, highlight=False).status("starting", refresh_per_second=2) as status:
         found = measure(
-            asked, profile, what, conditions, _place(asked), lambda cell, words: status.update(f"{cell.label}: {words}")
+            asked,
+            profile,
+            what,
+            conditions,
+            _place(asked),
+            lambda cell, words: status.update(f"{cell.label}: {words}"),
         )
     print(view.as_json(found)) if as_json else view.show_outcome(found)
     for path, text in ((summary, view.markdown), (junit, view.junit)):
@@ -87,12 +109,16 @@ def certify(
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    comparisons: Annotated[int, typer.Option("--comparisons", min=1, help="How many there shall be in all.")] = 200,
+    comparisons: Annotated[
+        int, typer.Option("--comparisons", min=1, help="How many there shall be in all.")
+    ] = 200,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, help="Of measuring at most, for each comparison.")
     ] = 0.5,
-    smallest: SmallestOption = "1%",
-    anew: Annotated[bool, typer.Option("--anew", help="Begin anew; else an earlier run is gone on with.")] = False,
+    min_effect: MinEffectOption = "1%",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Begin anew; else an earlier run is gone on with.")
+    ] = False,
 ) -> None:
     """Measure how often this machine tells equal code apart. A sweep's first cell against itself, many times; exit code
     1 if that is certainly more than 5%."""
@@ -102,27 +128,37 @@ def certify(
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
     check_launcher(cluster, profile, "torchrun")
-    what = settings(asked.cells[0], seconds, fraction(smallest, "--smallest"))
+    what = settings(asked.cells[0], seconds, fraction(min_effect, "--min-effect"))
     if not view.run(Results(results), asked, profile, what, comparisons, anew=anew):
         raise typer.Exit(1)
 
 
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before it happened.")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="One that came from it, after it happened.")],
+    bad: Annotated[
+        str, typer.Argument(metavar="BAD", help="One that came from it, after it happened.")
+    ],
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="The sweep that has the cell; else it is one that has run.")
+        str,
+        typer.Argument(
+            metavar="SWEEP", help="The sweep that has the cell; else it is one that has run."
+        ),
     ] = "",
-    cell: Annotated[str, typer.Option("--cell", metavar="ID", help="The cell, if there are several.")] = "",
+    cell: Annotated[
+        str, typer.Option("--cell", metavar="ID", help="The cell, if there are several.")
+    ] = "",
     sets: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    smallest: SmallestOption = "1%",
+    min_effect: MinEffectOption = "1%",
     budget: BudgetOption = 30.0,
-    bits: Annotated[bool, typer.Option("--bits", help="Find what changed the losses, not the speed.")] = False,
+    bits: Annotated[
+        bool, typer.Option("--bits", help="Find what changed the losses, not the speed.")
+    ] = False,
     first_parent: Annotated[
-        bool, typer.Option("--first-parent", help="Take a merge for one change, as git bisect does.")
+        bool,
+        typer.Option("--first-parent", help="Take a merge for one change, as git bisect does."),
     ] = False,
     order: OrderOption = None,
     as_json: JsonOption = False,
@@ -137,7 +173,7 @@ def bisect(
     what = Asked(
         good=good,
         bad=bad,
-        smallest=fraction(smallest, "--smallest"),
+        min_effect=fraction(min_effect, "--min-effect"),
         seconds=budget,
         bits=bits,
         first_parent=first_parent,
@@ -150,7 +186,9 @@ def bisect(
         raise typer.Exit(found.exit_code)
 
 
-def _choose(sweep: str, cell: str, sets: list[str], data: list[str], cluster: str, results: Path) -> tuple[Any, ...]:
+def _choose(
+    sweep: str, cell: str, sets: list[str], data: list[str], cluster: str, results: Path
+) -> tuple[Any, ...]:
     """The sweep, its cell and the profile, all checked."""
     from harness.analysis.selection import planned_cell
     from harness.core.paths import Results
@@ -160,12 +198,20 @@ def _choose(sweep: str, cell: str, sets: list[str], data: list[str], cluster: st
         asked, profile = load_sweep(sweep, sets, data, cluster)
         found = [one for one in asked.cells if cell in (one.id, one.label, "")]
         if len(found) != 1:
-            wrong = f"--cell {cell}: no such cell" if cell else f"--cell: found none, and {len(found)} cells"
-            raise BadInput(f"{wrong} in {asked.source}; {did_you_mean(cell, {one.id for one in asked.cells})}")
+            wrong = (
+                f"--cell {cell}: no such cell"
+                if cell
+                else f"--cell: found none, and {len(found)} cells"
+            )
+            raise BadInput(
+                f"{wrong} in {asked.source}; {did_you_mean(cell, {one.id for one in asked.cells})}"
+            )
         one = found[0]
     else:
         if sets or data or not cell:
-            raise BadInput("SWEEP: found none; allowed: a sweep, or --cell alone with a cell of one that has run")
+            raise BadInput(
+                "SWEEP: found none; allowed: a sweep, or --cell alone with a cell of one that has run"
+            )
         profile = clusters.load(cluster)
         asked, one = planned_cell(Results(results), cell)
         clusters.check_fits(profile, {f"{asked.source}: {one.label}": one.axes})

@@ -43,16 +43,25 @@ def submit(
     sweep: SweepArgument,
     cluster: Annotated[
         str,
-        typer.Option("--cluster", metavar="PROFILE", help="The cluster: a profile for Slurm.", autocompletion=profiles),
+        typer.Option(
+            "--cluster",
+            metavar="PROFILE",
+            help="The cluster: a profile for Slurm.",
+            autocompletion=profiles,
+        ),
     ],
     sets: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     results: ResultsOption = Path("results"),
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed/--skip-failed", help="Whether trials that failed before run again.")
+        bool,
+        typer.Option(
+            "--retry-failed/--skip-failed", help="Whether trials that failed before run again."
+        ),
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the jobs and the batch scripts, and submit nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show the jobs and the batch scripts, and submit nothing."),
     ] = False,
 ) -> None:
     """Hand a sweep to Slurm as jobs. Submit it again to have what is missing run, and nothing twice."""
@@ -61,14 +70,23 @@ def submit(
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
     check_launcher(cluster, profile, "slurm")
-    view.run(asked, profile, Results(results), redo="failed" if retry_failed else "missing", dry_run=dry_run)
+    view.run(
+        asked,
+        profile,
+        Results(results),
+        redo="failed" if retry_failed else "missing",
+        dry_run=dry_run,
+    )
 
 
 def doctor(
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     patience: Annotated[
-        float, typer.Option("--patience", metavar="SECONDS", help="How long its job may wait in Slurm's queue.")
+        float,
+        typer.Option(
+            "--patience", metavar="SECONDS", help="How long its job may wait in Slurm's queue."
+        ),
     ] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="The list for machines.")] = False,
 ) -> None:
@@ -84,15 +102,22 @@ def doctor(
 
 def status(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="SWEEP", help="The name of a sweep; else all.", autocompletion=recorded)
+        str | None,
+        typer.Argument(
+            metavar="SWEEP", help="The name of a sweep; else all.", autocompletion=recorded
+        ),
     ] = None,
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Look until nothing is at work any more; bring jobs' records to MLflow."),
+        typer.Option(
+            "--watch", help="Look until nothing is at work any more; bring jobs' records to MLflow."
+        ),
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every trial of a large sweep too, not its cells.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every trial of a large sweep too, not its cells.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Every trial, for machines.")] = False,
 ) -> None:
     """Show how far every trial of a sweep is. Wherever it runs; exit code 1 if one has failed or was lost."""
@@ -129,16 +154,29 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
 
 def logs(
     trial: Annotated[
-        str, typer.Argument(metavar="TRIAL", help="A trial's id, as `harness status` shows it.", autocompletion=trials)
+        str,
+        typer.Argument(
+            metavar="TRIAL",
+            help="A trial's id, as `harness status` shows it.",
+            autocompletion=trials,
+        ),
     ],
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, metavar="N", help="The rank; else what started the ranks.")
+        int | None,
+        typer.Option("--rank", min=0, metavar="N", help="The rank; else what started the ranks."),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option("--sweep", metavar="SWEEP", help="Its sweep, where several have it.", autocompletion=recorded),
+        typer.Option(
+            "--sweep",
+            metavar="SWEEP",
+            help="Its sweep, where several have it.",
+            autocompletion=recorded,
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the trial has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until the trial has ended.")
+    ] = False,
     results: ResultsOption = Path("results"),
 ) -> None:
     """Print what a rank of a trial has written."""
@@ -148,7 +186,9 @@ def logs(
     view.show(view.find(Results(results), trial, sweep), rank, follow=follow)
 
 
-def collect(sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None) -> None:
+def collect(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
     """Deliver the records of a sweep to MLflow. What is there already is left alone."""
     from harness.core.paths import Results
     from harness.launch.sweep import recorded as recorded_sweep
@@ -158,4 +198,6 @@ def collect(sweep: NameArgument, results: ResultsOption = Path("results"), track
     place = Results(results)
     asked, records = recorded_sweep(place, sweep)
     delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
-    print(f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already")
+    print(
+        f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already"
+    )

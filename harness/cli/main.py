@@ -49,20 +49,27 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Benchmark and reproduce distributed training: sweeps over workloads and settings, measured and recorded."""
 
 
-@app.command(epilog="\b\nExamples:\n  harness plan quickstart\n  harness plan sweep.yaml --set precision=bf16 --json")
+@app.command(
+    epilog="\b\nExamples:\n  harness plan quickstart\n  harness plan sweep.yaml --set precision=bf16 --json"
+)
 def plan(
     sweep: SweepArgument,
     sets: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, with every default, for machines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything, with every default, for machines.")
+    ] = False,
 ) -> None:
     """Show what a sweep will run and how long it will take. Its cells and trials, and what is left out and why."""
     from harness.core.paths import Results
@@ -80,7 +87,9 @@ def axes() -> None:
     show()
 
 
-@app.command(epilog="\b\nExamples:\n  harness run quickstart\n  harness run mnist --data DIR --set seeds=0,1,2")
+@app.command(
+    epilog="\b\nExamples:\n  harness run quickstart\n  harness run mnist --data DIR --set seeds=0,1,2"
+)
 def run(
     sweep: SweepArgument,
     sets: SetOption = [],  # noqa: B006 - typer copies it
@@ -89,21 +98,39 @@ def run(
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed/--skip-failed", help="Whether trials that failed before run again.")
+        bool,
+        typer.Option(
+            "--retry-failed/--skip-failed", help="Whether trials that failed before run again."
+        ),
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Run every trial again, finished ones too.")] = False,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run every trial again, finished ones too.")
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")
+    ] = False,
     check: Annotated[
-        bool, typer.Option("--selftest", help="First see that known times are measured right, as `harness selftest`.")
+        bool,
+        typer.Option(
+            "--selftest",
+            help="First see that known times are measured right, as `harness selftest`.",
+        ),
     ] = False,
     until: Annotated[
         str,
-        typer.Option("--until", metavar="PERCENT", help="Repeat until each cell's interval is ±PERCENT or narrower."),
+        typer.Option(
+            "--until",
+            metavar="PERCENT",
+            help="Repeat until each cell's interval is ±PERCENT or narrower.",
+        ),
     ] = "",
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget", min=0.0, metavar="MINUTES", help="With --until: begin no repeat that would end later."
+            "--budget",
+            min=0.0,
+            metavar="MINUTES",
+            help="With --until: begin no repeat that would end later.",
         ),
     ] = None,
 ) -> None:
@@ -126,7 +153,13 @@ def run(
     def once(sweep: Any, more: bool) -> Any:
         again: runner.Redo = "missing" if more else redo
         return runner.run(
-            sweep, profile, place.sweep(sweep.name), view, redo=again, fail_fast=fail_fast, check=refuse_live
+            sweep,
+            profile,
+            place.sweep(sweep.name),
+            view,
+            redo=again,
+            fail_fast=fail_fast,
+            check=refuse_live,
         )
 
     with view:
@@ -135,7 +168,10 @@ def run(
     conclude(asked, records, place, trouble=view.trouble)
     if goal:
         print(adaptive.known(goal, asked, records))
-    _exit({record.status for record in records} | (set() if adaptive.reached(goal, asked, records) else {"invalid"}))
+    _exit(
+        {record.status for record in records}
+        | (set() if adaptive.reached(goal, asked, records) else {"invalid"})
+    )
 
 
 def _exit(statuses: set[str]) -> None:
@@ -147,7 +183,9 @@ def _exit(statuses: set[str]) -> None:
 
 @app.command(epilog="Example:  harness selftest --ranks 1,2")
 def selftest(
-    ranks: Annotated[str, typer.Option("--ranks", metavar="N[,N…]", help="How many ranks, one trial each.")] = "1,2,4",
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="N[,N…]", help="How many ranks, one trial each.")
+    ] = "1,2,4",
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
 ) -> None:
@@ -162,11 +200,18 @@ def selftest(
 def peak(
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, metavar="N", help="Ranks that all-reduce; else one per GPU, or two on a CPU."),
+        typer.Option(
+            "--ranks",
+            min=1,
+            metavar="N",
+            help="Ranks that all-reduce; else one per GPU, or two on a CPU.",
+        ),
     ] = None,
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    quick: Annotated[bool, typer.Option("--quick", help="Few sizes and repeats: rough figures in seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few sizes and repeats: rough figures in seconds.")
+    ] = False,
 ) -> None:
     """Measure the machine, for MFU and the roofline. Products, copies and all-reduces; takes a minute."""
     from harness.core.paths import Results
@@ -175,17 +220,24 @@ def peak(
     view.run(Results(results), _profile(cluster), ranks=ranks, quick=quick)
 
 
-@app.command(epilog="\b\nExamples:\n  harness show mnist --phases\n  harness show mnist --across workers")
+@app.command(
+    epilog="\b\nExamples:\n  harness show mnist --phases\n  harness show mnist --across workers"
+)
 def show(
     sweep: NameArgument,
     results: ResultsOption = Path("results"),
     phases: Annotated[
-        bool, typer.Option("--phases", help="Where the time of a step goes: data, forward, communication, …")
+        bool,
+        typer.Option(
+            "--phases", help="Where the time of a step goes: data, forward, communication, …"
+        ),
     ] = False,
     across: Annotated[
         str | None,
         typer.Option(
-            "--across", metavar="AXIS[,AXIS…]", help="A table of throughput with these axes' values as columns."
+            "--across",
+            metavar="AXIS[,AXIS…]",
+            help="A table of throughput with these axes' values as columns.",
         ),
     ] = None,
 ) -> None:
@@ -208,10 +260,14 @@ def show(
 
 
 app.command(epilog=compare.EXAMPLES)(compare.compare)
-app.command(epilog="\b\nExamples:\n  harness report matrix\n  harness report today --against baseline")(compare.report)
+app.command(
+    epilog="\b\nExamples:\n  harness report matrix\n  harness report today --against baseline"
+)(compare.report)
 app.command(epilog=gate.EXAMPLES)(gate.gate)
 app.command(epilog=gate.CERTIFY_EXAMPLES)(gate.certify)
-app.command(epilog="Example:  harness bisect v1.0 main sweep.yaml --cell mlp-45dbdb38d5")(gate.bisect)
+app.command(epilog="Example:  harness bisect v1.0 main sweep.yaml --cell mlp-45dbdb38d5")(
+    gate.bisect
+)
 
 
 @app.command(epilog="Example:  harness ui --port 5001")
@@ -221,7 +277,11 @@ def ui(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=1, max=65535, metavar="PORT", help="The port on 127.0.0.1; 5000 or the next free one."
+            "--port",
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="The port on 127.0.0.1; 5000 or the next free one.",
         ),
     ] = None,
 ) -> None:
@@ -235,7 +295,9 @@ def ui(
 @data_app.command(epilog="Example:  harness data fetch fashion-mnist --to data/fashion")
 def fetch(
     name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="Which one.")],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to put the files in.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="DIR", help="The folder to put the files in.")
+    ],
 ) -> None:
     """Download a data set from its public mirrors. Checked against known checksums; resumes."""
     from harness.core.fetch import fetch_with_progress

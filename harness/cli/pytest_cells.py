@@ -15,7 +15,7 @@ from rich.text import Text
 from harness.analysis import baseline
 from harness.analysis.compare import Comparison, Rules, Side, compare, known_drift
 from harness.analysis.questions import hardware
-from harness.analysis.result import CellResult, condense, window_seconds
+from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.gate.answer import Answer, answer
@@ -61,15 +61,29 @@ class SweepFile(pytest.File):
             self.profile = cluster.load(option("harness_cluster"))
             if self.profile.launcher != "torchrun" and option("harness_trials") != "recorded":
                 found = f"--harness-cluster: launcher: found {self.profile.launcher!r}"
-                raise BadInput(f"{found}; allowed: torchrun, or --harness-trials=recorded after harness submit")
+                raise BadInput(
+                    f"{found}; allowed: torchrun, or --harness-trials=recorded after harness submit"
+                )
             cluster.check_fits(self.profile, {cell.label: cell.axes for cell in self.sweep.cells})
-            self.baselines, self.gate = read_baselines(Path(option("harness_baseline")), option("harness_gate"))
-            if lost := unused(self.gate, [*self.sweep.cells, *(one.cell for one in self.baselines)]):
-                raise BadInput(f"{self.gate.place}: cells: found {lost[0]!r}, which names no cell of sweep or baseline")
+            self.baselines, self.gate = read_baselines(
+                Path(option("harness_baseline")), option("harness_gate")
+            )
+            if lost := unused(
+                self.gate, [*self.sweep.cells, *(one.cell for one in self.baselines)]
+            ):
+                raise BadInput(
+                    f"{self.gate.place}: cells: found {lost[0]!r}, which names no cell of sweep or baseline"
+                )
         except BadInput as error:
             raise self.CollectError(str(error)) from None
-        if not any(trial.sweep == self.sweep.name for one in self.baselines for trial in one.trials):
-            self.warn(GateWarning(f"no baseline is of a sweep {self.sweep.name!r}: cells that it lost can't be told"))
+        if not any(
+            trial.sweep == self.sweep.name for one in self.baselines for trial in one.trials
+        ):
+            self.warn(
+                GateWarning(
+                    f"no baseline is of a sweep {self.sweep.name!r}: cells that it lost can't be told"
+                )
+            )
         for cell in self.sweep.cells:
             yield self._item(cell, lambda benchmark, cell=cell: self.check(cell, benchmark))
         for cell in lost_cells(self.sweep, self.baselines):
@@ -78,7 +92,7 @@ class SweepFile(pytest.File):
     def _item(self, cell: Cell, check: Callable[..., None]) -> pytest.Item:
         item: pytest.Function = CellItem.from_parent(self, name=cell.label, callobj=check)
         item.cell, item.clock = cell, ReplayClock()  # type: ignore[attr-defined]
-        item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.choice.label))  # type: ignore[attr-defined]
+        item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.workload.label))  # type: ignore[attr-defined]
         return item
 
     @property
@@ -89,7 +103,11 @@ class SweepFile(pytest.File):
     def selected(self) -> list[Cell]:
         """The cells that are left when pytest has deselected."""
         known = {cell.id for cell in self.sweep.cells}
-        items = [item for item in self.session.items if isinstance(item, CellItem) and item.parent is self]
+        items = [
+            item
+            for item in self.session.items
+            if isinstance(item, CellItem) and item.parent is self
+        ]
         return [item.cell for item in items if item.cell.id in known]
 
     def measure(self) -> None:
@@ -103,14 +121,18 @@ class SweepFile(pytest.File):
         told = Told(self.config)
         replaced = sum(folder.trial(trial.id).record.exists() for trial in sweep.trials())
         if redo == "all" and replaced:
-            after = f"afterwards MLflow gets the new ones by: harness collect {shlex.quote(sweep.name)}"
+            after = (
+                f"afterwards MLflow gets the new ones by: harness collect {shlex.quote(sweep.name)}"
+            )
             told.say(f"harness: {replaced} records in {folder.path} are replaced; {after}")
-        self.records = runner.run(sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live)
+        self.records = runner.run(
+            sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live
+        )
 
     @cached_property
     def ran(self) -> Side:
         """What `measure` has found."""
-        return Side(name="run", cells=condense(self.records))
+        return Side(name="run", cells=aggregate(self.records))
 
     def tell_certificate(self) -> None:
         """How often equal code is told apart on the hardware of these trials; raises BadInput."""
@@ -130,7 +152,10 @@ class SweepFile(pytest.File):
                 raise BadInput("the baseline has none of these cells: harness baseline save")
             rules = Rules(
                 across=self.gate.file.across,
-                of={cell_id: (one.smallest, one.accuracy_margin) for cell_id, one in limits.items()},
+                of={
+                    cell_id: (one.min_effect, one.accuracy_margin)
+                    for cell_id, one in limits.items()
+                },
                 drift=known_drift(self.place, [self.ran, base]),
             )
             return compare(base, [self.ran], rules)
@@ -139,12 +164,21 @@ class SweepFile(pytest.File):
 
     def check(self, cell: Cell, benchmark: Any) -> None:
         """The test of a cell: its steps go to the benchmark, whatever the verdict on them."""
-        item = next(one for one in self.session.items if isinstance(one, CellItem) and one.cell is cell)
+        item = next(
+            one for one in self.session.items if isinstance(one, CellItem) and one.cell is cell
+        )
         own = [record for record in self.records if record.trial.cell.id == cell.id]
-        seconds = [float(step) for record in own if record.status == "done" for step in window_seconds(record)]
+        seconds = [
+            float(step)
+            for record in own
+            if record.status == "done"
+            for step in window_seconds(record)
+        ]
         if not seconds:
             benchmark.skipped = True  # so that it doesn't complain of not having been used
-            said = "; ".join(f"{one.trial.id}: {one.failure or ', '.join(one.invalid)}" for one in own)
+            said = "; ".join(
+                f"{one.trial.id}: {one.failure or ', '.join(one.invalid)}" for one in own
+            )
             pytest.fail(f"not measured: {said or 'no trial is recorded'}", pytrace=False)
         item.clock.steps = iter(seconds)
         benchmark.pedantic(item.clock.advance, rounds=len(seconds))
@@ -212,7 +246,9 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
     """All that lies in a folder and those below it, and what the gate lets through; raises BadInput."""
     found = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
     if not found:
-        raise BadInput(f"--harness-baseline: {folder}: found no baselines; harness baseline save SWEEP makes them")
+        raise BadInput(
+            f"--harness-baseline: {folder}: found no baselines; harness baseline save SWEEP makes them"
+        )
     beside = [place / NAME for place in (folder, folder.parent) if (place / NAME).is_file()]
     return found, read_gate(Path(gate) if gate else next(iter(beside), None))
 
@@ -226,7 +262,7 @@ def lost_cells(sweep: Sweep, baselines: Sequence[CellResult]) -> list[Cell]:
 
 def extra_info(cell: Cell, records: Sequence[Record], judged: Answer | None) -> dict[str, Any]:
     """What goes into pytest-benchmark's JSON beside the times."""
-    (result,) = condense(records)
+    (result,) = aggregate(records)
     info: dict[str, Any] = {
         "cell": cell.id,
         "trials": len(result.trials),
@@ -249,7 +285,7 @@ def extra_info(cell: Cell, records: Sequence[Record], judged: Answer | None) -> 
                 if row.verdict.question.estimate.error is None
                 else [row.verdict.low, row.verdict.high],
                 "count": row.verdict.question.estimate.count,
-                "smallest": row.verdict.question.metric.smallest,
+                "min_effect": row.verdict.question.metric.min_effect,
             }
             for row in judged.rows
         }

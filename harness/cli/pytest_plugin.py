@@ -17,14 +17,20 @@ SWEEP = pytest.StashKey[Path]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("harness", "training benchmarks held against a baseline")
-    group.addoption("--harness-sweep", metavar="SWEEP", help="A sweep file, or a ready sweep: one benchmark a cell.")
+    group.addoption(
+        "--harness-sweep",
+        metavar="SWEEP",
+        help="A sweep file, or a ready sweep: one benchmark a cell.",
+    )
     group.addoption(
         "--harness-baseline",
         metavar="DIR",
         help="What harness baseline save wrote: results/baselines, or one hardware's folder in it.",
     )
     group.addoption(
-        "--harness-gate", metavar="FILE", help="What is let through; gate.yaml beside the baselines if there is one."
+        "--harness-gate",
+        metavar="FILE",
+        help="What is let through; gate.yaml beside the baselines if there is one.",
     )
     group.addoption(
         "--harness-trials",
@@ -32,10 +38,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",  # a record doesn't tell what a user's own code was when it was made
         help="Which trials run: all anew, those without a record, or none (what is recorded counts).",
     )
-    group.addoption("--harness-set", metavar="KEY=VALUE", action="append", default=[], help="As harness run --set.")
-    group.addoption("--harness-data", metavar="PATH", action="append", default=[], help="As harness run --data.")
+    group.addoption(
+        "--harness-set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="As harness run --set.",
+    )
+    group.addoption(
+        "--harness-data", metavar="PATH", action="append", default=[], help="As harness run --data."
+    )
     group.addoption("--harness-cluster", metavar="PROFILE", default="local", help="Where to run.")
-    group.addoption("--harness-results", metavar="DIR", default="results", help="The folder for records.")
+    group.addoption(
+        "--harness-results", metavar="DIR", default="results", help="The folder for records."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,14 +60,18 @@ def pytest_configure(config: pytest.Config) -> None:
     sweep, baseline = config.getoption("harness_sweep"), config.getoption("harness_baseline")
     if sweep is None:
         if baseline is not None:
-            raise pytest.UsageError("--harness-baseline: found without --harness-sweep; allowed: both")
+            raise pytest.UsageError(
+                "--harness-baseline: found without --harness-sweep; allowed: both"
+            )
         return
     if baseline is None:
         raise pytest.UsageError(
             "--harness-sweep: found without --harness-baseline DIR; harness baseline save makes one"
         )
     if why := _disabled(config):
-        raise pytest.UsageError(f"--harness-sweep: found with {why}, which turns benchmarks off; allowed: without it")
+        raise pytest.UsageError(
+            f"--harness-sweep: found with {why}, which turns benchmarks off; allowed: without it"
+        )
     file = _file(str(sweep))
     given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
     config.args = [*given, str(file)]
@@ -65,7 +85,9 @@ def _disabled(config: pytest.Config) -> str | None:
     if config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
         return "pytest-xdist"
     for option in ("--benchmark-disable", "--benchmark-skip"):
-        if config.getoption(option) and not (option.endswith("disable") and config.getoption("--benchmark-enable")):
+        if config.getoption(option) and not (
+            option.endswith("disable") and config.getoption("--benchmark-enable")
+        ):
             return option
     return None
 
@@ -91,7 +113,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Trials run before the first test does, so that no test's time-out is theirs."""
-    if SWEEP not in session.config.stash or session.config.option.collectonly or session.testsfailed:
+    if (
+        SWEEP not in session.config.stash
+        or session.config.option.collectonly
+        or session.testsfailed
+    ):
         return
     from harness.cli.pytest_cells import SweepFile
     from harness.core.errors import HarnessError

@@ -51,7 +51,11 @@ def did_you_mean(found: object, allowed: Iterable[str]) -> str:
     """The hint that ends an error about a word: the nearest allowed one, then all of them."""
     words = sorted(allowed)
     near = difflib.get_close_matches(str(found), words, n=1, cutoff=0.6)
-    return (f"did you mean {near[0]!r}? " if near else "") + "allowed: " + (", ".join(words) or "nothing")
+    return (
+        (f"did you mean {near[0]!r}? " if near else "")
+        + "allowed: "
+        + (", ".join(words) or "nothing")
+    )
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -77,5 +81,7 @@ def fraction(text: str, option: str) -> float:
     except ValueError:
         value = -1.0
     if rest or not percent or not 0 < value < 1:
-        raise BadInput(f"{option}: found {text!r}; allowed: a percentage above 0% and below 100%, as in 1% or 0.5%")
+        raise BadInput(
+            f"{option}: found {text!r}; allowed: a percentage above 0% and below 100%, as in 1% or 0.5%"
+        )
     return value

@@ -18,7 +18,14 @@ from urllib.request import Request, urlopen
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from harness.core.errors import BadInput, HarnessError, did_you_mean
 
@@ -124,18 +131,24 @@ def fetch_with_progress(name: str, to: Path) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         for file in data.files:
             if file in absent:
                 _get_with_bar(progress, file, data.mirrors, to)
             news = "fetched and verified" if file in absent else "already there"
             console.print(f"[green]✓[/] {file.name}: {news}, {file.size:,} bytes", soft_wrap=True)
-    console.print(f"[bold]next[/]  harness run mnist --data {escape(shlex.quote(str(to)))}", soft_wrap=True)
+    console.print(
+        f"[bold]next[/]  harness run mnist --data {escape(shlex.quote(str(to)))}", soft_wrap=True
+    )
 
 
 def _get_with_bar(progress: Progress, file: File, mirrors: Sequence[str], to: Path) -> None:
     bar = progress.add_task(file.name, total=file.size)
-    get(file, mirrors, to, lambda so_far, total: progress.update(bar, completed=so_far, total=total))
+    get(
+        file, mirrors, to, lambda so_far, total: progress.update(bar, completed=so_far, total=total)
+    )
     progress.remove_task(bar)
 
 
@@ -191,7 +204,11 @@ def get(
                 else:
                     part.replace(to / file.name)
                     return
-    kept = f"; {has:,} of {file.size:,} bytes are kept, the same command goes on from there" if has else ""
+    kept = (
+        f"; {has:,} of {file.size:,} bytes are kept, the same command goes on from there"
+        if has
+        else ""
+    )
     raise HarnessError(f"{file.name}: no mirror gave it: {'; '.join(failures)}{kept}")
 
 
@@ -241,7 +258,9 @@ def _network_trouble() -> Iterator[None]:
     try:
         yield
     except (OSError, HTTPException) as error:
-        raise _MirrorFailed(str(error.reason if isinstance(error, URLError) else error) or repr(error)) from None
+        raise _MirrorFailed(
+            str(error.reason if isinstance(error, URLError) else error) or repr(error)
+        ) from None
 
 
 @contextmanager

@@ -149,7 +149,11 @@ class Results:
 def folder_name(name: str) -> str:
     """A name that is safe in any file system and shell; different names never share one."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
-    return safe if safe == name else f"{safe or 'sweep'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return (
+        safe
+        if safe == name
+        else f"{safe or 'sweep'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    )
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:

@@ -26,7 +26,7 @@ class Asked:
     """What `harness gate` was asked for."""
 
     against: str
-    smallest: float = 0.01
+    min_effect: float = 0.01
     seconds: float = 30.0  # of measuring, for each cell
     bits: bool = False  # whether other losses fail
     control: bool = False  # whether the revision is measured against itself too
@@ -53,7 +53,9 @@ class Verdict:
     @property
     def misled(self) -> bool:
         """Whether the control told equal code apart, or failed: then its cell's speed says nothing."""
-        return self.control is not None and (self.control.word in ("faster", "slower") or bool(self.control.failure))
+        return self.control is not None and (
+            self.control.word in ("faster", "slower") or bool(self.control.failure)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,11 @@ class Outcome:
 
     def failed(self, one: Verdict) -> bool:
         differs = self.asked.bits and one.found.same_bits is False
-        return one.found.failure is not None or differs or (one.found.word == "slower" and not one.misled)
+        return (
+            one.found.failure is not None
+            or differs
+            or (one.found.word == "slower" and not one.misled)
+        )
 
     def unclear(self, one: Verdict) -> bool:
         return not self.failed(one) and (one.misled or one.found.word == "inconclusive")
@@ -92,7 +98,9 @@ def gate(
     top = find_top(top_of)
     commit = commit_of(top, asked.against)
     rng = np.random.default_rng(asked.order)
-    budget = Budget(smallest=asked.smallest, seconds=asked.seconds, alpha=ALPHA / len(sweep.cells))
+    budget = Budget(
+        min_effect=asked.min_effect, seconds=asked.seconds, alpha=ALPHA / len(sweep.cells)
+    )
     here = Tree(name=WORKING_TREE, top=top, place=top)
     place = Path(tempfile.mkdtemp(prefix="harness-gate-"))
     try:
@@ -100,18 +108,29 @@ def gate(
             verdicts = []
             for cell in sweep.cells:
 
-                def contest(a: Tree, b: Tree, words: str, cell: Cell = cell) -> Paired:
+                def run_paired(a: Tree, b: Tree, words: str, cell: Cell = cell) -> Paired:
                     def tell(found: str) -> None:
                         told(cell, f"{words}: {found}")
 
                     tell("starting")
                     try:
-                        return measure(cell, sweep.seeds[0], {"a": a, "b": b}, sweep.base, profile, budget, rng, tell)
+                        return measure(
+                            cell,
+                            sweep.seeds[0],
+                            {"a": a, "b": b},
+                            sweep.base,
+                            profile,
+                            budget,
+                            rng,
+                            tell,
+                        )
                     except HarnessError as error:
                         return Paired(failure=str(error))
 
-                control = contest(there, there, "control") if asked.control else None
-                verdicts.append(Verdict(cell=cell, found=contest(there, here, "measuring"), control=control))
+                control = run_paired(there, there, "control") if asked.control else None
+                verdicts.append(
+                    Verdict(cell=cell, found=run_paired(there, here, "measuring"), control=control)
+                )
             return Outcome(asked=asked, conditions=conditions, commit=commit, verdicts=verdicts)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -36,14 +36,21 @@ def answer(cell: Cell, limits: Limits, found: Comparison, expected: int) -> Answ
     told: list[tuple[Outcome, str]] = []
     one = next((one for one in found.matches if cell.id in (one.a.cell.id, one.b.cell.id)), None)
     if one is None:
-        return Answer(outcome=OUTCOMES[limits.missing], reasons=["no baseline of this cell: harness baseline save"])
+        return Answer(
+            outcome=OUTCOMES[limits.missing],
+            reasons=["no baseline of this cell: harness baseline save"],
+        )
     rows = found.rows_of(one)
     told += _trials(one, expected)
     told += [_row(row, limits) for row in rows]
     told += _unmeasured(one, rows, limits)
     if limits.bits != "ignore" and one.same_bits < max(one.pairs, 1):
-        told.append((OUTCOMES[limits.bits], f"other bits: {one.same_bits} of {one.pairs} pairs end alike"))
-    told += [("warn", words) for words in found.differences if not words.startswith("code: ")]  # which a gate is for
+        told.append(
+            (OUTCOMES[limits.bits], f"other bits: {one.same_bits} of {one.pairs} pairs end alike")
+        )
+    told += [
+        ("warn", words) for words in found.differences if not words.startswith("code: ")
+    ]  # which a gate is for
     told += [("warn", words) for words in found.notes if words.startswith(f"{one.b.cell.label}: ")]
     outcome: Outcome = max((kind for kind, _ in told), key=SEVERITY.index, default="pass")
     return Answer(
@@ -89,15 +96,23 @@ def _unmeasured(one: Match, rows: Sequence[Row], limits: Limits) -> list[tuple[O
 
 def describe(row: Row) -> str:
     """`slower: samples/s 19,024 -> 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters: 1.0%`."""
-    verdict, metric, estimate = row.verdict, row.verdict.question.metric, row.verdict.question.estimate
+    verdict, metric, estimate = (
+        row.verdict,
+        row.verdict.question.metric,
+        row.verdict.question.estimate,
+    )
     count = f"{estimate.count} {'pairs' if estimate.paired else 'trials a side'}"
     if metric.relative:
-        a, b, change = f"{row.mean_a:,.0f}", f"{row.mean_b:,.0f}", f"{metric.told(estimate.value) - 1:+.2%}"
+        a, b, change = (
+            f"{row.mean_a:,.0f}",
+            f"{row.mean_b:,.0f}",
+            f"{metric.told(estimate.value) - 1:+.2%}",
+        )
         interval = f"{verdict.low - 1:+.2%} to {verdict.high - 1:+.2%}"
-        matters = f"{metric.smallest:.2%}"
+        matters = f"{metric.min_effect:.2%}"
     else:
         a, b, change = f"{row.mean_a:.4f}", f"{row.mean_b:.4f}", f"{estimate.value:+.4f}"
-        interval, matters = f"{verdict.low:+.4f} to {verdict.high:+.4f}", f"{metric.smallest:g}"
+        interval, matters = f"{verdict.low:+.4f} to {verdict.high:+.4f}", f"{metric.min_effect:g}"
     known = f" ({interval})" if estimate.error is not None else ""
     if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
         known += ", certain for this cell alone but not over all of them"

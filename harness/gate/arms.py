@@ -42,7 +42,7 @@ class Turn:
     losses: str
 
 
-class Side:
+class Arm:
     """The ranks of one tree."""
 
     def __init__(self, name: str, log: Path) -> None:
@@ -69,7 +69,9 @@ class Side:
         try:
             line = self.lines[rank].readline()
         except TimeoutError:
-            raise HarnessError(f"{self.name}: rank {rank} said nothing for {patience:g} s; log: {self.log}") from None
+            raise HarnessError(
+                f"{self.name}: rank {rank} said nothing for {patience:g} s; log: {self.log}"
+            ) from None
         except OSError:
             line = ""
         if not line:
@@ -83,7 +85,9 @@ class Side:
 class Starter:
     """Starts pairs of sides, all from one forkserver; its block ends whatever is left of them."""
 
-    def __init__(self, cell: Cell, seed: int, trees: Mapping[str, Tree], base: Path, profile: Profile) -> None:
+    def __init__(
+        self, cell: Cell, seed: int, trees: Mapping[str, Tree], base: Path, profile: Profile
+    ) -> None:
         self.cell, self.seed, self.trees, self.base, self.profile = cell, seed, trees, base, profile
 
     def __enter__(self) -> Starter:
@@ -97,13 +101,17 @@ class Starter:
             log = self.folder / "forkserver.log"
             self.process = start_session(
                 [sys.executable, "-P", str(FORKSERVER), str(self.folder / "turns")],
-                Torchrun(environment=self.profile.environment).variables(self.cell.axes.threads),
+                Torchrun(environment=self.profile.environment).variables(
+                    self.cell.axes.num_threads
+                ),
                 log,
             )
             stack.callback(end_group, self.process)
             while not select.select([self.listening], [], [], 0.2)[0]:
                 if self.process.poll() is not None:
-                    raise HarnessError(f"the forkserver did not start: {_last_line(log)}; log: {log}")
+                    raise HarnessError(
+                        f"the forkserver did not start: {_last_line(log)}; log: {log}"
+                    )
             self.line = stack.enter_context(self.listening.accept()[0])
             self.stack = stack.pop_all()
         return self
@@ -117,11 +125,14 @@ class Starter:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Side]]:
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
         """Fresh ranks for these trees, started in this order and ready to train, for as long as the block lasts; raises
         HarnessError."""
         with ExitStack() as stack:
-            found = {key: Side(self.trees[key].name, TrialFolder(self.folder / key).launch_log) for key in keys}
+            found = {
+                key: Arm(self.trees[key].name, TrialFolder(self.folder / key).launch_log)
+                for key in keys
+            }
             cores = self._cores()
             asked = [rank for key in found for rank in self._ranks(key, cores)]
             self.line.sendall((json.dumps(asked) + "\n").encode())
@@ -135,7 +146,9 @@ class Starter:
         """The cores of each rank, for both sides: what disturbs one core leaves another alone, and would be taken for
         a difference of the sides. Chance says which ones, as another gate may run here."""
         axes, usable = self.cell.axes, sorted(os.sched_getaffinity(0))
-        wanted = axes.threads + axes.workers + (axes.strategy != "single")  # one for what gloo does meanwhile
+        wanted = (
+            axes.num_threads + axes.num_workers + (axes.strategy != "single")
+        )  # one for what gloo does meanwhile
         share = min(len(usable) // axes.world_size, wanted)
         if not share or self.profile.device != "cpu":
             return [usable] * axes.world_size
@@ -145,7 +158,11 @@ class Starter:
 
     def _ranks(self, key: str, cores: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """What the forkserver has to know of each rank of a tree."""
-        tree, place, size = self.trees[key], TrialFolder(self.folder / key), self.cell.axes.world_size
+        tree, place, size = (
+            self.trees[key],
+            TrialFolder(self.folder / key),
+            self.cell.axes.world_size,
+        )
         # All of it is warm-up, so that no telemetry lengthens the turns.
         endless = replace(self.cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         trial = Trial(cell=endless, seed=self.seed)
@@ -164,7 +181,7 @@ class Starter:
         }
         return [{"rank": rank, "cores": cores[rank], **common} for rank in range(size)]
 
-    def _gather(self, found: Mapping[str, Side], stack: ExitStack) -> None:
+    def _gather(self, found: Mapping[str, Arm], stack: ExitStack) -> None:
         """Wait until every rank has called."""
         deadline = time.monotonic() + START
         while any(len(side.sockets) < self.cell.axes.world_size for side in found.values()):
@@ -178,7 +195,7 @@ class Starter:
                 _join(stack.enter_context(self.listening.accept()[0]), found, stack)
 
 
-def _join(connection: socket.socket, found: Mapping[str, Side], stack: ExitStack) -> None:
+def _join(connection: socket.socket, found: Mapping[str, Arm], stack: ExitStack) -> None:
     """A rank that calls; raises HarnessError if it is the forkserver, which has lost one."""
     lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
     hello = json.loads(lines.readline())
@@ -186,7 +203,9 @@ def _join(connection: socket.socket, found: Mapping[str, Side], stack: ExitStack
     if hello.get("lost") in side.sockets:
         return  # it had called, and what it said last tells why it ended
     if "lost" in hello:
-        raise HarnessError(f"{side.name}: rank {hello['lost']} did not start: {_last_line(side.log)}; log: {side.log}")
+        raise HarnessError(
+            f"{side.name}: rank {hello['lost']} did not start: {_last_line(side.log)}; log: {side.log}"
+        )
     if hello["protocol"] != PROTOCOL:
         raise HarnessError(f"{side.name}: speaks protocol {hello['protocol']}; allowed: {PROTOCOL}")
     side.join(connection, lines, hello["rank"])

@@ -31,7 +31,7 @@ class Asked:
 
     good: str
     bad: str
-    smallest: float = 0.01
+    min_effect: float = 0.01
     seconds: float = 30.0  # of measuring, for each commit
     bits: bool = False  # whether other losses are looked for, not speed
     first_parent: bool = False
@@ -77,13 +77,20 @@ class Listener(Protocol):
         """A commit is over."""
 
 
-def bisect(sweep: Sweep, cell: Cell, profile: Profile, asked: Asked, top_of: Path, listener: Listener) -> Outcome:
+def bisect(
+    sweep: Sweep, cell: Cell, profile: Profile, asked: Asked, top_of: Path, listener: Listener
+) -> Outcome:
     """Measure; raises BadInput for ends between which there is nothing to find, Inconclusive where that can't be told,
     HarnessError where an end fails. A commit between them that fails, or can't be told, is skipped."""
     top = find_top(top_of)
     good, bad = ends(top, asked.good, asked.bad)
-    bench = Bench(cell=cell, seed=sweep.seeds[0], base=sweep.base, profile=profile, told=listener.told)
-    with tempfile.TemporaryDirectory(prefix="harness-bisect-") as name, _tree(top, Path(name), good) as reference:
+    bench = Bench(
+        cell=cell, seed=sweep.seeds[0], base=sweep.base, profile=profile, told=listener.told
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="harness-bisect-") as name,
+        _tree(top, Path(name), good) as reference,
+    ):
         git = Bisection(reference.place, good.id, bad.id, first_parent=asked.first_parent)
         first = _judge(asked, bench, comparisons=2 + git.count.bit_length())
         listener.trying(f"{asked.bad} against {asked.good}")
@@ -121,7 +128,9 @@ def _judge(asked: Asked, bench: Bench, comparisons: int) -> Slower | Others:
     if asked.bits:
         return Others(bench=bench, seconds=asked.seconds)
     alpha, rng = ALPHA / (2 * comparisons), np.random.default_rng(asked.order)
-    return Slower(bench=bench, smallest=asked.smallest, seconds=asked.seconds, alpha=alpha, rng=rng)
+    return Slower(
+        bench=bench, min_effect=asked.min_effect, seconds=asked.seconds, alpha=alpha, rng=rng
+    )
 
 
 def _hold_ends(asked: Asked, judge: Judge, good: Tree, bad: Tree) -> Finding:
@@ -132,7 +141,9 @@ def _hold_ends(asked: Asked, judge: Judge, good: Tree, bad: Tree) -> Finding:
     except HarnessError as error:
         raise HarnessError(f"{said}: {error}") from None
     if found.mark == "skip":
-        raise Inconclusive(f"{said}: {found.words}; more time (--budget) or a quieter machine would tell")
+        raise Inconclusive(
+            f"{said}: {found.words}; more time (--budget) or a quieter machine would tell"
+        )
     if found.mark == "good":
         kind = "computes other losses" if asked.bits else "is slower"
         raise BadInput(f"{said}: {found.words}; allowed: a revision that {kind}")

@@ -15,7 +15,7 @@ import numpy as np
 from harness.core.paths import Results
 from harness.gate.against import Conditions
 from harness.gate.arms import Starter
-from harness.gate.paired import Budget, contest
+from harness.gate.paired import Budget, run_paired
 from harness.gate.worktree import Tree
 from harness.hardware import certificate
 from harness.hardware.certificate import Certificate, Comparison, Settings
@@ -26,8 +26,10 @@ from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
 
-def settings(cell: Cell, seconds: float, smallest: float) -> Settings:
-    return Settings(cell=cell.id, label=cell.label, seconds=seconds, smallest=smallest, alpha=ALPHA)
+def settings(cell: Cell, seconds: float, min_effect: float) -> Settings:
+    return Settings(
+        cell=cell.id, label=cell.label, seconds=seconds, min_effect=min_effect, alpha=ALPHA
+    )
 
 
 def prepare(results: Results, profile: Profile, asked: Settings, *, anew: bool) -> Certificate:
@@ -36,7 +38,9 @@ def prepare(results: Results, profile: Profile, asked: Settings, *, anew: bool) 
     from harness.records.environment import describe_code, describe_software
 
     (hardware, device), software = _hardware(profile), describe_software()
-    versions: Mapping[str, Any] = {name: software[name] for name in ("python", "torch", "cuda", "packages")}
+    versions: Mapping[str, Any] = {
+        name: software[name] for name in ("python", "torch", "cuda", "packages")
+    }
     fresh = Certificate(
         device=device,
         hardware=hardware,
@@ -75,11 +79,17 @@ def certify(
     """Compare the sweep's first cell with itself until there are `count` comparisons. Each is on disk as soon as it is
     made, so that an interrupted run is gone on with. Raises HarnessError if a rank fails."""
     here = Tree(name="this code", top=Path.cwd(), place=Path.cwd())
-    budget = Budget(smallest=begun.settings.smallest, seconds=begun.settings.seconds, alpha=begun.settings.alpha)
+    budget = Budget(
+        min_effect=begun.settings.min_effect,
+        seconds=begun.settings.seconds,
+        alpha=begun.settings.alpha,
+    )
     found, rng = begun, np.random.default_rng()
-    with Starter(sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base, profile) as starter:
+    with Starter(
+        sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base, profile
+    ) as starter:
         while len(found.comparisons) < count:
-            one = contest(sweep.cells[0], starter.pair, budget, rng)
+            one = run_paired(sweep.cells[0], starter.pair, budget, rng)
             comparison = Comparison(
                 word=one.word,
                 log_ratio=float(np.mean(one.log_ratios)),

@@ -19,7 +19,10 @@ from contextlib import suppress
 from typing import Any
 
 LOOK = 0.2  # seconds between looks at the ranks
-LOADED = ("torch._dynamo", "torch.distributed.fsdp")  # which DDP, FSDP2 and optimizers would load one by one
+LOADED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+)  # which DDP, FSDP2 and optimizers would load one by one
 
 
 def main() -> None:
@@ -86,7 +89,9 @@ def failed(ranks: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
 def tell(path: str, lost: dict[str, Any]) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        connection.sendall((json.dumps({"lost": lost["rank"], "side": lost["side"]}) + "\n").encode())
+        connection.sendall(
+            (json.dumps({"lost": lost["rank"], "side": lost["side"]}) + "\n").encode()
+        )
 
 
 def end(ranks: dict[int, dict[str, Any]]) -> None:

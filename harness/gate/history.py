@@ -12,7 +12,9 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.gate.worktree import commit_of, run_git
 
 Mark = Literal["good", "bad", "skip"]
-SUSPECT = re.compile(r"^# (?:possible )?first bad commit: \[(\w+)\]", re.MULTILINE)  # in git's log of a bisect
+SUSPECT = re.compile(
+    r"^# (?:possible )?first bad commit: \[(\w+)\]", re.MULTILINE
+)  # in git's log of a bisect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +30,30 @@ class Commit:
 
 def commit(top: Path, revision: str) -> Commit:
     """A revision that is known to exist."""
-    said = run_git(top, "show", "--no-patch", "--format=%H%x00%h%x00%an <%ae>%x00%aI%x00%s", revision).stdout
-    return Commit(**dict(zip(("id", "short", "author", "date", "subject"), said.strip().split("\0"), strict=True)))
+    said = run_git(
+        top, "show", "--no-patch", "--format=%H%x00%h%x00%an <%ae>%x00%aI%x00%s", revision
+    ).stdout
+    return Commit(
+        **dict(
+            zip(("id", "short", "author", "date", "subject"), said.strip().split("\0"), strict=True)
+        )
+    )
 
 
 def ends(top: Path, good: str, bad: str) -> tuple[Commit, Commit]:
     """The two commits; raises BadInput unless BAD came from GOOD."""
     first, last = (commit_of(top, name, given) for name, given in ((good, "GOOD"), (bad, "BAD")))
     if first == last:
-        raise BadInput(f"BAD {bad}: found the same commit as GOOD {good}; allowed: one that came from it")
+        raise BadInput(
+            f"BAD {bad}: found the same commit as GOOD {good}; allowed: one that came from it"
+        )
     if not _is_ancestor(top, first, last):
-        turned = " (did you mean them the other way round?)" if _is_ancestor(top, last, first) else ""
-        raise BadInput(f"GOOD {good}: found no ancestor of BAD {bad}{turned}; allowed: a commit that BAD came from")
+        turned = (
+            " (did you mean them the other way round?)" if _is_ancestor(top, last, first) else ""
+        )
+        raise BadInput(
+            f"GOOD {good}: found no ancestor of BAD {bad}{turned}; allowed: a commit that BAD came from"
+        )
     return commit(top, first), commit(top, last)
 
 
@@ -54,7 +68,9 @@ class Bisection:
         self.folder = folder
         line = ["--first-parent"] if first_parent else []
         self.left = self._tell("start", "--no-checkout", *line, bad, good)
-        self.count = int(run_git(folder, "rev-list", "--count", *line, bad, f"^{good}").stdout)  # BAD is one of them
+        self.count = int(
+            run_git(folder, "rev-list", "--count", *line, bad, f"^{good}").stdout
+        )  # BAD is one of them
 
     @property
     def next(self) -> str:

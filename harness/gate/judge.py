@@ -19,7 +19,12 @@ from harness.spec.cluster import Profile
 
 LONGER = 3  # times the budget, for what could not be told
 STRIDE = 20  # steps between two looks at the losses
-MARKS: Mapping[Word, Mark] = {"slower": "bad", "faster": "good", "same": "good", "inconclusive": "skip"}
+MARKS: Mapping[Word, Mark] = {
+    "slower": "bad",
+    "faster": "good",
+    "same": "good",
+    "inconclusive": "skip",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class Slower:
     """
 
     bench: Bench
-    smallest: float
+    min_effect: float
     seconds: float  # of measuring; what can't be told is measured `LONGER` times as long, once
     alpha: float
     rng: np.random.Generator
@@ -68,28 +73,33 @@ class Slower:
     def __call__(self, a: Tree, b: Tree) -> Finding:
         one = self.bench
         for seconds in (self.seconds, LONGER * self.seconds):
-            budget = Budget(smallest=self.smallest, seconds=seconds, alpha=self.alpha)
+            budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
             trees = {"a": a, "b": b}
-            found = measure(one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.told)
+            found = measure(
+                one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.told
+            )
             if self._mark(found) != "skip":
                 break
         return Finding(mark=self._mark(found), words=self._words(found), paired=found)
 
     def _mark(self, found: Paired) -> Mark:
         """Whether it is faster, if it may be, is not the question."""
-        certain = found.low is not None and found.low > 1 - self.smallest
+        certain = found.low is not None and found.low > 1 - self.min_effect
         return "good" if certain else MARKS[found.word]
 
     def narrowed(self, bad: Finding) -> Self:
         high = bad.paired.high if bad.paired and bad.paired.high else 1.0
-        return replace(self, smallest=max(self.smallest, 1 - math.sqrt(high)))
+        return replace(self, min_effect=max(self.min_effect, 1 - math.sqrt(high)))
 
     def _words(self, found: Paired) -> str:
         if found.word == "same":
-            return f"as fast, to within {self.smallest:.1%}"
-        low, high = ("anything" if bound is None else f"{bound - 1:+.1%}" for bound in (found.low, found.high))
+            return f"as fast, to within {self.min_effect:.1%}"
+        low, high = (
+            "anything" if bound is None else f"{bound - 1:+.1%}"
+            for bound in (found.low, found.high)
+        )
         if found.word == "inconclusive" and self._mark(found) == "good":
-            return f"not slower by {self.smallest:.1%} ({low} to {high})"
+            return f"not slower by {self.min_effect:.1%} ({low} to {high})"
         if found.word == "inconclusive":
             return f"can't be told after {found.seconds:.0f} s: between {low} and {high}"
         return f"{abs((found.ratio or 1) - 1):.1%} {found.word} ({low} to {high})"
@@ -106,13 +116,18 @@ class Others:
     def __call__(self, a: Tree, b: Tree) -> Finding:
         one, steps, spent = self.bench, 0, 0.0
         trees = {"a": a, "b": b}
-        with Starter(one.cell, one.seed, trees, one.base, one.profile) as starter, starter.pair("ab") as found:
+        with (
+            Starter(one.cell, one.seed, trees, one.base, one.profile) as starter,
+            starter.pair("ab") as found,
+        ):
             while steps < self.most and (spent < self.seconds or math.isfinite(self.most)):
                 turns = [found[key].train(STRIDE) for key in "ab"]
                 steps, spent = steps + STRIDE, spent + sum(sum(turn.seconds) for turn in turns)
                 one.told(f"{steps} steps")
                 if turns[0].losses != turns[1].losses:
-                    return Finding(mark="bad", words=f"other losses within {steps} steps", steps=steps)
+                    return Finding(
+                        mark="bad", words=f"other losses within {steps} steps", steps=steps
+                    )
         return Finding(mark="good", words=f"the same losses for {steps} steps")
 
     def narrowed(self, bad: Finding) -> Self:

@@ -22,7 +22,7 @@ Margin = Annotated[float, Between(0)]
 class Some(Strict):
     """What the file may say of the cells that a pattern names; what it leaves out is as for all."""
 
-    smallest: float | str | None = None
+    min_effect: float | str | None = None
     accuracy_margin: Margin | None = None
     bits: Policy | None = None
     inconclusive: Policy | None = None
@@ -32,20 +32,24 @@ class Some(Strict):
 class GateFile(Strict):
     """The keys of the file and their defaults."""
 
-    smallest: float | str = "1%"  # change of throughput that matters
+    min_effect: float | str = "1%"  # change of throughput that matters
     accuracy_margin: Margin = 0.01  # the same for the target metric, in its unit
     bits: Policy = "ignore"  # final parameters that differ from the baseline's
     inconclusive: Policy = "warn"
     missing: Policy = "fail"  # cells that the run or the baseline lacks
-    across: list[str] = field(default_factory=list)  # differences that are allowed, as --across takes them
-    cells: dict[str, Some] = field(default_factory=dict)  # by id, label or pattern (`mlp * bf16 *`); the last one wins
+    across: list[str] = field(
+        default_factory=list
+    )  # differences that are allowed, as --across takes them
+    cells: dict[str, Some] = field(
+        default_factory=dict
+    )  # by id, label or pattern (`mlp * bf16 *`); the last one wins
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one cell: `smallest` is a fraction of throughput."""
+    """Of one cell: `min_effect` is a fraction of throughput."""
 
-    smallest: float
+    min_effect: float
     accuracy_margin: float
     bits: Policy
     inconclusive: Policy
@@ -66,7 +70,10 @@ class Gate:
             if pattern == cell.id or fnmatchcase(cell.label, pattern):
                 given = {name: getattr(some, name) for name in _names(Some)}
                 found |= {name: value for name, value in given.items() if value is not None}
-        return Limits(**found | {"smallest": fraction(str(found["smallest"]), f"{self.place}: smallest")})
+        return Limits(
+            **found
+            | {"min_effect": fraction(str(found["min_effect"]), f"{self.place}: min_effect")}
+        )
 
 
 def read_gate(path: Path | None) -> Gate:
@@ -75,12 +82,15 @@ def read_gate(path: Path | None) -> Gate:
         return Gate(file=GateFile(), place="defaults")
     document = read(path)
     file: GateFile = document.validate(GateFile, document.content)
-    for key, value in [((), file.smallest), *((("cells", name), some.smallest) for name, some in file.cells.items())]:
+    for key, value in [
+        ((), file.min_effect),
+        *((("cells", name), some.min_effect) for name, some in file.cells.items()),
+    ]:
         if value is not None:
             try:
                 fraction(str(value), "")
             except BadInput as error:
-                raise document.error((*key, "smallest"), str(error).removeprefix(": ")) from None
+                raise document.error((*key, "min_effect"), str(error).removeprefix(": ")) from None
     return Gate(file=file, place=str(path))
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.gate.arms import Side, Starter
+from harness.gate.arms import Arm, Starter
 from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
@@ -26,14 +26,19 @@ WARM_STEPS, MOST_WARM = 5, 200  # of a turn then, and in all at most
 PAIRS = 20  # of processes that a budget is for
 SHORTEST = 0.1  # seconds that a pair measures at least, as it takes ten times as long to start
 Word = Literal["faster", "slower", "same", "inconclusive"]
-WORDS: dict[str, Word] = {"up": "faster", "down": "slower", "same": "same", "undecided": "inconclusive"}
+WORDS: dict[str, Word] = {
+    "up": "faster",
+    "down": "slower",
+    "same": "same",
+    "undecided": "inconclusive",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """When to stop. `alpha` is the chance of a false alarm for one cell."""
 
-    smallest: float  # change of throughput that matters, a fraction
+    min_effect: float  # change of throughput that matters, a fraction
     seconds: float  # of measuring, for one cell
     alpha: float
 
@@ -90,12 +95,12 @@ def measure(
 ) -> Paired:
     """The trees `a` and `b` against each other; raises HarnessError if a rank fails."""
     with Starter(cell, seed, trees, base, profile) as starter:
-        return contest(cell, starter.pair, budget, rng, told)
+        return run_paired(cell, starter.pair, budget, rng, told)
 
 
-def contest(
+def run_paired(
     cell: Cell,
-    pair: Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Side]]],
+    pair: Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Arm]]],
     budget: Budget,
     rng: np.random.Generator,
     told: Callable[[str], None] = lambda words: None,
@@ -109,19 +114,21 @@ def contest(
     """
     taken: list[Sample] = []
     decision = "undecided"
-    prepared = cell.axes.workers * cell.axes.prefetch_factor  # batches, while the other side trained
+    prepared = (
+        cell.axes.num_workers * cell.axes.prefetch_factor
+    )  # batches, while the other side trained
     cold = max(1, prepared)  # at least one step finds the other side's caches
     while decision == "undecided" and sum(one.seconds for one in taken) < budget.seconds:
         with pair(rng.permutation(["a", "b"]).tolist()) as found:  # who starts and warms up first
             counted = _warm(found)
             taken.append(_sample(found, cold, counted, max(SHORTEST, budget.seconds / PAIRS)))
         ratios = np.asarray([one.log_ratio for one in taken])
-        decision = decide(ratios, budget.smallest, budget.alpha)
+        decision = decide(ratios, budget.min_effect, budget.alpha)
         told(f"{len(taken)} pairs, {math.expm1(float(ratios.mean())):+.1%}")
     return _paired(cell, taken, WORDS[decision], budget)
 
 
-def _warm(found: Mapping[str, Side]) -> int:
+def _warm(found: Mapping[str, Arm]) -> int:
     """The steps to count in a block, once all sides are warm: as many of the fastest one as take `BLOCK` seconds."""
     spent = dict.fromkeys(found, 0.0)
     fastest, turns = math.inf, 0
@@ -134,7 +141,7 @@ def _warm(found: Mapping[str, Side]) -> int:
     return max(FEWEST, math.ceil(BLOCK / fastest))
 
 
-def _sample(found: Mapping[str, Side], cold: int, counted: int, seconds: float) -> Sample:
+def _sample(found: Mapping[str, Arm], cold: int, counted: int, seconds: float) -> Sample:
     """Blocks in turn for so long, but `TURNS` at least; the `cold` steps that a turn begins with are not counted."""
     step: list[float] = []
     same_bits, spent = True, 0.0
@@ -143,13 +150,17 @@ def _sample(found: Mapping[str, Side], cold: int, counted: int, seconds: float) 
         step += [fmean(turn.seconds[cold:]) for turn in turns]
         same_bits = same_bits and len({turn.losses for turn in turns}) == 1
         spent += sum(sum(turn.seconds[cold:]) for turn in turns)
-    return Sample(step=np.asarray(step), b_first=next(iter(found)) == "b", seconds=spent, same_bits=same_bits)
+    return Sample(
+        step=np.asarray(step), b_first=next(iter(found)) == "b", seconds=spent, same_bits=same_bits
+    )
 
 
 def _paired(cell: Cell, taken: Sequence[Sample], word: Word, budget: Budget) -> Paired:
     ratios = np.asarray([one.log_ratio for one in taken])
     low, high = (float(bounds[-1]) for bounds in confidence_sequence(ratios, budget.alpha))
-    a_rate, b_rate = (cell.axes.batch_size * math.exp(fmean(one.log_rate(key) for one in taken)) for key in "ab")
+    a_rate, b_rate = (
+        cell.axes.batch_size * math.exp(fmean(one.log_rate(key) for one in taken)) for key in "ab"
+    )
     return Paired(
         word=word,
         ratio=math.exp(float(ratios.mean())),

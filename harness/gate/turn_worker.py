@@ -56,7 +56,7 @@ class Turns:
         return int(json.loads(line)["steps"])
 
 
-class InTurn(Training):
+class TurnTraining(Training):
     """The harness's own loop, block by block; it evaluates nothing."""
 
     turns: Turns
@@ -93,18 +93,22 @@ def main() -> None:
         os._exit(0)  # as `harness.training.worker`: nothing must wait for other ranks
     except Exception as error:
         traceback.print_exc()
-        turns.tell(failure=f"rank {ranks.rank} on {ranks.host}: {type(error).__name__}: {one_line(error)}")
+        turns.tell(
+            failure=f"rank {ranks.rank} on {ranks.host}: {type(error).__name__}: {one_line(error)}"
+        )
     os._exit(1)
 
 
 def play(folder: TrialFolder, ranks: Ranks, turns: Turns) -> None:
     """Build what `trial.json` says, say so, and train in turn; raises EOFError when the line is cut."""
     assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
-    torch.set_num_threads(assignment.trial.cell.axes.threads)
+    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     device = choose_device(assignment.device, ranks)
     needed = assignment.trial.cell.axes.strategy != "single"
     with process_group(ranks, device, needed=needed, timeout=FOREVER):
-        training = InTurn(assignment, load_workload(assignment), folder, ranks, device, Trace())
+        training = TurnTraining(
+            assignment, load_workload(assignment), folder, ranks, device, Trace()
+        )
         training.turns = turns
         turns.tell(ready=True)
         training.run()

@@ -31,7 +31,11 @@ class Tree:
         """This tree and the folders of it that this process imports from, then everybody's PYTHONPATH."""
         ours = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
         within = [self.here(entry) for entry in ours if entry.absolute().is_relative_to(self.top)]
-        before = [str(self.here(Path(entry))) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        before = [
+            str(self.here(Path(entry)))
+            for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if entry
+        ]
         kept = [str(entry) for entry in within if "site-packages" not in entry.parts]
         return os.pathsep.join(dict.fromkeys([str(self.place), *kept, *before]))
 
@@ -45,7 +49,15 @@ def find_top(path: Path) -> Path:
 def commit_of(top: Path, revision: str, given: str = "--against") -> str:
     """Its full id; raises BadInput, with the argument that it was given as, for a revision that there is not."""
     what = f"{given} {revision}: no such revision"
-    return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", what=what)
+    return _git(
+        top,
+        "rev-parse",
+        "--verify",
+        "--quiet",
+        "--end-of-options",
+        f"{revision}^{{commit}}",
+        what=what,
+    )
 
 
 @contextmanager
@@ -62,7 +74,9 @@ def worktree(top: Path, revision: str, folder: Path) -> Iterator[Tree]:
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """git as it ended, in English."""
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+    )
 
 
 def _git(folder: Path, *arguments: str, what: str) -> str:

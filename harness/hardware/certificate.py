@@ -31,7 +31,7 @@ class Settings:
     cell: str  # its id
     label: str
     seconds: float  # of measuring at most, for each
-    smallest: float  # change that matters, a fraction of throughput
+    min_effect: float  # change that matters, a fraction of throughput
     alpha: float
 
 
@@ -90,7 +90,10 @@ class Certificate:
         count = len(self.comparisons)
         if count < 2:
             return None
-        return Drift(deviation=stdev(math.log(one.rate) for one in self.comparisons), freedom=count - 1)
+        return Drift(
+            deviation=stdev(math.log(one.rate) for one in self.comparisons),
+            degrees_of_freedom=count - 1,
+        )
 
     @property
     def words(self) -> str:
@@ -104,7 +107,10 @@ class Certificate:
 
     def continues(self, other: Certificate) -> bool:
         """Whether comparisons of the two count together."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("key", "software", "code", "settings"))
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("key", "software", "code", "settings")
+        )
 
 
 def place(results: Results, hardware: str) -> Path:
@@ -115,7 +121,10 @@ def write(results: Results, certificate: Certificate) -> Path:
     """Leave the record under its hardware's key, a line for each comparison."""
     path = place(results, certificate.key)
     text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
-    write_whole(path, re.sub(r"\{[^{}]*\"word\"[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n")
+    write_whole(
+        path,
+        re.sub(r"\{[^{}]*\"word\"[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n",
+    )
     return path
 
 
@@ -149,4 +158,8 @@ def cite(results: Results, hardware: Iterable[str]) -> list[str]:
         words = one.words if one else "none; harness certify measures it"
         return [f"A/A certificate of this hardware: {words}"]
     known = {kind: one.words for kind, one in found.items() if one}
-    return [f"A/A certificate of {kind}: {words}" for kind, words in known.items()] if len(known) == len(kinds) else []
+    return (
+        [f"A/A certificate of {kind}: {words}" for kind, words in known.items()]
+        if len(known) == len(kinds)
+        else []
+    )

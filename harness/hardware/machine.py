@@ -113,7 +113,11 @@ class Machine:
 
     def peak(self, dtype: str, threads: int | None) -> float | None:
         """FLOP/s: the best of all sizes and repeats; None unless this dtype was measured with as many threads."""
-        found = [one.work / one.timing.best for one in self.matmuls if (one.dtype, one.threads) == (dtype, threads)]
+        found = [
+            one.work / one.timing.best
+            for one in self.matmuls
+            if (one.dtype, one.threads) == (dtype, threads)
+        ]
         return max(found, default=None)
 
     def bandwidth(self, threads: int | None) -> float | None:
@@ -153,7 +157,11 @@ def read(path: Path) -> Machine:
     """Raises BadInput for what is no such record, not whole, or of another schema."""
     remedy = "harness peak makes a new one"
     machine = restore_file(Machine, path, "record of peaks", SCHEMA, remedy)
-    timings = [one.timing for found in (machine.matmuls, machine.copies, machine.all_reduces) for one in found]
+    timings = [
+        one.timing
+        for found in (machine.matmuls, machine.copies, machine.all_reduces)
+        for one in found
+    ]
     try:
         if not all(timing.best > 0 for timing in timings):
             raise ValueError("a time is not positive")

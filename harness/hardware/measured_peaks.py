@@ -26,9 +26,14 @@ from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, T
 from harness.hardware.repeat import repeat, runner
 from harness.records import environment
 from harness.records.restore import restore
-from harness.training.ranks import Ranks, choose_device, least, process_group
+from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
 LAYOUTS: tuple[Layout, ...] = ("nn", "nt", "tn")
 LONGEST = 1 / 16  # seconds: after a product that took longer no larger one is measured
@@ -60,7 +65,9 @@ class Extent:
             return Extent(sizes=(128, 512), copies=(MIB,), reduces=(4, MIB), repeats=3, least=0.02)
         gpu = device.type == "cuda"
         return Extent(
-            sizes=(512, 1024, 2048, 4096, 8192, 16384) if gpu else (128, 256, 512, 1024, 2048, 4096),
+            sizes=(512, 1024, 2048, 4096, 8192, 16384)
+            if gpu
+            else (128, 256, 512, 1024, 2048, 4096),
             copies=(MIB, 16 * MIB, 128 * MIB) if gpu else (64 * KIB, 256 * KIB, MIB, 8 * MIB),
             reduces=(4, 256, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB),
             repeats=6,
@@ -88,7 +95,7 @@ class Probe:
             for threads in self.threads():
                 self._copies(threads)
         if self.ranks.world_size > 1:
-            least(self.device, 0)  # the others wait here for rank 0
+            all_reduce_min(self.device, 0)  # the others wait here for rank 0
             self._all_reduces()
 
     def threads(self) -> Iterator[int | None]:
@@ -101,7 +108,9 @@ class Probe:
             yield threads
 
     def _time(self, call: Callable[[], object]) -> Timing:
-        return repeat(runner(call, self.device), repeats=self.extent.repeats, least=self.extent.least)
+        return repeat(
+            runner(call, self.device), repeats=self.extent.repeats, least=self.extent.least
+        )
 
     def _matmuls(self, dtype: str, threads: int | None) -> None:
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
@@ -111,17 +120,25 @@ class Probe:
             calls = products(size, DTYPES[dtype], self.device)
             layouts = self._fast(calls, layouts)
             timing = self._time(calls[layouts[0]])
-            self.matmuls.append(Matmul(dtype=dtype, layout=layouts[0], size=size, threads=threads, timing=timing))
+            self.matmuls.append(
+                Matmul(dtype=dtype, layout=layouts[0], size=size, threads=threads, timing=timing)
+            )
             if timing.best > LONGEST:
                 break
 
-    def _fast(self, calls: Mapping[Layout, Callable[[], object]], layouts: Sequence[Layout]) -> list[Layout]:
+    def _fast(
+        self, calls: Mapping[Layout, Callable[[], object]], layouts: Sequence[Layout]
+    ) -> list[Layout]:
         """The fastest first, without those that take twice as long: a CPU without bf16 has layouts 70 times slower."""
         if len(layouts) == 1:
             return list(layouts)
         runs = {layout: runner(calls[layout], self.device) for layout in layouts}
         spent = {layout: min(run(1) for _ in range(3)) for layout, run in runs.items()}
-        return [layout for layout in sorted(spent, key=spent.__getitem__) if spent[layout] < 2 * min(spent.values())]
+        return [
+            layout
+            for layout in sorted(spent, key=spent.__getitem__)
+            if spent[layout] < 2 * min(spent.values())
+        ]
 
     def _copies(self, threads: int | None) -> None:
         largest = far_larger_than_cache(self.device)
@@ -153,9 +170,13 @@ class Probe:
             values = torch.ones(size // 4, device=self.device)
             dist.all_reduce(values)
             if not bool((values == world).all()):
-                raise HarnessError(f"an all-reduce of ones at {world} ranks gave {float(values[0])}")
+                raise HarnessError(
+                    f"an all-reduce of ones at {world} ranks gave {float(values[0])}"
+                )
             values.zero_()  # sums of sums would overflow
-            timing = repeat(self._together(values), repeats=self.extent.repeats, least=self.extent.least)
+            timing = repeat(
+                self._together(values), repeats=self.extent.repeats, least=self.extent.least
+            )
             self.all_reduces.append(AllReduce(bytes=size, ranks=world, timing=timing))
 
     def _together(self, values: torch.Tensor) -> Callable[[int], float]:
@@ -164,12 +185,14 @@ class Probe:
 
         def run(calls: int) -> float:
             dist.barrier()
-            return -least(self.device, -round(alone(calls) * 1e9))[0] / 1e9
+            return -all_reduce_min(self.device, -round(alone(calls) * 1e9))[0] / 1e9
 
         return run
 
 
-def products(size: int, dtype: torch.dtype, device: torch.device) -> dict[Layout, Callable[[], object]]:
+def products(
+    size: int, dtype: torch.dtype, device: torch.device
+) -> dict[Layout, Callable[[], object]]:
     """Products of random matrices, which draw more power than zeros do, by layout."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     c = torch.empty_like(a)
@@ -201,7 +224,9 @@ def cache_bytes(devices: Path = Path("/sys/devices/system/cpu")) -> int | None:
     caches: dict[tuple[int, str], int] = {}
     try:
         for cache in devices.glob("cpu[0-9]*/cache/index[0-9]*"):
-            level, shared, size = ((cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            level, shared, size = (
+                (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+            )
             caches[int(level), shared] = int(size.removesuffix("K")) * KIB
     except (OSError, ValueError):
         return None
@@ -234,7 +259,9 @@ def measure(request: Request, ranks: Ranks, tell: Callable[[str], None]) -> Mach
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ends the process: 0 when all is measured, 1 when something failed."""
-    parser = argparse.ArgumentParser(prog="python -m harness.hardware.measured_peaks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.hardware.measured_peaks", description=__doc__
+    )
     parser.add_argument("folder", type=Path, help="the folder that holds trial.json")
     folder = TrialFolder(parser.parse_args(arguments).folder)
     die_with_parent()

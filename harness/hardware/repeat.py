@@ -27,7 +27,9 @@ def repeat(run: Run, *, repeats: int, least: float) -> Timing:
     while len(spans) < repeats and (len(spans) < FEWEST or sum(spans) < PATIENCE):
         spans.append(run(calls))
         if spans[-1] < least:
-            calls = max(2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spans[-1], 1e-9))))
+            calls = max(
+                2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spans[-1], 1e-9)))
+            )
             spans.clear()
     return Timing(calls=calls, seconds=[span / calls for span in spans])
 

@@ -22,7 +22,7 @@ from harness.records.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RooflinePoint:
     """One rank of a trial under the roofs that were measured."""
 
     flops_per_s: float  # achieved
@@ -73,32 +73,36 @@ def held_against(record: Record, machine: Machine) -> tuple[float | None, float 
         return machine.peak(dtype, None), machine.bandwidth(None)
     cores = machine.hardware["usable_cores"]
     beside = max(Counter(rank.host for rank in record.ranks).values())
-    if beside * axes.threads > cores:
+    if beside * axes.num_threads > cores:
         return None, None
-    alone, shared = machine.bandwidth(axes.threads), machine.bandwidth(cores)
+    alone, shared = machine.bandwidth(axes.num_threads), machine.bandwidth(cores)
     bandwidth = None if alone is None or shared is None else min(alone, shared / beside)
-    return machine.peak(dtype, axes.threads), bandwidth
+    return machine.peak(dtype, axes.num_threads), bandwidth
 
 
-def stand(record: Record, machine: Machine) -> Standing | None:
+def stand(record: Record, machine: Machine) -> RooflinePoint | None:
     """None where something that it takes was not measured."""
     achieved = _achieved(record)
     peak, bandwidth = held_against(record, machine)
-    moved = record.learned.bytes_per_sample if record.learned else None
-    if achieved is None or peak is None or bandwidth is None or not moved or not record.learned:
+    moved = record.rank0.bytes_per_sample if record.rank0 else None
+    if achieved is None or peak is None or bandwidth is None or not moved or not record.rank0:
         return None
-    intensity = record.learned.flops_per_sample / moved
-    return Standing(flops_per_s=achieved, intensity=intensity, peak=peak, bandwidth=bandwidth)
+    intensity = record.rank0.flops_per_sample / moved
+    return RooflinePoint(flops_per_s=achieved, intensity=intensity, peak=peak, bandwidth=bandwidth)
 
 
-def rated(record: Record, machines: Mapping[str, Machine]) -> Record:
+def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     """The record with its MFU against the vendor's peak and the measured one, where they are known."""
     achieved = _achieved(record)
     if record.summary is None or achieved is None:
         return record
     machine = machine_of(record, machines)
     measured = held_against(record, machine)[0] if machine else None
-    told = vendor_peak(_hardware(record), record.trial.cell.axes.precision) if device_of(record) == "cuda" else None
+    told = (
+        vendor_peak(_hardware(record), record.trial.cell.axes.precision)
+        if device_of(record) == "cuda"
+        else None
+    )
     summary = replace(
         record.summary,
         mfu=achieved / told if told else None,
@@ -109,11 +113,16 @@ def rated(record: Record, machines: Mapping[str, Machine]) -> Record:
 
 def _achieved(record: Record) -> float | None:
     """FLOP/s of one rank."""
-    if record.summary is None or record.summary.throughput is None or record.learned is None:
+    if record.summary is None or record.summary.throughput is None or record.rank0 is None:
         return None
-    return mfu(record.summary.throughput, record.learned.flops_per_sample, record.trial.cell.axes.world_size, 1.0)
+    return mfu(
+        record.summary.throughput,
+        record.rank0.flops_per_sample,
+        record.trial.cell.axes.world_size,
+        1.0,
+    )
 
 
 def _hardware(record: Record) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = record.learned.environment.get("hardware", {}) if record.learned else {}
+    found: Mapping[str, Any] = record.rank0.environment.get("hardware", {}) if record.rank0 else {}
     return found

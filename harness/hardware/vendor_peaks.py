@@ -24,7 +24,13 @@ from typing import Any
 TERA = 1e12
 
 # The dtype whose peak a cell of this precision is held against.
-DTYPES: Mapping[str, str] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16:fsdp2": "bf16", "fp16": "fp16"}
+DTYPES: Mapping[str, str] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16": "bf16",
+    "bf16:fsdp2": "bf16",
+    "fp16": "fp16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,12 @@ class Vendor:
 
 
 def _row(
-    bandwidth: float | None, *, fp32: float, fp16: float, tf32: float | None = None, bf16: float | None = None
+    bandwidth: float | None,
+    *,
+    fp32: float,
+    fp16: float,
+    tf32: float | None = None,
+    bf16: float | None = None,
 ) -> Vendor:
     """From TFLOP/s and GB/s."""
     given = {"fp32": fp32, "tf32": tf32, "bf16": bf16, "fp16": fp16}

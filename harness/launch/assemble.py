@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.core.errors import BadInput, Interrupted, last_words
 from harness.core.paths import TrialFolder
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import rated
+from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import broken
 from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank
@@ -38,9 +38,13 @@ def assemble(
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = stopped or _failure(folder, ranks, seen, unreadable, trial.cell.axes.world_size)
-    learned = next((result.learned for result in ranks if result.learned), None)
-    done = failure is None and learned is not None
-    summary = summarize(ranks, learned, trial.cell.axes.batch_size, trial.cell.warmup) if done and learned else None
+    rank0 = next((result.rank0 for result in ranks if result.rank0), None)
+    done = failure is None and rank0 is not None
+    summary = (
+        summarize(ranks, rank0, trial.cell.axes.batch_size, trial.cell.warmup)
+        if done and rank0
+        else None
+    )
     invalid = broken(ranks, summary, rules) if summary else []
     status: Status = "invalid" if invalid else "done" if done else "failed"
     if failure and failure.kind == INTERRUPTED:
@@ -59,20 +63,24 @@ def assemble(
         loss=Series.pack(mean_loss(ranks)) if done else None,
         order_digest=join_digests([result.order for result in ranks]) if done else None,
         ranks=ranks,
-        learned=learned,
+        rank0=rank0,
         phases=_phases(ranks, started, summary),
     )
-    return rated(found, peaks or {})
+    return with_mfu(found, peaks or {})
 
 
-def _phases(ranks: Sequence[RankResult], started: float, summary: Summary | None) -> dict[str, float]:
+def _phases(
+    ranks: Sequence[RankResult], started: float, summary: Summary | None
+) -> dict[str, float]:
     """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
     phases = {"startup": max((0.0, *(result.entered - started for result in ranks)))}
     for result in ranks:
         for name, seconds in result.phases.items():
             phases[name] = max(phases.get(name, 0.0), seconds)
     if summary and summary.window_start is not None:
-        before = max(float(unpack(result.step_seconds)[: summary.window_start].sum()) for result in ranks)
+        before = max(
+            float(unpack(result.step_seconds)[: summary.window_start].sum()) for result in ranks
+        )
         phases["warmup"] = max(0.0, before - phases.get("compile", 0.0))
         phases["train"] -= phases["warmup"]
     return phases
@@ -99,7 +107,11 @@ def _failure(
 ) -> Failure | None:
     """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a rank that was
     killed or exited without a word, else the earliest error that a rank has told of, else what is lost."""
-    ended = [failure for failure in seen if failure.rank is None or not folder.result(failure.rank).exists()]
+    ended = [
+        failure
+        for failure in seen
+        if failure.rank is None or not folder.result(failure.rank).exists()
+    ]
     told = [result.failure for result in ranks if result.failure]
     lost = [
         Failure(
@@ -117,6 +129,8 @@ def _failure(
             own = folder.launch_log if first.rank is None else folder.log(first.rank)
             log = own if own.exists() else folder.launch_log  # it ended before it had its own
             if first.kind == "Exited":
-                first = replace(first, message=f"{first.message}; the last words of its log: {last_words(log)}")
+                first = replace(
+                    first, message=f"{first.message}; the last words of its log: {last_words(log)}"
+                )
             return replace(first, log=str(log.relative_to(folder.path)))
     return None

@@ -44,7 +44,9 @@ def main() -> None:
             be_rank(rank, int(size), port, module, arguments)
         running[pid] = rank
     # Ranks that call before the store answers wait in the queue of a port that nobody else can take.
-    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    store = TCPStore(
+        HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
     found = watch(running)
     del store
     if found:
@@ -57,7 +59,9 @@ def be_rank(rank: int, size: int, port: int, module: str, arguments: Sequence[st
     code = 1
     try:
         Ranks(rank=rank, local_rank=rank, world_size=size, local_world_size=size).export()
-        os.environ.update(MASTER_ADDR=HERE, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(
+            MASTER_ADDR=HERE, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
+        )
         code = import_module(module).main(arguments)
     except BaseException:
         traceback.print_exc()

@@ -38,7 +38,9 @@ def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> 
     There is a server for each addition to this process's environment, because libraries read it when they are loaded;
     it ends with this process.
     """
-    added = json.dumps({name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value})
+    added = json.dumps(
+        {name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value}
+    )
     server = _servers.get(added)
     if server is not None:
         server.listen(0)
@@ -77,7 +79,9 @@ class Server:
             while not self.born:
                 self.listen(None)
                 if self.gone:
-                    raise HarnessError(f"the process that ranks are forked from ended: {self._last()}; log: {self.log}")
+                    raise HarnessError(
+                        f"the process that ranks are forked from ended: {self._last()}; log: {self.log}"
+                    )
         except BaseException:
             self.gone = True  # nobody is to take the answer to this for one to the next
             end_group(self.process)
@@ -181,7 +185,9 @@ def load() -> None:
     gc.freeze()  # what is loaded stays: no rank needs to look through it again
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
-        sys.exit(f"it has {threads} threads where it may have one; `forkserver: false` in the profile does without it")
+        sys.exit(
+            f"it has {threads} threads where it may have one; `forkserver: false` in the profile does without it"
+        )
 
 
 def fork(asked: Mapping[str, Any]) -> int:
@@ -192,7 +198,9 @@ def fork(asked: Mapping[str, Any]) -> int:
     return pid
 
 
-def become(module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str, log: str) -> NoReturn:
+def become(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str, log: str
+) -> NoReturn:
     """Run the module in the folder, with these variables and no others and its output added to `log`, as long as the
     forkserver runs."""
     code = 1

@@ -14,7 +14,9 @@ from harness.records.record import Failure
 class Launcher(Protocol):
     """Builds commands purely, and starts them."""
 
-    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+    def command(
+        self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
+    ) -> list[str]:
         """What starts `module` at every rank, with `folder` and `more` as its arguments."""
 
     def variables(self, threads: int) -> dict[str, str]:

@@ -55,11 +55,15 @@ class Runner:
     launcher: Launcher
     listener: Listener
     peaks: Mapping[str, Machine]
-    first: Mapping[str, int] = field(default_factory=dict)  # the attempt that reruns count from, if not this run's own
+    first: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the attempt that reruns count from, if not this run's own
     poll: float = POLL
     retries: int = 0  # how often a trial runs again that failed for one of RETRIED
     resumes: int = 10  # times that an interrupted trial is taken up again at once
-    halted: Callable[[], str | None] = lambda: None  # why a running trial is to save and stop, and no other begins
+    halted: Callable[[], str | None] = lambda: (
+        None
+    )  # why a running trial is to save and stop, and no other begins
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -90,7 +94,9 @@ class Runner:
         """Whether a trial runs again by itself, its attempts counted from `first` on."""
         before = found.earlier[first - 1 :]
         if found.status == "invalid":
-            return sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
+            return (
+                sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
+            )
         lost = found.failure is not None and found.failure.kind in RETRIED
         return lost and sum(failure.kind in RETRIED for failure in before) < self.retries
 
@@ -101,9 +107,13 @@ class Runner:
         assignment = self._assign(trial, attempt=len(earlier) + 1)
         write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
         axes = trial.cell.axes
-        arguments = self.launcher.command("harness.training.worker", place, axes.world_size, ["--write-logs"])
+        arguments = self.launcher.command(
+            "harness.training.worker", place, axes.world_size, ["--write-logs"]
+        )
         said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
-        process = self.launcher.start(arguments, self.launcher.variables(axes.threads), place.launch_log)
+        process = self.launcher.start(
+            arguments, self.launcher.variables(axes.num_threads), place.launch_log
+        )
         started = time.time()  # not before: what a forkserver takes to load is no trial's
         try:
             stopped = self._watch(process, place, trial, started + self.sweep.timeout)
@@ -112,7 +122,9 @@ class Runner:
         seen = self.launcher.seen(place, _words(place, said))
         found = self._assemble(place, assignment, started, earlier, stopped, seen)
         if found.status == "interrupted" and found.failure and (why := self.halted()):
-            found = replace(found, failure=replace(found.failure, message=f"{why}: {found.failure.message}"))
+            found = replace(
+                found, failure=replace(found.failure, message=f"{why}: {found.failure.message}")
+            )
         if _attempt(place) != assignment.attempt:
             raise HarnessError(f"{place.path}: another job has taken it over")
         return _keep(place, found)
@@ -138,7 +150,9 @@ class Runner:
         seen: Sequence[Failure] = (),
     ) -> Record:
         """The record of an attempt that has ended."""
-        from harness.launch.assemble import assemble  # here, because what only looks at trials needs no NumPy
+        from harness.launch.assemble import (
+            assemble,  # here, because what only looks at trials needs no NumPy
+        )
 
         return assemble(
             place,
@@ -164,7 +178,9 @@ class Runner:
             environment=self.known,
         )
 
-    def _watch(self, process: Process, place: TrialFolder, trial: Trial, deadline: float) -> Failure | None:
+    def _watch(
+        self, process: Process, place: TrialFolder, trial: Trial, deadline: float
+    ) -> Failure | None:
         """Wait for the ranks to end; says why if they were ended for taking too long."""
         asked = 0.0
         while True:
@@ -174,11 +190,15 @@ class Runner:
             except subprocess.TimeoutExpired:
                 progress = read_progress(place)
                 self.listener.progressed(trial, progress)
-            if self.halted() and time.time() > asked + REMIND:  # a launcher that has just begun may miss it
+            if (
+                self.halted() and time.time() > asked + REMIND
+            ):  # a launcher that has just begun may miss it
                 asked = time.time()
                 process.send_signal(SIGNAL)
             if time.time() > deadline:
-                reached = f"step {progress['step']} of {progress['steps']}" if progress else "no step"
+                reached = (
+                    f"step {progress['step']} of {progress['steps']}" if progress else "no step"
+                )
                 log = str(place.log(0).relative_to(place.path))
                 message = f"took longer than its time-out; it had reached {reached}"
                 return Failure(kind="Timeout", message=message, log=log)
@@ -227,10 +247,16 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
         before = record.read(place.record)
         earlier = [*before.earlier, *filter(None, [before.failure])]
         if before.status == "invalid":
-            earlier.append(Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended))
+            earlier.append(
+                Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended)
+            )
             shutil.copyfile(place.record, place.set_aside(before.attempt))
-            shutil.rmtree(place.best, ignore_errors=True)  # it finished: there is nothing to go on from
-    for folder in (place.profile, place.best, place.resume, place.logs) if fresh else (place.profile,):
+            shutil.rmtree(
+                place.best, ignore_errors=True
+            )  # it finished: there is nothing to go on from
+    for folder in (
+        (place.profile, place.best, place.resume, place.logs) if fresh else (place.profile,)
+    ):
         shutil.rmtree(folder, ignore_errors=True)
     if fresh:
         for aside in place.path.glob(place.set_aside("*").name):
@@ -249,5 +275,7 @@ def _tidy(place: TrialFolder) -> None:
 
 def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
     """How many trials at the head of the queue are of the same block."""
-    inside = itertools.takewhile(lambda other: (other.seed, other.repeat) == (trial.seed, trial.repeat), queue)
+    inside = itertools.takewhile(
+        lambda other: (other.seed, other.repeat) == (trial.seed, trial.repeat), queue
+    )
     return len(list(inside))

@@ -37,13 +37,17 @@ class Check:
         return self.error is not None and abs(self.error) <= TOLERANCE
 
 
-def run(results: Results, profile: Profile, ranks: Sequence[int], listener: Listener) -> list[Record]:
+def run(
+    results: Results, profile: Profile, ranks: Sequence[int], listener: Listener
+) -> list[Record]:
     """Trials of the workload `timetable` at these world sizes, anew each time: the first try of each at which all came
     back, or the last. Its ranks sleep, so that more of them than the machine has slots do no harm. Raises BadInput for
     a number of ranks that the sweep does not allow."""
     asked = spec.load(spec.ready_sweeps()["selftest"], [f"world_size={','.join(map(str, ranks))}"])
     if len(asked.cells) != len(ranks):
-        raise BadInput(f"--ranks: found {','.join(map(str, ranks))}; allowed: numbers of ranks, each once")
+        raise BadInput(
+            f"--ranks: found {','.join(map(str, ranks))}; allowed: numbers of ranks, each once"
+        )
     shared, folder = replace(profile, slots=max(ranks)), results.sweep(asked.name)
     found: dict[str, Record] = {}
     pending = asked.cells
@@ -51,7 +55,11 @@ def run(results: Results, profile: Profile, ranks: Sequence[int], listener: List
         tried = replace(asked, cells=pending)
         records = sweep.run(tried, shared, folder, listener, redo="all", fail_fast=False)
         found |= {record.trial.cell.id: record for record in records}
-        off = {one.trial.cell.id for one in records if one.status == "done" and not all(c.passed for c in check(one))}
+        off = {
+            one.trial.cell.id
+            for one in records
+            if one.status == "done" and not all(c.passed for c in check(one))
+        }
         pending = [cell for cell in pending if cell.id in off]
         if not pending:
             break
@@ -61,9 +69,15 @@ def run(results: Results, profile: Profile, ranks: Sequence[int], listener: List
 
 def check(record: Record) -> list[Check]:
     """What a done trial of `timetable` measured, beside the truth that its options tell."""
-    options, axes, summary = record.trial.cell.choice.options, record.trial.cell.axes, record.summary
+    options, axes, summary = (
+        record.trial.cell.workload.options,
+        record.trial.cell.axes,
+        record.summary,
+    )
     assert summary is not None
-    waiting = (axes.world_size - 1) / axes.world_size  # the share of ranks that wait for the straggler
+    waiting = (
+        axes.world_size - 1
+    ) / axes.world_size  # the share of ranks that wait for the straggler
     truth = {
         "throughput (samples/s)": (axes.batch_size / options["step_seconds"], summary.throughput),
         "median step (s)": (0.75 * options["step_seconds"], summary.step_p50),
@@ -88,7 +102,8 @@ def _waiting(record: Record) -> float | None:
         return None
     window = slice(-summary.window_steps, None)
     sending = (
-        unpack(straggler.step_phases["communication"])[window].sum() / unpack(straggler.step_seconds)[window].sum()
+        unpack(straggler.step_phases["communication"])[window].sum()
+        / unpack(straggler.step_seconds)[window].sum()
     )
     return summary.shares["communication"] - float(sending)
 

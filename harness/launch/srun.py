@@ -20,11 +20,22 @@ from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")
-STEP_ENDED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*")
-NOT_STARTED = re.compile(r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)")
+STEP_ENDED = re.compile(
+    r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*"
+)
+NOT_STARTED = re.compile(
+    r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)"
+)
 NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S+)", re.IGNORECASE)
-LAUNCHED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}  # of a torchrun that submitted: not of our ranks
-OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE)
+LAUNCHED = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+}  # of a torchrun that submitted: not of our ranks
+OUT_OF_MEMORY = re.compile(
+    r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
+)
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 BY_SIGNAL = "User defined signal 2"  # it came before the rank held it back
@@ -42,7 +53,9 @@ class Srun:
     address: str  # of rank 0's node, as the others resolve it
     free_port: Callable[[], int]  # there; asked once a trial
 
-    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+    def command(
+        self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
+    ) -> list[str]:
         """Nodes are filled one after the other, from the job's first on, which is the one that `address` names."""
         here = min(ranks, self.ranks_per_node)
         return [
@@ -72,15 +85,25 @@ def first_cause(words: str, at: float) -> list[Failure]:
     if found := NODE_FAILURE.search(words):
         return [Failure(kind="NodeFailure", message=_line(words, found), host=found["host"], at=at)]
     if found := OUT_OF_MEMORY.search(words):
-        told = where if task and "Memory" in task["how"] else {}  # else the others, ended with it, may come first
+        told = (
+            where if task and "Memory" in task["how"] else {}
+        )  # else the others, ended with it, may come first
         return [Failure(kind="OutOfMemory", message=_line(words, found), **told, at=at)]
     if step and (step["why"] or not task or task.start() > step.start()):
         why = (step["why"] or "cancelled").strip()
         return [Failure(kind="Interrupted", message=f"{BY_SLURM}{why}", at=at)]
     if task and BY_SIGNAL in task["how"]:
-        return [Failure(kind="Interrupted", message="SIGUSR2 before the first step", **where, at=at)]
-    if task and not task["how"].startswith(EXITED):  # the first to end: `--kill-on-bad-exit` ended the others
-        return [Failure(kind="Killed", message=f"ended by Slurm: {one_line(task['how'])}", **where, at=at)]
+        return [
+            Failure(kind="Interrupted", message="SIGUSR2 before the first step", **where, at=at)
+        ]
+    if task and not task["how"].startswith(
+        EXITED
+    ):  # the first to end: `--kill-on-bad-exit` ended the others
+        return [
+            Failure(
+                kind="Killed", message=f"ended by Slurm: {one_line(task['how'])}", **where, at=at
+            )
+        ]
     if not task and (found := NOT_STARTED.search(words)):
         return [Failure(kind="NotStarted", message=one_line(found["why"]), at=at)]
     return [

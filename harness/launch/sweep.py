@@ -26,7 +26,11 @@ from harness.spec.sweep import Sweep
 
 LOOK = 0.5  # seconds that a look at who holds a sweep may take
 Redo = Literal["missing", "failed", "all"]  # which trials run: those not over, failed ones too, all
-KEPT: Mapping[Redo, Sequence[Status]] = {"missing": ("done", "invalid", "failed"), "failed": ("done",), "all": ()}
+KEPT: Mapping[Redo, Sequence[Status]] = {
+    "missing": ("done", "invalid", "failed"),
+    "failed": ("done",),
+    "all": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,8 @@ def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
 def recorded_names(results: Results) -> list[str]:
     """Of all sweeps that have run or were submitted."""
     return sorted(
-        json.loads(path.read_bytes()).get("name", path.parent.name) for path in results.runs.glob("*/sweep.json")
+        json.loads(path.read_bytes()).get("name", path.parent.name)
+        for path in results.runs.glob("*/sweep.json")
     )
 
 
@@ -114,7 +119,11 @@ def recorded_spec(results: Results, name: str) -> Sweep:
     folder = results.sweep(name)
     if not folder.spec.exists():
         names = recorded_names(results)
-        allowed = did_you_mean(name, names) if names else "there are none; --results or HARNESS_RESULTS says where"
+        allowed = (
+            did_you_mean(name, names)
+            if names
+            else "there are none; --results or HARNESS_RESULTS says where"
+        )
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {allowed}")
     try:
         asked = json.loads(folder.spec.read_text(encoding="utf-8"))
@@ -150,7 +159,9 @@ def _take(file: TextIO, folder: SweepFolder) -> None:
             if time.monotonic() > deadline:
                 file.seek(0)
                 owner = file.read().strip()
-                raise BadInput(f"{folder.path}: process {owner} is at work on this sweep; wait for it") from None
+                raise BadInput(
+                    f"{folder.path}: process {owner} is at work on this sweep; wait for it"
+                ) from None
         except OSError as error:
             raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
         time.sleep(LOOK / 10)

@@ -24,9 +24,17 @@ class Torchrun:
     environment: Mapping[str, str]
     fork: bool = False
 
-    def command(self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()) -> list[str]:
+    def command(
+        self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
+    ) -> list[str]:
         if self.fork:
-            forked = [sys.executable, "-m", "harness.launch.forked", str(folder.failures), str(ranks)]
+            forked = [
+                sys.executable,
+                "-m",
+                "harness.launch.forked",
+                str(folder.failures),
+                str(ranks),
+            ]
             return [*forked, module, str(folder.path), *more]
         return [
             sys.executable, "-m", "harness.launch.agent", str(folder.failures),
@@ -34,7 +42,12 @@ class Torchrun:
         ]  # fmt: skip
 
     def variables(self, threads: int) -> dict[str, str]:
-        return {**os.environ, **self.environment, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        return {
+            **os.environ,
+            **self.environment,
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         return (forkserver.start if self.fork else start_session)(arguments, variables, log)
@@ -54,5 +67,7 @@ class Torchrun:
 def _ended(code: int, rank: int, at: float) -> Failure:
     if code > 0:
         return Failure(kind="Exited", message=f"with code {code}", rank=rank, at=at)
-    kind = "Interrupted" if -code == SIGNAL else "Killed"  # the signal came before the rank held it back
+    kind = (
+        "Interrupted" if -code == SIGNAL else "Killed"
+    )  # the signal came before the rank held it back
     return Failure(kind=kind, message=f"ended by {signal.Signals(-code).name}", rank=rank, at=at)

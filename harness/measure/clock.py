@@ -87,7 +87,9 @@ class StepClock(ABC):
         phase = np.where(begun == LAP, Phase.data_wait, begun)
         phases = np.zeros((len(Phase), step[-1] + 1))
         np.add.at(phases, (phase, step), seconds)
-        return StepTimes(phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(phase)})
+        return StepTimes(
+            phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(phase)}
+        )
 
     @abstractmethod
     def _now(self) -> Any: ...
@@ -123,7 +125,9 @@ class CudaClock(StepClock):
         torch.cuda.synchronize()
 
     def _between(self, moments: list[torch.cuda.Event]) -> NDArray[np.float64]:
-        return np.asarray([start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(moments)])
+        return np.asarray(
+            [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(moments)]
+        )
 
 
 def step_clock(device: torch.device) -> StepClock:

@@ -19,14 +19,19 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     """
 
     def queue(gradient: Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.enter(Phase.communication))
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: clock.enter(Phase.communication)
+        )
 
     loss.register_hook(queue)  # type: ignore[no-untyped-call]
 
 
 def time_collectives(model: nn.Module, clock: StepClock) -> None:
     """Have the collectives of FSDP2 count as communication. Sound where they block, as gloo's on the CPU do."""
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+        DefaultAllGather,
+        DefaultReduceScatter,
+    )
 
     class TimedAllGather(DefaultAllGather):
         def __call__(self, *arguments: Any, **named: Any) -> Any:

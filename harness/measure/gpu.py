@@ -73,7 +73,10 @@ class NvmlGpu:
     def read(self) -> dict[str, float]:
         nvml, ask = self.nvml, self._ask
         used, shares = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
-        megahertz, milliwatts = ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM), ask("nvmlDeviceGetPowerUsage")
+        megahertz, milliwatts = (
+            ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            ask("nvmlDeviceGetPowerUsage"),
+        )
         celsius = ask("nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU)
         if celsius is None:  # before driver 570
             celsius = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
@@ -94,7 +97,11 @@ class NvmlGpu:
         bits: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # before driver 535
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return None if bits is None else {name for name, bit in THROTTLING.items() if bits & getattr(self.nvml, bit)}
+        return (
+            None
+            if bits is None
+            else {name for name, bit in THROTTLING.items() if bits & getattr(self.nvml, bit)}
+        )
 
     def processes(self) -> Collection[int] | None:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses_v3")
@@ -110,5 +117,9 @@ class NvmlGpu:
             return None
         try:
             return getattr(nvml, name)(self.handle, *arguments)
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):
+        except (
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_NoPermission,
+            nvml.NVMLError_FunctionNotFound,
+        ):
             return None

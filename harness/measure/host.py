@@ -72,13 +72,16 @@ class ThisHost:
         self.process = psutil.Process()
         self.command = self.process.cmdline()
         cores = sorted(os.sched_getaffinity(0))[:CORES_ASKED]
-        paths = [Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq") for core in cores]
+        paths = [
+            Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq") for core in cores
+        ]
         self.frequencies = [path for path in paths if os.access(path, os.R_OK)]
 
     def levels(self) -> dict[str, float]:
         found = {
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),
-            "resident_bytes": float(self._read("self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+            "resident_bytes": float(self._read("self/statm").split()[1])
+            * os.sysconf("SC_PAGE_SIZE"),
         }
         if self.frequencies:
             kilohertz = [int(path.read_text(encoding="ascii")) for path in self.frequencies]
@@ -91,7 +94,9 @@ class ThisHost:
         ticks = [int(word) for word in self._read("stat").partition(b"\n")[0].split()[1:9]]
         idle, stolen, hertz = ticks[3] + ticks[4], ticks[7], os.sysconf("SC_CLK_TCK")
         total = sum(ticks)
-        return Counters(wall, total / hertz, (total - idle - stolen) / hertz, stolen / hertz, process)
+        return Counters(
+            wall, total / hertz, (total - idle - stolen) / hertz, stolen / hertz, process
+        )
 
     def _read(self, name: str) -> bytes:
         """The beginning, which is as much as is needed."""

@@ -79,7 +79,9 @@ def _peak() -> int:
 
 def _status(field: str) -> int | None:
     try:
-        found = re.search(rf"^{field}:\s+(\d+) kB$", (SELF / "status").read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            rf"^{field}:\s+(\d+) kB$", (SELF / "status").read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.steady import find_steady
-from harness.records.record import Learned, RankResult, Slowest, Summary
+from harness.records.record import Rank0Report, RankResult, Slowest, Summary
 from harness.records.series import Numbers, Series
 
 
@@ -22,18 +22,30 @@ class Window:
     settled: bool | None
 
 
-def summarize(ranks: Sequence[RankResult], learned: Learned, batch_size: int, warmup: int) -> Summary:
+def summarize(
+    ranks: Sequence[RankResult], rank0: Rank0Report, batch_size: int, warmup: int
+) -> Summary:
     """Throughput is the window's samples over the time of the rank that took longest; a step takes as long as at its
     slowest rank; a phase's share is of the time of all ranks."""
     steps = np.stack([unpack(result.step_seconds) for result in ranks])
-    window = find_window(steps.max(axis=0), warmup, [taken_up.step for taken_up in ranks[0].interruptions])
+    window = find_window(
+        steps.max(axis=0), warmup, [taken_up.step for taken_up in ranks[0].interruptions]
+    )
     inside = window.inside
     spent = steps[:, inside].sum(axis=1)
     measured = bool(inside.sum() >= 2)
-    p50, p90, p99 = np.percentile(steps[:, inside].max(axis=0), (50, 90, 99)) if measured else (None, None, None)
-    phases = {name: phase_seconds(ranks, name, inside) for name in ranks[0].step_phases} if measured else {}
-    best = learned.target.best(learned.evaluations)
-    last = learned.evaluations[-1] if learned.evaluations else None
+    p50, p90, p99 = (
+        np.percentile(steps[:, inside].max(axis=0), (50, 90, 99))
+        if measured
+        else (None, None, None)
+    )
+    phases = (
+        {name: phase_seconds(ranks, name, inside) for name in ranks[0].step_phases}
+        if measured
+        else {}
+    )
+    best = rank0.target.best(rank0.evaluations)
+    last = rank0.evaluations[-1] if rank0.evaluations else None
     return Summary(
         throughput=float(inside.sum() * batch_size / spent.max()) if measured else None,
         window_start=int(inside.argmax()) if measured else None,
@@ -45,8 +57,8 @@ def summarize(ranks: Sequence[RankResult], learned: Learned, batch_size: int, wa
         shares={name: float(seconds.sum() / spent.sum()) for name, seconds in phases.items()},
         slowest=_slowest(ranks, spent, phases.get("communication")),
         final_loss=_number(mean_loss(ranks)[-1:].mean() if steps.shape[1] else None),
-        final=last.metrics[learned.target.name] if last else None,
-        best=best.metrics[learned.target.name] if best else None,
+        final=last.metrics[rank0.target.name] if last else None,
+        best=best.metrics[rank0.target.name] if best else None,
     )
 
 
@@ -66,12 +78,16 @@ def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Win
 
 def phase_seconds(ranks: Sequence[RankResult], name: str, inside: NDArray[np.bool_]) -> Numbers:
     """Of each rank, how long the phase took in the window."""
-    return np.asarray([unpack(result.step_phases.get(name))[inside].sum(dtype=np.float64) for result in ranks])
+    return np.asarray(
+        [unpack(result.step_phases.get(name))[inside].sum(dtype=np.float64) for result in ranks]
+    )
 
 
 def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
     """Over ranks, in double precision: their parts of a global batch are equally large."""
-    losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks]).mean(axis=0)
+    losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks]).mean(
+        axis=0
+    )
     return losses
 
 
@@ -79,7 +95,9 @@ def unpack(series: Series | None) -> Numbers:
     return np.empty(0) if series is None else series.unpack()
 
 
-def _slowest(ranks: Sequence[RankResult], spent: Numbers, communication: Numbers | None) -> Slowest | None:
+def _slowest(
+    ranks: Sequence[RankResult], spent: Numbers, communication: Numbers | None
+) -> Slowest | None:
     """Ranks wait for one another while they communicate, so the slowest is the one with most to do besides."""
     if communication is None or len(ranks) < 2:
         return None

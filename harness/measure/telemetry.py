@@ -88,7 +88,9 @@ class Telemetry:
         self.gpu, self.host, self.warmup, self.every = gpu, host, warmup, every
         self.trouble = trouble or {}
         self.thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
-        self._stretches: SimpleQueue[_Stretch | None] = SimpleQueue()  # for the thread; None ends it
+        self._stretches: SimpleQueue[_Stretch | None] = (
+            SimpleQueue()
+        )  # for the thread; None ends it
         self._stretch: _Stretch | None = None
         self._samples: list[Sample] = []
         self._strangers: dict[int, str | None] = {}  # by pid, None for processes of this trial
@@ -100,7 +102,12 @@ class Telemetry:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._stretch:
             self._stretch.over.set()
         self._stretches.put(None)
@@ -138,18 +145,25 @@ class Telemetry:
         """All that was seen; after the block."""
         samples = list(self._samples)
         names = sorted({name for sample in samples for name in sample.readings})
-        columns = {name: [sample.readings.get(name, np.nan) for sample in samples] for name in names}
+        columns = {
+            name: [sample.readings.get(name, np.nan) for sample in samples] for name in names
+        }
         reasons = [sample.throttled for sample in samples if sample.throttled is not None]
         told = [sample.foreign for sample in samples if sample.foreign is not None]
         return record.Telemetry(
             seconds=self._seconds,
             steps=self._steps,
             at=Series.pack(np.array([sample.at for sample in samples], dtype=np.float64)),
-            readings={name: Series.pack(np.array(column, dtype=np.float32)) for name, column in columns.items()},
+            readings={
+                name: Series.pack(np.array(column, dtype=np.float32))
+                for name, column in columns.items()
+            },
             shares=self._spent.shares(),
             joules=self._joules if self._metered_steps else None,
             metered_steps=self._metered_steps,
-            throttled={name: float(np.mean([name in held for held in reasons])) for name in THROTTLING}
+            throttled={
+                name: float(np.mean([name in held for held in reasons])) for name in THROTTLING
+            }
             if reasons
             else None,
             foreign=sorted(set().union(*told)) if told else None,
@@ -164,7 +178,9 @@ class Telemetry:
             return
         joules = joules_between(before, after, seconds)
         if joules is None:
-            self.trouble.setdefault("gpu energy", f"the counter went from {before} to {after} mJ in {seconds:.1f} s")
+            self.trouble.setdefault(
+                "gpu energy", f"the counter went from {before} to {after} mJ in {seconds:.1f} s"
+            )
             return
         self._joules += joules
         self._metered_steps += steps

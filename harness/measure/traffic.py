@@ -20,10 +20,35 @@ from torch.utils._pytree import tree_iter
 from workloads.base import Batch, Workload
 
 # Operators that look at a tensor for its shape alone, and those that overwrite their first argument unread.
-SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}
-OVERWRITING = {"copy_", "zero_", "fill_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"}
+SHAPE_ONLY = {
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+}
+OVERWRITING = {
+    "copy_",
+    "zero_",
+    "fill_",
+    "bernoulli_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "exponential_",
+}
 GATHERING = {"embedding", "gather", "index", "index_select"}
-MOVING_NOTHING = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+MOVING_NOTHING = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,7 +59,11 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes: int = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -50,9 +79,17 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
     view = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
     if view or name in MOVING_NOTHING:
         return 0
-    named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-    mutable = {argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write}
-    fresh = [value for value, alias in zip(_several(result), returns, strict=False) if alias is None]
+    named = {
+        argument.name: value for argument, value in zip(schema.arguments, args, strict=False)
+    } | kwargs
+    mutable = {
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
+    }
+    fresh = [
+        value for value, alias in zip(_several(result), returns, strict=False) if alias is None
+    ]
     written = size_of(fresh) + size_of(value for key, value in named.items() if key in mutable)
     if name in SHAPE_ONLY:
         return written
@@ -82,7 +119,10 @@ def _several(result: Any) -> tuple[Any, ...]:
 
 
 def bytes_per_sample(
-    workload: Workload, module: nn.Module, batch: Batch, forward: Callable[[], AbstractContextManager[object]]
+    workload: Workload,
+    module: nn.Module,
+    batch: Batch,
+    forward: Callable[[], AbstractContextManager[object]],
 ) -> float | None:
     """Of one forward, in the context `forward()`, and backward of the bare module on a batch; None on lack of memory.
 
@@ -113,7 +153,11 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
+            state = [
+                value
+                for value in optimizer.state.get(parameter, {}).values()
+                if isinstance(value, Tensor)
+            ]
             large = [value for value in state if value.shape == parameter.shape]
             total += 3 * parameter.nbytes + 2 * sum(value.nbytes for value in large)
     return total

@@ -23,15 +23,23 @@ def broken(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) 
         if rules.foreign_processes is not None and len(foreign) > rules.foreign_processes:
             allowed = f"allowed: {rules.foreign_processes}"
             found.append(f"foreign_processes: {where}: {', '.join(foreign)} on its GPU; {allowed}")
-        found += _above(seen.shares.get("cpu_steal"), rules.steal, f"steal: {where}: CPU time taken by others")
+        found += _above(
+            seen.shares.get("cpu_steal"), rules.steal, f"steal: {where}: CPU time taken by others"
+        )
     found += _above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
-    found += _above(summary.shares.get("data_wait"), rules.data_wait, "data_wait: the loader starved")
+    found += _above(
+        summary.shares.get("data_wait"), rules.data_wait, "data_wait: the loader starved"
+    )
     return found
 
 
 def clock_drift(ranks: Sequence[RankResult]) -> float | None:
     """How far the ranks' clocks disagree on the time between two moments that they share; None if not told."""
-    elapsed = [result.elapsed for result in ranks if result.elapsed is not None and result.elapsed >= SHORTEST]
+    elapsed = [
+        result.elapsed
+        for result in ranks
+        if result.elapsed is not None and result.elapsed >= SHORTEST
+    ]
     return 1 - min(elapsed) / max(elapsed) if len(elapsed) > 1 else None
 
 

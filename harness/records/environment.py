@@ -19,7 +19,9 @@ PACKAGES = (
 VARIABLES = re.compile(
     r"^(CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|OPENBLAS|GOMP|MALLOC|PYTHON|SLURM|TOKENIZERS|HARNESS)_?"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH", re.IGNORECASE)
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH", re.IGNORECASE
+)
 CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 REDACTED = "[redacted]"
 
@@ -43,7 +45,11 @@ def scrub(text: str, hidden: Iterable[str]) -> str:
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that bear on a measurement."""
-    return {name: redact(name, value) for name, value in sorted(environment.items()) if VARIABLES.match(name)}
+    return {
+        name: redact(name, value)
+        for name, value in sorted(environment.items())
+        if VARIABLES.match(name)
+    }
 
 
 def describe_code() -> dict[str, Any]:
@@ -58,7 +64,9 @@ def describe_code() -> dict[str, Any]:
 
 
 def _git(top: Path, *arguments: str) -> str | None:
-    done = subprocess.run(["git", "-C", str(top), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(top), *arguments], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 

@@ -39,7 +39,11 @@ class Failure:
         return self.host if self.kind == "NodeFailure" else None
 
     def __str__(self) -> str:
-        where = "" if self.rank is None else f"rank {self.rank}" + (f" on {self.host}" if self.host else "") + ": "
+        where = (
+            ""
+            if self.rank is None
+            else f"rank {self.rank}" + (f" on {self.host}" if self.host else "") + ": "
+        )
         return f"{where}{self.kind}: {self.message}"
 
 
@@ -63,11 +67,13 @@ class Target:
     def best(self, evaluations: Sequence[Evaluation]) -> Evaluation | None:
         """The evaluation with the best value, the earliest among equals."""
         pick = max if self.higher_is_better else min
-        return pick(evaluations, key=lambda found: found.metrics[self.name]) if evaluations else None
+        return (
+            pick(evaluations, key=lambda found: found.metrics[self.name]) if evaluations else None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class Rank0Report:
     """What rank 0 knows for all ranks once the trial is done."""
 
     target: Target
@@ -78,7 +84,9 @@ class Learned:
     parameter_digest: str
     environment: Mapping[str, Any]
     checkpoint: str | None = None  # relative to the trial's folder
-    bytes_per_sample: float | None = None  # memory traffic by `measure.traffic`'s count; None where it can't be counted
+    bytes_per_sample: float | None = (
+        None  # memory traffic by `measure.traffic`'s count; None where it can't be counted
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +125,15 @@ class Telemetry:
     shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
     joules: float | None = None
     metered_steps: int = 0
-    throttled: Mapping[str, float] | None = None  # share of samples by reason; None if it can't be told
-    foreign: Sequence[str] | None = None  # processes of others on the GPU, "pid 123 python"; None if it can't be told
-    trouble: Mapping[str, str] = field(default_factory=dict)  # reading -> the first error that it raised
+    throttled: Mapping[str, float] | None = (
+        None  # share of samples by reason; None if it can't be told
+    )
+    foreign: Sequence[str] | None = (
+        None  # processes of others on the GPU, "pid 123 python"; None if it can't be told
+    )
+    trouble: Mapping[str, str] = field(
+        default_factory=dict
+    )  # reading -> the first error that it raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +143,9 @@ class Interruption:
     step: int  # optimizer steps done
     at: float  # when the checkpoint was begun, seconds since the epoch
     by: str | None  # the signal that asked for it; None if the attempt ended otherwise, later
-    lost: float  # seconds until training could go on, with whatever was trained after the checkpoint
+    lost: (
+        float  # seconds until training could go on, with whatever was trained after the checkpoint
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +159,23 @@ class RankResult:
     failure: Failure | None = None
     loss: Series | None = None  # this rank's mean loss at each step
     step_seconds: Series | None = None
-    step_phases: Mapping[str, Series] = field(default_factory=dict)  # the parts of each step, in seconds
-    elapsed: float | None = None  # seconds of its own clock between two moments that all ranks share
+    step_phases: Mapping[str, Series] = field(
+        default_factory=dict
+    )  # the parts of each step, in seconds
+    elapsed: float | None = (
+        None  # seconds of its own clock between two moments that all ranks share
+    )
     interruptions: Sequence[Interruption] = ()
     order: Sequence[int] = (0, 0)
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     telemetry: Telemetry | None = None
     loader_workers: int = 0  # that were seen to deliver batches
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, as `PeakMemory.read` names them
+    memory: Mapping[str, int] = field(
+        default_factory=dict
+    )  # bytes, as `PeakMemory.read` names them
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
-    learned: Learned | None = None
+    rank0: Rank0Report | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +194,9 @@ class Summary:
     throughput: float | None  # samples/s over all ranks, in the measured window
     window_start: int | None  # its first step, counted from 0
     window_steps: int
-    settled: bool | None  # whether steady state was reached; None if there were too few steps to tell
+    settled: (
+        bool | None
+    )  # whether steady state was reached; None if there were too few steps to tell
     step_p50: float | None  # seconds
     step_p90: float | None
     step_p99: float | None
@@ -203,13 +227,17 @@ class Record:
     loss: Series | None
     order_digest: str | None
     ranks: Sequence[RankResult]
-    learned: Learned | None
+    rank0: Rank0Report | None
     phases: Mapping[str, float]  # seconds, of the rank that took longest
 
     @property
     def bad_nodes(self) -> list[str]:
         """One for each attempt that was lost with its node."""
-        return [failure.bad_node for failure in (*self.earlier, self.failure) if failure and failure.bad_node]
+        return [
+            failure.bad_node
+            for failure in (*self.earlier, self.failure)
+            if failure and failure.bad_node
+        ]
 
 
 def write(path: Path, value: Record | RankResult) -> None:

@@ -8,24 +8,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from harness.core.errors import BadInput, did_you_mean, one_line
 
 T = TypeVar("T")
 
 
-def restore_file(kind: type[T], path: Path, what: str, schema: int | None = None, remedy: str = "") -> T:
+def restore_file(
+    kind: type[T], path: Path, what: str, schema: int | None = None, remedy: str = ""
+) -> T:
     """The `what` that lies at `path`, as a `kind`; raises BadInput, with the remedy, if it is none, not whole or of
     another schema."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: can't be read as a {what}: {one_line(error)}{remedy and f'; {remedy}'}") from None
+        raise BadInput(
+            f"{path}: can't be read as a {what}: {one_line(error)}{remedy and f'; {remedy}'}"
+        ) from None
     return restore_text(kind, text, str(path), what, schema, remedy)
 
 
-def restore_text(kind: type[T], text: str, place: str, what: str, schema: int | None = None, remedy: str = "") -> T:
+def restore_text(
+    kind: type[T], text: str, place: str, what: str, schema: int | None = None, remedy: str = ""
+) -> T:
     """The same of a text that comes from `place`."""
     remedy = remedy and f"; {remedy}"
     try:
@@ -34,7 +50,9 @@ def restore_text(kind: type[T], text: str, place: str, what: str, schema: int | 
         raise BadInput(f"{place}: can't be read as a {what}: {one_line(error)}{remedy}") from None
     found = content.get("schema") if isinstance(content, dict) else None
     if schema is not None and found != schema:
-        raise BadInput(f"{place}: schema: found {found!r}; {did_you_mean(found, [str(schema)])}{remedy}")
+        raise BadInput(
+            f"{place}: schema: found {found!r}; {did_you_mean(found, [str(schema)])}{remedy}"
+        )
     try:
         return restore(kind, content)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -85,7 +103,9 @@ def _member(members: tuple[Any, ...], value: Any) -> Any:
     if not isinstance(value, Mapping):
         return candidates[0]
     for member in candidates:
-        if all(value.get(name, allowed[0]) in allowed for name, allowed in _literals(member).items()):
+        if all(
+            value.get(name, allowed[0]) in allowed for name, allowed in _literals(member).items()
+        ):
             return member
     raise ValueError(f"no {' or '.join(member.__name__ for member in candidates)} in {value!r}")
 
@@ -93,7 +113,11 @@ def _member(members: tuple[Any, ...], value: Any) -> Any:
 @lru_cache
 def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
     """What each of its literal fields may be."""
-    return {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
+    return {
+        name: get_args(hint)
+        for name, hint in get_type_hints(kind).items()
+        if get_origin(hint) is Literal
+    }
 
 
 @lru_cache

@@ -29,8 +29,12 @@ def cancel(folder: SweepFolder) -> Sequence[str]:
         jobs = sorted(alive, key=lambda job: [int(part) for part in job.split("_")])
         if not jobs:
             return []
-        for one in whole:  # before they end: a leader that saves meanwhile must not go back into the queue
-            if alive & {one.arrays[number].job_id(element) for number, element, _ in one.elements()}:
+        for one in (
+            whole
+        ):  # before they end: a leader that saves meanwhile must not go back into the queue
+            if alive & {
+                one.arrays[number].job_id(element) for number, element, _ in one.elements()
+            }:
                 submission.write(folder, replace(one, cancelled=time.time()))
         done = subprocess.run(["scancel", *jobs], capture_output=True, text=True, check=False)
         if done.returncode:

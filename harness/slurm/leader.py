@@ -28,9 +28,9 @@ from harness.launch.runner import Runner
 from harness.launch.srun import Srun, by_user
 from harness.records import record
 from harness.records.record import Record
-from harness.spec import slurm_partitions as partitions
 from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission, SubmissionFolder
+from harness.spec import slurm_partitions as partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm_options import Slurm
@@ -56,13 +56,19 @@ def lead(folder: str, submission_id: str, array: int, element: int) -> None:
     trials = {trial.id: trial for trial in submission.sweep.trials()}
     load = [trials[trial] for trial in submission.arrays[array].loads[element]]
     pending = left(runner, load)
-    told.say(f"job {os.environ['SLURM_JOB_ID']} on {os.environ['SLURM_JOB_NODELIST']}: {len(pending)} of {len(load)}")
+    told.say(
+        f"job {os.environ['SLURM_JOB_ID']} on {os.environ['SLURM_JOB_NODELIST']}: {len(pending)} of {len(load)}"
+    )
     give_up(runner, pending, submissions.folder_of(sweep, submission_id))
     if restarts() > slurm.requeues:  # Slurm starts a job again by itself when its node dies
-        raise HarnessError(f"job {os.environ['SLURM_JOB_ID']} was started again {restarts()} times; {most(slurm)}")
+        raise HarnessError(
+            f"job {os.environ['SLURM_JOB_ID']} was started again {restarts()} times; {most(slurm)}"
+        )
     interrupted = None
     for found in runner.run(pending):
-        if found.status == "interrupted" or (found.failure and found.failure.kind in ALLOCATION_LOST):
+        if found.status == "interrupted" or (
+            found.failure and found.failure.kind in ALLOCATION_LOST
+        ):
             interrupted = str(found.failure)
             break
     if not (undone := left(runner, load)):
@@ -72,9 +78,14 @@ def lead(folder: str, submission_id: str, array: int, element: int) -> None:
     if back:
         requeue(slurm)
     if bad := bad_nodes(runner, undone):
-        leave_out(sorted({*submission.excluded, *bad}), replace(slurm, nodes=submission.arrays[array].nodes))
+        leave_out(
+            sorted({*submission.excluded, *bad}),
+            replace(slurm, nodes=submission.arrays[array].nodes),
+        )
     if not back:
-        raise HarnessError(f"{len(undone)} trials are left undone" + (f": {interrupted}" if interrupted else ""))
+        raise HarnessError(
+            f"{len(undone)} trials are left undone" + (f": {interrupted}" if interrupted else "")
+        )
 
 
 def refuse_cancelled(submission: Submission) -> None:
@@ -88,7 +99,11 @@ def give_up(runner: Runner, pending: Sequence[Trial], folder: SubmissionFolder) 
     name for the next time."""
     job, node = os.environ["SLURM_JOB_ID"], os.environ.get("SLURMD_NODENAME", "")
     before = folder.node(job).read_text(encoding="utf-8") if folder.node(job).exists() else None
-    why = f"job {job} ended on {before} and was started again by Slurm" if before else "its job ended without a word"
+    why = (
+        f"job {job} ended on {before} and was started again by Slurm"
+        if before
+        else "its job ended without a word"
+    )
     for trial in pending:
         runner.give_up(trial, why, before)
     write_whole(folder.node(job), node)
@@ -103,7 +118,9 @@ def most(slurm: Slurm) -> str:
     return f"slurm.requeues: {slurm.requeues}"
 
 
-def runner_of(sweep: SweepFolder, submission: Submission, ranks_per_node: int, told: Told) -> Runner:
+def runner_of(
+    sweep: SweepFolder, submission: Submission, ranks_per_node: int, told: Told
+) -> Runner:
     return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
@@ -122,7 +139,11 @@ def runner_of(sweep: SweepFolder, submission: Submission, ranks_per_node: int, t
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
     """For the job that this process leads. Raises BadInput as `address` does."""
     slurm = profile.slurm
-    network = {name: slurm.interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if slurm.interface}
+    network = {
+        name: slurm.interface
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        if slurm.interface
+    }
     return Srun(
         environment=network | profile.environment,
         ranks_per_node=ranks_per_node,
@@ -156,7 +177,9 @@ class Told:
     """Writes what happens to the job's log, and knows what Slurm has asked for."""
 
     def __init__(self, warned: float) -> None:
-        self.warned = warned  # when Slurm sends the signal for the time limit, if it does so on time
+        self.warned = (
+            warned  # when Slurm sends the signal for the time limit, if it does so on time
+        )
         self.signals: set[int] = set()
         self.at = 0.0  # of the first signal
 
@@ -192,7 +215,9 @@ def requeue(slurm: Slurm) -> None:
     """Have Slurm put this job back into its queue. Raises HarnessError where that is over or refused."""
     job = os.environ["SLURM_JOB_ID"]
     if restarts() >= slurm.requeues:
-        raise HarnessError(f"job {job} was interrupted once more after {restarts()} requeues; {most(slurm)}")
+        raise HarnessError(
+            f"job {job} was interrupted once more after {restarts()} requeues; {most(slurm)}"
+        )
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
     if done.returncode:
         raise HarnessError(f"job {job} can't go back into the queue: {one_line(done.stderr)}")
@@ -203,7 +228,9 @@ def leave_out(nodes: Sequence[str], asked: Slurm) -> None:
     if partitions.can_spare(nodes, asked):
         job = os.environ["SLURM_JOB_ID"]
         # What it says is in the job's log; a job that is not in the queue is left alone.
-        subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], check=False)
+        subprocess.run(
+            ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], check=False
+        )
 
 
 def address(interface: str | None) -> str:
@@ -217,7 +244,9 @@ def address(interface: str | None) -> str:
         for one in found.get(interface, ()):
             if one.family == kind:
                 return str(one.address)
-    raise BadInput(f"slurm.interface: found {interface!r} without an address; allowed: {', '.join(sorted(found))}")
+    raise BadInput(
+        f"slurm.interface: found {interface!r} without an address; allowed: {', '.join(sorted(found))}"
+    )
 
 
 def free_port(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
@@ -225,7 +254,11 @@ def free_port(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> i
     it is seconds until the rank that was told of it listens there.
     """
     end = int(given.read_text(encoding="ascii").split()[0]) if given.exists() else 0
-    ports = random.SystemRandom().sample(range(LOWEST_PORT, end), 20) if end > LOWEST_PORT + 1000 else []
+    ports = (
+        random.SystemRandom().sample(range(LOWEST_PORT, end), 20)
+        if end > LOWEST_PORT + 1000
+        else []
+    )
     for port in [*ports, 0]:
         with suppress(OSError), socket.create_server(("", port)) as listening:
             return int(listening.getsockname()[1])

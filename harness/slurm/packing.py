@@ -62,7 +62,9 @@ def pack(
     return Packing(arrays=arrays, remarks=remarks)
 
 
-def _cut(block: Sequence[Trial], estimates: Mapping[str, float], limit: float, remarks: list[str]) -> Iterator[Load]:
+def _cut(
+    block: Sequence[Trial], estimates: Mapping[str, float], limit: float, remarks: list[str]
+) -> Iterator[Load]:
     """The block, or the parts of it that each fit the limit; a trial that is longer by itself is a part."""
     seconds = [estimates.get(trial.cell.id) for trial in block]
     known = [one for one in seconds if one is not None]
@@ -81,7 +83,9 @@ def _cut(block: Sequence[Trial], estimates: Mapping[str, float], limit: float, r
             " whose trials compare less well"
         )
     for part in parts:
-        yield Load(trials=[block[number] for number in part], seconds=sum(known[number] for number in part))
+        yield Load(
+            trials=[block[number] for number in part], seconds=sum(known[number] for number in part)
+        )
 
 
 def _deal(loads: Sequence[Load], limit: float, parallel: int) -> list[Load]:
@@ -95,7 +99,9 @@ def _deal(loads: Sequence[Load], limit: float, parallel: int) -> list[Load]:
         else:
             shortest.append(load)
     together = [
-        Load(trials=[trial for load in job for trial in load.trials], seconds=_total(job)) for job in jobs if job
+        Load(trials=[trial for load in job for trial in load.trials], seconds=_total(job))
+        for job in jobs
+        if job
     ]
     return together + alone
 

@@ -13,12 +13,28 @@ from harness.core.paths import SweepFolder
 from harness.slurm.submission import Submission, read_all
 
 PATIENCE = 30.0  # seconds that the controller has to answer
-FIELDS = ("%i", "%T", "%S", "%N", "%j", "%r")  # id, state, start, nodes, name, reason: man squeue, --format
+FIELDS = (
+    "%i",
+    "%T",
+    "%S",
+    "%N",
+    "%j",
+    "%r",
+)  # id, state, start, nodes, name, reason: man squeue, --format
 ENDED = {  # states that a job does not come back from
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT",
 }  # fmt: skip
-WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED"}
+WAITING = {
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "CONFIGURING",
+    "SUSPENDED",
+    "STOPPED",
+}
 ARRAY = re.compile(r"(?P<job>\d+)_\[(?P<elements>[\d,:-]+)(?:%\d+)?\]")
 
 
@@ -81,9 +97,13 @@ def _elements(job: str) -> list[str]:
 
 def ask(users: Iterable[str]) -> dict[str, Queued]:
     """The queue now. Raises NoSlurm where there is none, SlurmDown where it does not answer."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # they hide jobs
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")
+    }  # they hide jobs
     try:
-        done = subprocess.run(command(users), env=plain, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command(users), env=plain, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except FileNotFoundError as error:
         raise NoSlurm(f"squeue: {one_line(error)}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -112,7 +132,9 @@ def live(submissions: Sequence[Submission], queue: Mapping[str, Queued]) -> dict
     for submission in adopt(submissions, queue):
         for number, element, trials in submission.elements():
             job = queue.get(submission.arrays[number].job_id(element) or "")
-            if job is not None and job.name == submission.name(number):  # ids come back, names don't
+            if job is not None and job.name == submission.name(
+                number
+            ):  # ids come back, names don't
                 found |= dict.fromkeys(trials, job)
     return found
 

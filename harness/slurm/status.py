@@ -33,7 +33,7 @@ OPEN = {"queued", "running", "interrupted"}  # where more is to come if Slurm st
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
+class RecordHeader:
     """What counts of a record here."""
 
     status: Literal["done", "failed", "invalid", "interrupted"]
@@ -52,7 +52,7 @@ class Outline:
 class Found:
     """What lies in a trial's folder."""
 
-    record: Outline | None = None
+    record: RecordHeader | None = None
     progress: Mapping[str, Any] | None = None  # of a trial at work, or of one that was ended there
 
 
@@ -73,7 +73,9 @@ class TrialState:
     left: float | None = None  # seconds, at that rate
     took: float | None = None  # seconds, of one that is done
     detail: str = ""
-    live: bool = False  # whether a job that has not ended has it, or a run on this machine that goes on
+    live: bool = (
+        False  # whether a job that has not ended has it, or a run on this machine that goes on
+    )
 
     @property
     def over(self) -> bool:
@@ -97,17 +99,24 @@ class Status:
         for one in self.trials:
             if one.took is not None:
                 took.setdefault(one.label, []).append(one.took)
-        at_work = [one for one in self.trials if one.state in OPEN and (one.live or one.state == "running")]
+        at_work = [
+            one for one in self.trials if one.state in OPEN and (one.live or one.state == "running")
+        ]
         if not took or not at_work:
             return None
         usual = fmean(seconds for found in took.values() for seconds in found)
-        work = sum(fmean(took.get(one.label, [usual])) if one.left is None else one.left for one in at_work)
+        work = sum(
+            fmean(took.get(one.label, [usual])) if one.left is None else one.left for one in at_work
+        )
         return work / max(1, sum(one.state == "running" for one in at_work))
 
     @property
     def over(self) -> bool:
         silent = self.trouble is not None  # then nobody knows which jobs are left
-        return not any(one.live or one.state == "running" or (silent and one.state in OPEN) for one in self.trials)
+        return not any(
+            one.live or one.state == "running" or (silent and one.state in OPEN)
+            for one in self.trials
+        )
 
 
 def states(
@@ -144,23 +153,44 @@ def states(
 
 
 def _state(
-    trial: Trial, submission: Submission | None, job: str | None, found: Found, live: Mapping[str, Queued] | None
+    trial: Trial,
+    submission: Submission | None,
+    job: str | None,
+    found: Found,
+    live: Mapping[str, Queued] | None,
 ) -> TrialState:
     """`live` are the trials that jobs have, None where Slurm does not answer."""
     slurm = (live or {}).get(trial.id)
     known, told = found.record, found.progress
-    if known is not None and submission is not None and known.attempt < submission.attempts[trial.id]:
+    if (
+        known is not None
+        and submission is not None
+        and known.attempt < submission.attempts[trial.id]
+    ):
         known = None  # of an earlier submission
     state: State
     detail, cancelled = known.why if known else "", submission is not None and submission.cancelled
     if told and ((slurm is not None and not slurm.waiting) or submission is None or live is None):
         state = "running"
-    elif known and submission and (slurm or live is None) and known.runs_again(submission.attempts[trial.id]):
-        state, detail = "queued", f"to run again{'' if slurm else ', if its job is still there'}: {detail}"
-    elif known is not None and (known.status != "interrupted" or slurm or (live is None and not cancelled)):
+    elif (
+        known
+        and submission
+        and (slurm or live is None)
+        and known.runs_again(submission.attempts[trial.id])
+    ):
+        state, detail = (
+            "queued",
+            f"to run again{'' if slurm else ', if its job is still there'}: {detail}",
+        )
+    elif known is not None and (
+        known.status != "interrupted" or slurm or (live is None and not cancelled)
+    ):
         state = known.status
     elif slurm is not None:
-        state, detail = "queued", slurm.reason if slurm.waiting else "its job is at another trial, or starts this one"
+        state, detail = (
+            "queued",
+            slurm.reason if slurm.waiting else "its job is at another trial, or starts this one",
+        )
     elif submission is None:
         state = "interrupted" if known else "missing"
     elif cancelled:
@@ -186,7 +216,9 @@ def _state(
         step=step,
         steps=steps,
         rate=rate,
-        left=(steps - step) * trial.cell.axes.batch_size / rate if rate and steps is not None else None,
+        left=(steps - step) * trial.cell.axes.batch_size / rate
+        if rate and steps is not None
+        else None,
         took=known.seconds if known and state == "done" else None,
         detail=detail,
         live=slurm is not None,
@@ -215,13 +247,19 @@ def _look(
     queue: Mapping[str, Queued] | None,
     trouble: str | None,
 ) -> Status:
-    trials = {trial.id: trial for one in [*(own.sweep for own in submitted), sweep] for trial in one.trials()}
+    trials = {
+        trial.id: trial
+        for one in [*(own.sweep for own in submitted), sweep]
+        for trial in one.trials()
+    }
     found = {trial: look_at(folder.trial(trial)) for trial in trials}
     here = is_locked(folder)
     since = _changed(folder.lock) if here else math.inf
     elsewhere = {trial for one in submitted for _, _, load in one.elements() for trial in load}
     for name in found.keys() - elsewhere:
-        found[name] = replace(found[name], progress=_progress_here(found[name], folder.trial(name), since))
+        found[name] = replace(
+            found[name], progress=_progress_here(found[name], folder.trial(name), since)
+        )
     rows = states(list(trials.values()), submitted, found, queue, here=here, folder=folder)
     failures = [failure for one in found.values() if one.record for failure in one.record.failures]
     if all(row.state not in OPEN for row in rows):
@@ -242,12 +280,12 @@ def look_at(place: TrialFolder) -> Found:
 
 
 @cache
-def _outline(path: Path, _changed: int) -> Outline:
+def _outline(path: Path, _changed: int) -> RecordHeader:
     """Read once for each time that a record was written, as who watches looks again and again."""
     content = from_json(path.read_bytes())  # twice as fast as json, and records are large
     failures = [Failure(**one) for one in [*content["earlier"], content["failure"]] if one]
     why = str(failures[-1]) if content["failure"] else "; ".join(content["invalid"])
-    return Outline(
+    return RecordHeader(
         status=content["status"],
         attempt=content["attempt"],
         why=one_line(why),

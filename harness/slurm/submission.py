@@ -29,7 +29,9 @@ class JobArray:
     ranks_per_node: int
     loads: Sequence[Sequence[str]]  # trials of each job, in the order in which they run
     seconds: Sequence[float | None]  # estimated of each job
-    job: str | None = None  # the id that sbatch gave; None before, and where whoever submitted died meanwhile
+    job: str | None = (
+        None  # the id that sbatch gave; None before, and where whoever submitted died meanwhile
+    )
 
     def job_id(self, element: int) -> str | None:
         """As squeue shows it: submitit makes an array of two jobs or more."""
@@ -96,7 +98,11 @@ def folder_of(sweep: SweepFolder, submission_id: str) -> SubmissionFolder:
 
 
 def new(
-    sweep: Sweep, profile: Profile, packing: Packing, attempts: Mapping[str, int], excluded: Sequence[str] = ()
+    sweep: Sweep,
+    profile: Profile,
+    packing: Packing,
+    attempts: Mapping[str, int],
+    excluded: Sequence[str] = (),
 ) -> Submission:
     return Submission(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),

@@ -17,11 +17,11 @@ from harness.launch.sweep import Redo, lock, plan, write_spec
 from harness.records import record
 from harness.records.record import Record
 from harness.slurm import queue
-from harness.spec import slurm_partitions as partitions
 from harness.slurm import submission as submissions
 from harness.slurm.leader import lead
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
+from harness.spec import slurm_partitions as partitions
 from harness.spec.cluster import Profile, check_shared
 from harness.spec.slurm_options import Slurm
 from harness.spec.sweep import Sweep
@@ -74,7 +74,12 @@ def submit(
 
 
 def prepare(
-    sweep: Sweep, profile: Profile, folder: SweepFolder, *, redo: Redo, estimates: Mapping[str, float]
+    sweep: Sweep,
+    profile: Profile,
+    folder: SweepFolder,
+    *,
+    redo: Redo,
+    estimates: Mapping[str, float],
 ) -> Prepared:
     """Starts nothing. Raises SlurmDown where earlier jobs may be live and Slurm does not say."""
     todo = plan(sweep, folder, redo)
@@ -106,7 +111,9 @@ def _bad_nodes(known: Sequence[Record], slurm: Slurm) -> tuple[list[str], list[s
     bad = sorted({node for found in known for node in found.bad_nodes})
     if not bad or partitions.can_spare(bad, slurm):
         return bad, [f"node {node} is left out: a trial was lost with it" for node in bad]
-    return [], [f"a trial was lost with {', '.join(bad)}; without, there are too few nodes, so nothing is left out"]
+    return [], [
+        f"a trial was lost with {', '.join(bad)}; without, there are too few nodes, so nothing is left out"
+    ]
 
 
 def hand_over(folder: SweepFolder, submission: Submission, number: int) -> str:
@@ -116,10 +123,14 @@ def hand_over(folder: SweepFolder, submission: Submission, number: int) -> str:
     array, place = submission.arrays[number], str(folder.path.absolute())
     try:
         calls = [(place, submission.id, number, element) for element in range(len(array.loads))]
-        with contextlib.redirect_stderr(io.StringIO()):  # where submitit repeats the words that the error holds
+        with contextlib.redirect_stderr(
+            io.StringIO()
+        ):  # where submitit repeats the words that the error holds
             jobs = executor(folder, submission, number).map_array(lead, *zip(*calls, strict=True))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise HarnessError(f"{one_line(error)}; {number} of {len(submission.arrays)} arrays were submitted") from None
+        raise HarnessError(
+            f"{one_line(error)}; {number} of {len(submission.arrays)} arrays were submitted"
+        ) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 
@@ -134,7 +145,9 @@ def script(folder: SweepFolder, submission: Submission, number: int) -> str:
 def executor(folder: SweepFolder, submission: Submission, number: int) -> SlurmExecutor:
     """submitit's, set up for an array."""
     place = submissions.folder_of(folder, submission.id)
-    made = batch(place, submission.profile.slurm, submission.arrays[number], submission.name(number))
+    made = batch(
+        place, submission.profile.slurm, submission.arrays[number], submission.name(number)
+    )
     own = submission.profile.slurm.options.get("exclude")
     made.update_parameters(exclude=",".join([*filter(None, [own]), *submission.excluded]) or None)
     return made
@@ -144,9 +157,13 @@ def batch(place: SubmissionFolder, slurm: Slurm, array: JobArray, name: str) -> 
     """submitit's, for jobs that write to `place`. Raises HarnessError where there is no Slurm."""
     import submitit
 
-    outside = sys.executable if slurm.prefix else slurm.python or sys.executable  # a leader needs srun: no container
+    outside = (
+        sys.executable if slurm.prefix else slurm.python or sys.executable
+    )  # a leader needs srun: no container
     try:
-        made = submitit.SlurmExecutor(folder=place.submitit.absolute(), python=f"exec {shlex.quote(outside)}")
+        made = submitit.SlurmExecutor(
+            folder=place.submitit.absolute(), python=f"exec {shlex.quote(outside)}"
+        )
     except RuntimeError as error:
         raise HarnessError(f"Slurm: {one_line(error)}") from None
     made.update_parameters(
@@ -162,7 +179,11 @@ def batch(place: SubmissionFolder, slurm: Slurm, array: JobArray, name: str) -> 
             "signal": f"B:USR2@{slurm.warning}",
             "requeue": True,
             **({"mem": slurm.memory} if slurm.memory else {}),
-            **{name: True if value is None else value for name, value in slurm.options.items() if name != "exclude"},
+            **{
+                name: True if value is None else value
+                for name, value in slurm.options.items()
+                if name != "exclude"
+            },
         },
     )
     return made
@@ -194,7 +215,15 @@ def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:
         f"exec >>{shlex.quote(str(place.path.absolute()))}/{job}.log 2>&1 || exit 1",  # bash would go on
         "trap '' USR2",
         "export SUBMITIT_PREEMPT_SIGNAL=URG",  # submitit takes a preempted short job for one that timed out
-        *([f"trap 'echo {SETUP}exit code $?: \"$BASH_COMMAND\"' ERR EXIT", *own, "trap - ERR EXIT"] if own else []),
+        *(
+            [
+                f"trap 'echo {SETUP}exit code $?: \"$BASH_COMMAND\"' ERR EXIT",
+                *own,
+                "trap - ERR EXIT",
+            ]
+            if own
+            else []
+        ),
     ]
 
 
@@ -202,4 +231,6 @@ def check_folder(profile: Profile, path: Path) -> None:
     """Raises BadInput for a folder that nodes don't see, or that submitit takes for a pattern (%j: a job's id)."""
     check_shared(profile, path)
     if "%" in str(path.absolute()):
-        raise BadInput(f"--results: found {str(path.absolute())!r}; allowed: for jobs, a path without %")
+        raise BadInput(
+            f"--results: found {str(path.absolute())!r}; allowed: for jobs, a path without %"
+        )

@@ -29,11 +29,13 @@ class Axes(Strict):
         ),
     ] = "eager"
     dynamic: Annotated[
-        Literal["auto", "always", "never"], About("shapes that torch.compile takes as variable", "compile")
+        Literal["auto", "always", "never"],
+        About("shapes that torch.compile takes as variable", "compile"),
     ] = "auto"
     fullgraph: Annotated[bool, About("a graph break fails the trial", "compile")] = False
     cache: Annotated[
-        Literal["warm", "cold"], About("the compiler's cache: shared by all trials, or a new one", "compile")
+        Literal["warm", "cold"],
+        About("the compiler's cache: shared by all trials, or a new one", "compile"),
     ] = "warm"
     precision: Annotated[
         Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2"],
@@ -43,64 +45,104 @@ class Axes(Strict):
         ),
     ] = "fp32"
     strategy: Annotated[
-        Literal["single", "ddp", "fsdp2"], About("one process; DistributedDataParallel; fully_shard")
+        Literal["single", "ddp", "fsdp2"],
+        About("one process; DistributedDataParallel; fully_shard"),
     ] = "single"
-    world_size: Annotated[Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")] = 1
+    world_size: Annotated[
+        Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
+    ] = 1
     bucket_cap_mb: Annotated[
         Annotated[float, Between(1e-6)] | None,
-        About("MiB of gradients that DDP sends at once; null: torch's own", "ddp, and a model that is larger"),
+        About(
+            "MiB of gradients that DDP sends at once; null: torch's own",
+            "ddp, and a model that is larger",
+        ),
     ] = None
-    gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = False
-    static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = False
-    wrap: Annotated[Literal["blocks", "root"], About("what FSDP2 shards: each block, or all at once", "fsdp2")] = (
-        "blocks"
+    gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = (
+        False
     )
-    reshard: Annotated[
+    static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = (
+        False
+    )
+    fsdp_wrap: Annotated[
+        Literal["layers", "root"], About("what FSDP2 shards: each block, or all at once", "fsdp2")
+    ] = "layers"
+    reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
         About("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
     ] = "auto"
     input: Annotated[
-        Literal["loader", "resident"], About("a DataLoader, or all training samples kept on the device")
+        Literal["loader", "resident"],
+        About("a DataLoader, or all training samples kept on the device"),
     ] = "loader"
-    workers: Annotated[int, Between(0), About("loader workers of each rank", "input loader above 0")] = 0
-    prefetch_factor: Annotated[Count, About("batches that each worker holds ready", "workers")] = 2
-    persistent_workers: Annotated[bool, About("workers live from epoch to epoch", "workers")] = True
+    num_workers: Annotated[
+        int, Between(0), About("loader workers of each rank", "input loader above 0")
+    ] = 0
+    prefetch_factor: Annotated[
+        Count, About("batches that each worker holds ready", "num_workers")
+    ] = 2
+    persistent_workers: Annotated[
+        bool, About("workers live from epoch to epoch", "num_workers")
+    ] = True
     pin_memory: Annotated[
-        Literal["auto", "always", "never"], About("page-locked batches; auto: on GPUs", "always: a GPU, input loader")
+        Literal["auto", "always", "never"],
+        About("page-locked batches; auto: on GPUs", "always: a GPU, input loader"),
     ] = "auto"
-    batch_size: Annotated[Count, About("samples of an optimizer step, over all ranks; else the workload's own")]
-    accumulation: Annotated[Count, About("micro-steps of an optimizer step; gradients are shared in the last")] = 1
-    activation_checkpointing: Annotated[bool, About("blocks compute their activations again in backward")] = False
-    clip: Annotated[
-        Annotated[float, Between(1e-6)] | None, About("largest norm of all gradients together; null: any")
+    batch_size: Annotated[
+        Count, About("samples of an optimizer step, over all ranks; else the workload's own")
+    ]
+    grad_accum_steps: Annotated[
+        Count, About("micro-steps of an optimizer step; gradients are shared in the last")
+    ] = 1
+    activation_checkpointing: Annotated[
+        bool, About("blocks compute their activations again in backward")
+    ] = False
+    max_grad_norm: Annotated[
+        Annotated[float, Between(1e-6)] | None,
+        About("largest norm of all gradients together; null: any"),
     ] = None
-    channels_last: Annotated[bool, About("images and convolutions in channels-last order", "convolutions")] = False
-    threads: Annotated[Count, About("intra-op threads of each rank")] = 1
+    channels_last: Annotated[
+        bool, About("images and convolutions in channels-last order", "convolutions")
+    ] = False
+    num_threads: Annotated[Count, About("intra-op threads of each rank")] = 1
     optimizer: Annotated[
         Literal["recipe", "sgd", "adam", "adamw"],
-        About("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: learning_rate"),
+        About("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: lr"),
     ] = "recipe"
-    implementation: Annotated[Literal["recipe", "for-loop", "foreach", "fused"], About("of the optimizer's step")] = (
-        "recipe"
-    )
-    learning_rate: Annotated[Rate | None, About("the peak; null: the workload's own")] = None
-    scaling: Annotated[
-        Literal["none", "linear"], About("linear: learning rate times batch_size over the workload's own batch size")
+    optimizer_impl: Annotated[
+        Literal["recipe", "for-loop", "foreach", "fused"], About("of the optimizer's step")
+    ] = "recipe"
+    lr: Annotated[Rate | None, About("the peak; null: the workload's own")] = None
+    lr_scaling: Annotated[
+        Literal["none", "linear"],
+        About("linear: learning rate times batch_size over the workload's own batch size"),
     ] = "none"
-    schedule: Annotated[
+    lr_schedule: Annotated[
         Literal["recipe", "constant", "cosine", "step", "one-cycle"],
-        About("of the learning rate; step: a tenth after each third; one-cycle: up for 0.3, then a cosine"),
+        About(
+            "of the learning rate; step: a tenth after each third; one-cycle: up for 0.3, then a cosine"
+        ),
     ] = "recipe"
-    ramp: Annotated[Fraction, About("part of the steps in which the learning rate rises first", "a schedule")] = 0.0
+    lr_warmup: Annotated[
+        Fraction, About("part of the steps in which the learning rate rises first", "a schedule")
+    ] = 0.0
 
 
 AXES = {axis.name: axis for axis in fields(Axes)}
 AXIS_TYPES: dict[str, Any] = {
-    **{name: hint for name, hint in get_type_hints(Axes, include_extras=True).items() if name in AXES},
+    **{
+        name: hint
+        for name, hint in get_type_hints(Axes, include_extras=True).items()
+        if name in AXES
+    },
     # Another way to say batch_size: it is no axis of a cell.
-    "rank_batch_size": Annotated[Count, About("samples of an optimizer step at each rank, instead of batch_size")],
+    "rank_batch_size": Annotated[
+        Count, About("samples of an optimizer step at each rank, instead of batch_size")
+    ],
 }
-DEFAULTS: dict[str, Any] = {name: value for name, value in asdict(Axes(batch_size=1)).items() if name != "batch_size"}
+DEFAULTS: dict[str, Any] = {
+    name: value for name, value in asdict(Axes(batch_size=1)).items() if name != "batch_size"
+}
 
 
 @dataclass(frozen=True)
@@ -114,17 +156,37 @@ class Need:
 
 
 NEEDS = (
-    Need("execution", lambda value: value != "eager", "execution compile", ("dynamic", "fullgraph", "cache")),
+    Need(
+        "execution",
+        lambda value: value != "eager",
+        "execution compile",
+        ("dynamic", "fullgraph", "cache"),
+    ),
     Need(
         "strategy",
         lambda value: value == "ddp",
         "strategy ddp",
         ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
     ),
-    Need("strategy", lambda value: value == "fsdp2", "strategy fsdp2", ("wrap", "reshard")),
-    Need("input", lambda value: value == "loader", "input loader", ("workers", "pin_memory")),
-    Need("workers", lambda value: value > 0, "workers", ("prefetch_factor", "persistent_workers")),
-    Need("schedule", lambda value: value not in ("recipe", "one-cycle"), "a schedule", ("ramp",)),
+    Need(
+        "strategy",
+        lambda value: value == "fsdp2",
+        "strategy fsdp2",
+        ("fsdp_wrap", "reshard_after_forward"),
+    ),
+    Need("input", lambda value: value == "loader", "input loader", ("num_workers", "pin_memory")),
+    Need(
+        "num_workers",
+        lambda value: value > 0,
+        "num_workers",
+        ("prefetch_factor", "persistent_workers"),
+    ),
+    Need(
+        "lr_schedule",
+        lambda value: value not in ("recipe", "one-cycle"),
+        "a schedule",
+        ("lr_warmup",),
+    ),
 )
 
 
@@ -148,29 +210,34 @@ def conflict(axes: Axes) -> str | None:
     if axes.strategy == "single" and axes.world_size != 1:
         return f"strategy single is one rank, world_size is {axes.world_size}"
     if left:
-        return f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
-    if rank_batch % axes.accumulation:
-        return f"a rank's {rank_batch} samples can't be cut evenly into {axes.accumulation} micro-steps"
+        return (
+            f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
+        )
+    if rank_batch % axes.grad_accum_steps:
+        return f"a rank's {rank_batch} samples can't be cut evenly into {axes.grad_accum_steps} micro-steps"
     for need in NEEDS:
         vain = [name for name in need.dependents if getattr(axes, name) != DEFAULTS[name]]
         if vain and not need.met(getattr(axes, need.axis)):
             return f"{vain[0]} does nothing without {need.words}"
     if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
-    if axes.static_graph and axes.accumulation > 1:
+    if axes.static_graph and axes.grad_accum_steps > 1:
         return "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients"
     if axes.execution != "eager" and (axes.bucket_cap_mb or 1) < 1:
         return f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile: there torch takes 1 or more"
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
-    if axes.fullgraph and axes.strategy == "fsdp2" and axes.wrap != "root":
+    if axes.fullgraph and axes.strategy == "fsdp2" and axes.fsdp_wrap != "root":
         return "fullgraph can't be had with wrap blocks: FSDP2 breaks the graph between them"
-    if axes.optimizer == "sgd" and axes.learning_rate is None:
-        return "optimizer sgd needs a learning_rate: the workload's own is for another optimizer"
+    if axes.optimizer == "sgd" and axes.lr is None:
+        return "optimizer sgd needs lr: the workload's own is for another optimizer"
     return None
 
 
 def gpu_only(axes: Axes) -> str | None:
     """The setting of a cell that does nothing without a GPU, or None."""
     needy = {"execution": "compile:reduce-overhead", "precision": "tf32", "pin_memory": "always"}
-    return next((f"{name}: found {value}" for name, value in needy.items() if getattr(axes, name) == value), None)
+    return next(
+        (f"{name}: found {value}" for name, value in needy.items() if getattr(axes, name) == value),
+        None,
+    )

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal
 from harness.spec.axes import DEFAULTS, Axes
 from workloads.options import Between, Count, Strict
 
-SHORT = ("execution", "precision", "strategy", "world_size", "workers", "threads")  # the axes that every label shows
+SHORT = (
+    "execution",
+    "precision",
+    "strategy",
+    "world_size",
+    "num_workers",
+    "num_threads",
+)  # the axes that every label shows
 IDENTITY = 1  # counts the meanings that an id has had; a new one makes every id a new id
 
 
@@ -46,21 +53,23 @@ class Profiling(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class WorkloadRef:
     """A workload as a sweep names it."""
 
     label: str  # the sweep's own name for it; no part of the identity
     uses: str  # a built-in name, package.module:Class, file.py:Class or an entry point
     options: Mapping[str, Any]
     data: Mapping[str, Any]
-    identity: Mapping[str, Any]  # options and data that differ from their defaults, and the digest of their files
+    identity: Mapping[
+        str, Any
+    ]  # options and data that differ from their defaults, and the digest of their files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One point of the matrix."""
 
-    choice: Choice
+    workload: WorkloadRef
     axes: Axes
     length: Length
     evaluate: Length  # how often the test set is evaluated, besides once at the end
@@ -70,24 +79,26 @@ class Cell:
     def id(self) -> str:
         decides = {
             "identity": IDENTITY,
-            "workload": self.choice.identity,
+            "workload": self.workload.identity,
             "axes": without_defaults(self.axes),
             "length": asdict(self.length),
             "evaluate": asdict(self.evaluate),
             "warmup": self.warmup,
         }
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        return f"{short_name(self.choice.uses)}-{digest[:10]}"
+        return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
     def label(self) -> str:
         """For people: the workload and its axes, as in `mlp compile bf16 ddp×2 w0 b64 t1`."""
         axes = self.axes
         ranks = axes.strategy if axes.strategy == "single" else f"{axes.strategy}×{axes.world_size}"
-        others = [name for name in DEFAULTS if name not in SHORT and getattr(axes, name) != DEFAULTS[name]]
+        others = [
+            name for name in DEFAULTS if name not in SHORT and getattr(axes, name) != DEFAULTS[name]
+        ]
         return (
-            f"{self.choice.label} {axes.execution} {axes.precision} {ranks}"
-            f" w{axes.workers} b{axes.batch_size} t{axes.threads}"
+            f"{self.workload.label} {axes.execution} {axes.precision} {ranks}"
+            f" w{axes.num_workers} b{axes.batch_size} t{axes.num_threads}"
             + "".join(f" {name}={_word(getattr(axes, name))}" for name in others)
         )
 
@@ -115,7 +126,9 @@ class Assignment:
     profile: Profiling | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: int = 1
-    environment: Mapping[str, Any] = field(default_factory=dict)  # what only the parent knows: commit, packages
+    environment: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what only the parent knows: commit, packages
 
 
 def _word(value: Any) -> str:
@@ -131,7 +144,8 @@ def without_defaults(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, so that a new field changes no old id."""
     values = settings.identity() if hasattr(settings, "identity") else asdict(settings)
     defaults = {
-        f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(settings)
+        f.name: f.default_factory() if f.default_factory is not MISSING else f.default
+        for f in fields(settings)
     }
     return {name: value for name, value in values.items() if value != defaults.get(name, MISSING)}
 

@@ -25,9 +25,13 @@ class Profile(Strict):
 
     launcher: Literal["torchrun", "slurm"] = "torchrun"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    slots: Count | None = None  # ranks that this machine holds; null: one per GPU, or else one per CPU core
+    slots: Count | None = (
+        None  # ranks that this machine holds; null: one per GPU, or else one per CPU core
+    )
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
-    forkserver: bool = True  # ranks on this machine's CPUs are forked from a process that has torch loaded
+    forkserver: bool = (
+        True  # ranks on this machine's CPUs are forked from a process that has torch loaded
+    )
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: Slurm = field(default_factory=Slurm)  # for launcher slurm
 
@@ -38,8 +42,13 @@ class Profile(Strict):
         if self.launcher == "torchrun" and self.slurm != Slurm():
             raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
         if self.launcher == "slurm" and self.slots is not None:
-            raise ValueError("slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node")
-        if self.launcher == "slurm" and (self.device, self.slurm.gpus_per_rank) in (("cuda", 0), ("cpu", 1)):
+            raise ValueError(
+                "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"
+            )
+        if self.launcher == "slurm" and (self.device, self.slurm.gpus_per_rank) in (
+            ("cuda", 0),
+            ("cpu", 1),
+        ):
             needed = "1" if self.device == "cuda" else "0"
             raise ValueError(
                 f"slurm.gpus_per_rank: found {self.slurm.gpus_per_rank} with device {self.device}; allowed: {needed}"
@@ -77,7 +86,9 @@ def check_shared(profile: Profile, results: Path) -> None:
     """Raises BadInput if the results would lie outside the folder that all nodes see."""
     shared = profile.slurm.shared_folder
     if shared is not None and not results.resolve().is_relative_to(shared.resolve()):
-        raise BadInput(f"--results: found {results.resolve()}; allowed: a folder in {shared}, the slurm.shared_folder")
+        raise BadInput(
+            f"--results: found {results.resolve()}; allowed: a folder in {shared}, the slurm.shared_folder"
+        )
 
 
 def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
@@ -87,7 +98,9 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
         if (setting := gpu_only(axes)) and not profile.gpus:
             raise BadInput(f"{label}: {setting}; needed: a GPU")
         if axes.world_size > held:
-            raise BadInput(f"{label}: world_size: found {axes.world_size}; allowed: at most {held}, {what}")
+            raise BadInput(
+                f"{label}: world_size: found {axes.world_size}; allowed: at most {held}, {what}"
+            )
 
 
 def slots(profile: Profile) -> tuple[int, str]:

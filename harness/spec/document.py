@@ -29,14 +29,22 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_constructors = {
-    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in PLAIN
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag in PLAIN
 }
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, INTEGER if tag == f"{TAG}int" else pattern) for tag, pattern in resolvers if tag in PLAIN]
+    first: [
+        (tag, INTEGER if tag == f"{TAG}int" else pattern)
+        for tag, pattern in resolvers
+        if tag in PLAIN
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    f"{TAG}float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+    f"{TAG}float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 
 ALLOWED = {  # pydantic's error types in the words of a sweep's author
@@ -62,8 +70,14 @@ class Document:
 
     def error(self, key: Key, problem: str) -> BadInput:
         """One line: `PLACE: KEY: PROBLEM`."""
-        place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
-        return BadInput(f"{place}: {dotted(key)}: {one_line(problem)}" if key else f"{place}: {one_line(problem)}")
+        place = next(
+            self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places
+        )
+        return BadInput(
+            f"{place}: {dotted(key)}: {one_line(problem)}"
+            if key
+            else f"{place}: {one_line(problem)}"
+        )
 
     def put(self, key: Key, value: Any, place: str) -> None:
         """Set what stands at `key`, as if the file had said so; mappings on the way are made."""
@@ -89,7 +103,9 @@ class Document:
             place = first["loc"]
             if first["type"] == "unexpected_keyword_argument":
                 allowed = [f.name for f in fields(_kind_at(kind, place[:-1]))]
-                raise self.error(key + place, f"unknown key; {did_you_mean(place[-1], allowed)}") from None
+                raise self.error(
+                    key + place, f"unknown key; {did_you_mean(place[-1], allowed)}"
+                ) from None
             raise self.error(key + place, _explain(first)) from None
 
 
@@ -102,7 +118,9 @@ def read(path: Path) -> Document:
         raise BadInput(f"{path}: can't be read: {error.strerror}; allowed: a YAML file") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"{path}:{line}: found byte 0x{content[error.start]:02x}; allowed: UTF-8 text") from None
+        raise BadInput(
+            f"{path}:{line}: found byte 0x{content[error.start]:02x}; allowed: UTF-8 text"
+        ) from None
     return parse(text, str(path))
 
 
@@ -112,13 +130,17 @@ def parse(text: str, source: str) -> Document:
     try:
         root = yaml.compose(text, Loader=_Loader)
         if not isinstance(root, yaml.MappingNode):
-            raise BadInput(f"{source}: found {'nothing' if root is None else 'no mapping'}; allowed: keys with values")
+            raise BadInput(
+                f"{source}: found {'nothing' if root is None else 'no mapping'}; allowed: keys with values"
+            )
         _note_places(root, (), places, source)
         content = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = source if mark is None else f"{source}:{mark.line + 1}"
-        raise BadInput(f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
+        raise BadInput(
+            f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}"
+        ) from None
     except RecursionError:
         raise BadInput(
             f"{source}: found an alias inside its own anchor, or endless nesting; allowed: neither"
@@ -135,9 +157,13 @@ def _note_places(node: yaml.Node, key: Key, places: dict[Key, str], source: str)
             if not isinstance(name, yaml.ScalarNode) or name.tag != f"{TAG}str":
                 where = dotted((*key, name.value if isinstance(name, yaml.ScalarNode) else "?"))
                 kind = name.tag.removeprefix(TAG)
-                raise BadInput(f"{source}:{line}: {where}: found a key of YAML type {kind}; allowed: text (quote it)")
+                raise BadInput(
+                    f"{source}:{line}: {where}: found a key of YAML type {kind}; allowed: text (quote it)"
+                )
             if name.value in seen:
-                raise BadInput(f"{source}:{line}: {dotted((*key, name.value))}: given twice; allowed: once")
+                raise BadInput(
+                    f"{source}:{line}: {dotted((*key, name.value))}: given twice; allowed: once"
+                )
             seen.add(name.value)
             _note_places(value, (*key, name.value), places, source)
             places[(*key, name.value)] = f"{source}:{line}"
@@ -150,7 +176,13 @@ def _numberless(value: Any, key: Key = ()) -> Iterator[tuple[Key, float]]:
     """Where NaN and infinities stand in `value`: JSON has no such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key, value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for part, item in items:
         yield from _numberless(item, (*key, part))
 
@@ -185,20 +217,26 @@ def _explain(error: Any) -> str:
     if kind == "literal_error":
         words = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
         return f"found {shown}; {did_you_mean(found, words)}"
-    allowed = ALLOWED.get(kind, "").format_map(context) or error["msg"].removeprefix("Input should be ")
+    allowed = ALLOWED.get(kind, "").format_map(context) or error["msg"].removeprefix(
+        "Input should be "
+    )
     return f"found {shown}; allowed: {allowed}"
 
 
 def choose(kind: Any, value: Mapping[str, Any]) -> Any:
     """The member of a union of dataclasses whose literal `source` is the value's, or the first; unions only."""
     members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
-    by_source = {get_args(get_type_hints(member).get("source", Literal[""]))[0]: member for member in members}
+    by_source = {
+        get_args(get_type_hints(member).get("source", Literal[""]))[0]: member for member in members
+    }
     if "source" not in value:
         return members[0]
     try:
         return by_source[value["source"]]
     except (KeyError, TypeError):
-        raise ValueError(f"found {value['source']!r}; {did_you_mean(value['source'], by_source)}") from None
+        raise ValueError(
+            f"found {value['source']!r}; {did_you_mean(value['source'], by_source)}"
+        ) from None
 
 
 def parse_value(text: str, place: str) -> Any:
@@ -206,4 +244,6 @@ def parse_value(text: str, place: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
-        raise BadInput(f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
+        raise BadInput(
+            f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}"
+        ) from None

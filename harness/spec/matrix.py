@@ -64,7 +64,10 @@ class Matrix:
             if workload in rule.get("workload", [workload]):
                 axes = {axis: values for axis, values in rule.items() if axis != "workload"}
                 for row in itertools.product(*axes.values()):
-                    yield number, _axes(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True)))
+                    yield (
+                        number,
+                        _axes(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True))),
+                    )
 
     def _excluded(self, workload: str, axes: Axes) -> str | None:
         rank_batch_size = axes.batch_size / axes.world_size
@@ -86,30 +89,46 @@ def _axes(point: Values) -> Axes:
 def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
     """The `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep; raises BadInput."""
     content = document.content
-    fixed = {axis: axis_value(document, ("axes", axis), value) for axis, value in content.get("axes", {}).items()}
+    fixed = {
+        axis: axis_value(document, ("axes", axis), value)
+        for axis, value in content.get("axes", {}).items()
+    }
     product = {
-        axis: axis_values(document, ("matrix", axis), value) for axis, value in content.get("matrix", {}).items()
+        axis: axis_values(document, ("matrix", axis), value)
+        for axis, value in content.get("matrix", {}).items()
     }
     zipped: list[Options] = []
     for number, group in enumerate(content.get("zip", [])):
-        columns = {axis: axis_values(document, ("zip", number, axis), value) for axis, value in group.items()}
+        columns = {
+            axis: axis_values(document, ("zip", number, axis), value)
+            for axis, value in group.items()
+        }
         lengths = {axis: len(values) for axis, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise document.error(("zip", number), f"found lists of lengths {lengths}; allowed: equal lengths")
+            raise document.error(
+                ("zip", number), f"found lists of lengths {lengths}; allowed: equal lengths"
+            )
         zipped.append(columns)
     seen: set[str] = set()
     groups = [(("zip", number), group) for number, group in enumerate(zipped)]
     for place, axes in [(("axes",), fixed), (("matrix",), product), *groups]:
         for axis in axes:
             if axis in seen:
-                raise document.error((*place, axis), "found a second time; allowed: an axis in one place")
+                raise document.error(
+                    (*place, axis), "found a second time; allowed: an axis in one place"
+                )
             seen.add(axis)
     exclude, include = (
-        [_rule(document, (key, number), rule, workloads) for number, rule in enumerate(content.get(key, []))]
+        [
+            _rule(document, (key, number), rule, workloads)
+            for number, rule in enumerate(content.get(key, []))
+        ]
         for key in ("exclude", "include")
     )
     unused = set(range(len(exclude)))
-    return Matrix(fixed=fixed, product=product, zipped=zipped, exclude=exclude, include=include, unused=unused)
+    return Matrix(
+        fixed=fixed, product=product, zipped=zipped, exclude=exclude, include=include, unused=unused
+    )
 
 
 def axis_values(document: Document, key: Key, value: Any) -> list[Any]:
@@ -131,7 +150,9 @@ def _axis_type(document: Document, key: Key) -> Any:
     return AXIS_TYPES[str(key[-1])]
 
 
-def _rule(document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]) -> Options:
+def _rule(
+    document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]
+) -> Options:
     """A rule's values, each a list: one value stands for a list of one."""
     checked: dict[str, Sequence[Any]] = {}
     for axis, value in rule.items():
@@ -143,7 +164,9 @@ def _rule(document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequ
         else:
             checked[axis] = [axis_value(document, place, value)]
     if not checked:
-        raise document.error(key, f"found an empty rule; {did_you_mean('', ['workload', *AXIS_TYPES])}")
+        raise document.error(
+            key, f"found an empty rule; {did_you_mean('', ['workload', *AXIS_TYPES])}"
+        )
     return checked
 
 

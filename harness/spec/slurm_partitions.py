@@ -43,7 +43,9 @@ class Partition:
 def ask() -> list[Partition]:
     """The cluster's partitions; none where there is no Slurm or it does not answer."""
     try:
-        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            COMMAND, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return parse(done.stdout) if done.returncode == 0 else []
@@ -76,7 +78,11 @@ def problem(asked: Slurm, partitions: Sequence[Partition]) -> tuple[str, str] | 
     Of several partitions, as in `gpu,long`, one is enough.
     """
     known = {partition.name: partition for partition in partitions}
-    names = asked.partition.split(",") if asked.partition else [one.name for one in partitions if one.default]
+    names = (
+        asked.partition.split(",")
+        if asked.partition
+        else [one.name for one in partitions if one.default]
+    )
     if not names:
         return "partition", f"found null, and the cluster has no default; {did_you_mean('', known)}"
     unknown = next((name for name in names if name not in known), None)
@@ -95,10 +101,16 @@ def can_spare(nodes: Sequence[str], asked: Slurm) -> bool:
 def _misfits(asked: Slurm, partition: Partition) -> Iterator[tuple[str, str]]:
     where = f"partition {partition.name}"
     if partition.seconds is not None and asked.seconds > partition.seconds:
-        yield "time", f"found {asked.time!r}, {asked.seconds} s; allowed: at most {partition.seconds} s in {where}"
+        yield (
+            "time",
+            f"found {asked.time!r}, {asked.seconds} s; allowed: at most {partition.seconds} s in {where}",
+        )
     types = {name for one in partition.nodes for name in one.gpus}
     if asked.gpu_type is not None and asked.gpu_type not in types:
-        yield "gpu_type", f"found {asked.gpu_type!r}; {did_you_mean(asked.gpu_type, types)} (GPUs in {where})"
+        yield (
+            "gpu_type",
+            f"found {asked.gpu_type!r}; {did_you_mean(asked.gpu_type, types)} (GPUs in {where})",
+        )
     fitting, ranks = list(partition.nodes), asked.ranks_per_node
     needs = {
         "cpus_per_rank": ranks * asked.cpus_per_rank,
@@ -109,9 +121,14 @@ def _misfits(asked: Slurm, partition: Partition) -> Iterator[tuple[str, str]]:
         most = max((one.offer(asked.gpu_type)[key] for one in fitting), default=0)
         fitting = [one for one in fitting if one.offer(asked.gpu_type)[key] >= needed]
         if not fitting:
-            allowed = f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
+            allowed = (
+                f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
+            )
             yield key, f"found {getattr(asked, key)!r}; allowed: at most {allowed} in {where}"
             return
     count = sum(one.count for one in fitting)
     if asked.nodes > count:
-        yield "nodes", f"found {asked.nodes}; allowed: at most {count}, which have what is asked for in {where}"
+        yield (
+            "nodes",
+            f"found {asked.nodes}; allowed: at most {count}, which have what is asked for in {where}",
+        )

@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
 from harness.spec.axes import AXIS_TYPES, Axes, conflict
-from harness.spec.cell import Cell, Choice, Length, Profiling, Trial, digest_files, without_defaults
+from harness.spec.cell import (
+    Cell,
+    Length,
+    Profiling,
+    Trial,
+    WorkloadRef,
+    digest_files,
+    without_defaults,
+)
 from harness.spec.document import Document, choose, parse_value, read
 from workloads.catalog import BUILT_IN, Entry, load_class
 from workloads.options import Between, Settings, Strict
@@ -86,7 +94,10 @@ class Sweep:
         """
         drawn = [(seed, repeat) for repeat in range(self.repeats) for seed in self.seeds]
         return [
-            [Trial(cell=cell, seed=seed, repeat=repeat) for cell in self.cells[:: -1 if number % 2 else 1]]
+            [
+                Trial(cell=cell, seed=seed, repeat=repeat)
+                for cell in self.cells[:: -1 if number % 2 else 1]
+            ]
             for number, (seed, repeat) in enumerate(drawn)
         ]
 
@@ -125,11 +136,16 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
         excluded += left_out
     distinct: dict[str, Cell] = {}
     for cell in cells:
-        first = distinct.setdefault(cell.id, cell).choice.label
-        if first != cell.choice.label:
-            raise document.error(("workloads", cell.choice.label), f"found the same as {first}; allowed: a difference")
+        first = distinct.setdefault(cell.id, cell).workload.label
+        if first != cell.workload.label:
+            raise document.error(
+                ("workloads", cell.workload.label),
+                f"found the same as {first}; allowed: a difference",
+            )
     if not cells:
-        reasons = Counter(f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded)
+        reasons = Counter(
+            f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded
+        )
         listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))
         raise document.error((), f"found no cell to run: {listed}; allowed: at least one cell")
     return Sweep(
@@ -151,7 +167,9 @@ def _check_file(document: Document, file: SweepFile) -> None:
     if not file.name.strip():
         raise document.error(("name",), "found an empty name; allowed: any text")
     if not file.workloads:
-        raise document.error(("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours")
+        raise document.error(
+            ("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours"
+        )
     if not file.seeds or len(set(file.seeds)) < len(file.seeds):
         raise document.error(("seeds",), f"found {file.seeds}; allowed: at least one, each once")
 
@@ -162,9 +180,14 @@ def _cells_of(
     """The cells of one workload, and what was left out of its matrix."""
     declared, options, data, choice = _choose(document, label, entry)
     key = ("workloads", label)
-    own = {axis: matrix.axis_value(document, (*key, "axes", axis), value) for axis, value in entry.axes.items()}
+    own = {
+        axis: matrix.axis_value(document, (*key, "axes", axis), value)
+        for axis, value in entry.axes.items()
+    }
     if twice := [axis for axis in own if points.varies(axis)]:
-        raise document.error((*key, "axes", twice[0]), "found in matrix or zip too; allowed: an axis in one place")
+        raise document.error(
+            (*key, "axes", twice[0]), "found in matrix or zip too; allowed: an axis in one place"
+        )
     if all(axis in own or points.sets(axis) for axis in ("batch_size", "rank_batch_size")):
         raise document.error(key, "found batch_size and rank_batch_size; allowed: one of them")
     own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
@@ -172,7 +195,8 @@ def _cells_of(
     if length.steps is not None and length.steps <= file.warmup:
         default = "" if ("warmup",) in document.places else ", the default"
         raise document.error(
-            ("warmup",), f"found {file.warmup}{default}; allowed: fewer than the {length.steps} steps of {label}"
+            ("warmup",),
+            f"found {file.warmup}{default}; allowed: fewer than the {length.steps} steps of {label}",
         )
 
     def senseless(axes: Axes) -> str | None:
@@ -182,19 +206,33 @@ def _cells_of(
     for axes, rule in points.points(label, own):
         why = "the sweep says so" if rule else senseless(axes)
         if why:
-            excluded.append(matrix.Excluded(workload=label, axes=asdict(axes), rule=rule or "conflict", why=why))
+            excluded.append(
+                matrix.Excluded(workload=label, axes=asdict(axes), rule=rule or "conflict", why=why)
+            )
         else:
-            cells.append(Cell(choice=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup))
+            cells.append(
+                Cell(
+                    workload=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup
+                )
+            )
     for number, axes in points.inclusions(label, own):
         if why := senseless(axes):
             raise document.error(("include", number), why)
-        cells.append(Cell(choice=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup))
+        cells.append(
+            Cell(workload=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup)
+        )
     return cells, excluded
 
 
-def _choose(document: Document, label: str, entry: WorkloadEntry) -> tuple[Entry, Settings, Settings, Choice]:
+def _choose(
+    document: Document, label: str, entry: WorkloadEntry
+) -> tuple[Entry, Settings, Settings, WorkloadRef]:
     """A workload's declaration and its settings, checked against the files that they name."""
-    key, uses, base = ("workloads", label), entry.uses or label, Path(document.places[()]).absolute().parent
+    key, uses, base = (
+        ("workloads", label),
+        entry.uses or label,
+        Path(document.places[()]).absolute().parent,
+    )
     named = (*key, "uses") if entry.uses else key
     try:
         declared = declaration(uses, base)
@@ -211,7 +249,9 @@ def _choose(document: Document, label: str, entry: WorkloadEntry) -> tuple[Entry
         "data": without_defaults(data) | {"source": getattr(data, "source", None)},
         "files": digest_files([*options.files(), *data.files()]),
     }
-    choice = Choice(label=label, uses=uses, options=_plain(options), data=_plain(data), identity=identity)
+    choice = WorkloadRef(
+        label=label, uses=uses, options=_plain(options), data=_plain(data), identity=identity
+    )
     return declared, options, data, choice
 
 
@@ -223,7 +263,9 @@ def declaration(uses: str, base: Path) -> Entry:
     return Entry(path=uses, options=found.Options, data=found.Data, batch_size=found.batch_size)
 
 
-def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tuple[str, ...], base: Path) -> Settings:
+def _settings(
+    document: Document, kind: Any, values: Mapping[str, Any], key: tuple[str, ...], base: Path
+) -> Settings:
     try:
         member = choose(kind, values)
     except ValueError as error:
@@ -232,26 +274,35 @@ def _settings(document: Document, kind: Any, values: Mapping[str, Any], key: tup
     try:
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
-        raise BadInput(f"{error}{hint}" if "data.path: missing" in str(error) else str(error)) from None
+        raise BadInput(
+            f"{error}{hint}" if "data.path: missing" in str(error) else str(error)
+        ) from None
     settings = settings.located(base)
     try:
         settings.check()
     except ValueError as error:
         name, _, problem = str(error).partition(": ")
         named = name in {f.name for f in fields(settings)}
-        raise document.error((*key, name), problem) if named else document.error(key, str(error)) from None
+        raise (
+            document.error((*key, name), problem) if named else document.error(key, str(error))
+        ) from None
     return settings
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(settings).items()
+    }
 
 
 def _apply_set(document: Document, text: str) -> None:
     """`--set execution=eager,compile` replaces an axis; `--set length.epochs=3` any other key."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise BadInput(f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value")
+        raise BadInput(
+            f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
+        )
     name, place, entries = name.strip(), f"--set {text}", document.content["workloads"]
     key, last = tuple(name.split(".")), name.rpartition(".")[2]
     if name in AXIS_TYPES:
@@ -260,13 +311,17 @@ def _apply_set(document: Document, text: str) -> None:
             axes.pop(name, None)
         document.put(("matrix", name), _many(value, place), place)
     elif key[0] not in SWEEP_KEYS:
-        raise BadInput(f"{place}: unknown axis or key; {did_you_mean(name, [*AXIS_TYPES, *SWEEP_KEYS])}")
+        raise BadInput(
+            f"{place}: unknown axis or key; {did_you_mean(name, [*AXIS_TYPES, *SWEEP_KEYS])}"
+        )
     elif key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
         raise BadInput(f"{place}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
     elif name == "seeds":
         document.put(("seeds",), _many(value, place), place)
     elif key[-2:-1] in (("length",), ("evaluate",)) and last in ("steps", "epochs"):
-        document.put(key[:-1], {last: parse_value(value, place)}, place)  # it has one of the two, never both
+        document.put(
+            key[:-1], {last: parse_value(value, place)}, place
+        )  # it has one of the two, never both
     else:
         document.put(key, parse_value(value, place), place)
 
@@ -284,10 +339,14 @@ def _apply_data(document: Document, text: str) -> None:
         raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
     whom = [label] if equals else [name for name, entry in entries.items() if _has_files(entry)]
     if not whom:
-        raise BadInput(f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH")
+        raise BadInput(
+            f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH"
+        )
     for name in whom:
         document.put(
-            ("workloads", name, "data", "path"), str(Path(path if equals else text).absolute()), f"--data {text}"
+            ("workloads", name, "data", "path"),
+            str(Path(path if equals else text).absolute()),
+            f"--data {text}",
         )
 
 

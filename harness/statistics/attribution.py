@@ -49,22 +49,30 @@ class Attribution:
     effects: Sequence[Effect]
     unknown: Sequence[tuple[str, ...]]
     deviation: float  # of a trial about the model, relative
-    freedom: int
+    degrees_of_freedom: int
 
 
 def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attribution | None:
     """Main effects and two-way interactions of the axes that vary, with blocks taken out; None where no degree of
-    freedom is left for an error. A level's reference is the first of its axis in the order of the points.
+    degrees_of_freedom is left for an error. A level's reference is the first of its axis in the order of the points.
 
     The model is log throughput = mean + block + axes + pairs of axes + noise, in sum-to-zero coding, in which the main
     effect of an axis is its mean effect over all levels of the others (Montgomery, Design and Analysis of Experiments).
     What three axes do together counts as noise.
     """
-    axes = {name: list(dict.fromkeys(point.levels[name] for point in points)) for name in points[0].levels}
+    axes = {
+        name: list(dict.fromkeys(point.levels[name] for point in points))
+        for name in points[0].levels
+    }
     axes = {name: levels for name, levels in axes.items() if len(levels) > 1}
     blocks = list(dict.fromkeys(point.block for point in points))
-    codes = {name: _code([point.levels[name] for point in points], levels) for name, levels in axes.items()}
-    matrix = np.column_stack([np.ones(len(points)), _code([point.block for point in points], blocks)])
+    codes = {
+        name: _code([point.levels[name] for point in points], levels)
+        for name, levels in axes.items()
+    }
+    matrix = np.column_stack(
+        [np.ones(len(points)), _code([point.block for point in points], blocks)]
+    )
     # An axis with more levels first: one that says less of the same is then the unknown one.
     singles = [(name,) for name in sorted(axes, key=lambda name: -len(axes[name]))]
     spans: dict[tuple[str, ...], slice] = {}
@@ -79,21 +87,30 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
             continue
         spans[term] = slice(matrix.shape[1], wider.shape[1])
         matrix = wider
-    freedom = len(points) - matrix.shape[1]
-    if freedom < 1:
+    degrees_of_freedom = len(points) - matrix.shape[1]
+    if degrees_of_freedom < 1:
         return None
     values = np.asarray([point.value for point in points])
     weights = np.linalg.lstsq(matrix, values, rcond=None)[0]
-    deviation = math.sqrt(float(((values - matrix @ weights) ** 2).sum()) / freedom)
+    deviation = math.sqrt(float(((values - matrix @ weights) ** 2).sum()) / degrees_of_freedom)
     shape = np.linalg.inv(matrix.T @ matrix) * deviation**2
     effects = [
-        _effect(axes, term, levels, weights[span], shape[span, span], freedom, confidence)
+        _effect(
+            axes, term, levels, weights[span], shape[span, span], degrees_of_freedom, confidence
+        )
         for term, span in spans.items()
         for levels in itertools.product(*(axes[name][1:] for name in term))
     ]
     corrected = holm([effect.p for effect in effects])
-    effects = [Effect(**{**effect.__dict__, "p": p}) for effect, p in zip(effects, corrected, strict=True)]
-    return Attribution(effects=effects, unknown=unknown, deviation=math.expm1(deviation), freedom=freedom)
+    effects = [
+        Effect(**{**effect.__dict__, "p": p}) for effect, p in zip(effects, corrected, strict=True)
+    ]
+    return Attribution(
+        effects=effects,
+        unknown=unknown,
+        deviation=math.expm1(deviation),
+        degrees_of_freedom=degrees_of_freedom,
+    )
 
 
 def _code(found: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
@@ -120,7 +137,7 @@ def _effect(
     levels: tuple[Hashable, ...],
     weights: Numbers,
     shape: Numbers,
-    freedom: int,
+    degrees_of_freedom: int,
     confidence: float,
 ) -> Effect:
     contrast = np.ones(1)  # the outer product of the axes' own: level less reference
@@ -128,8 +145,8 @@ def _effect(
         own = _row(axes[name], level) - _row(axes[name], axes[name][0])
         contrast = np.asarray(np.kron(contrast, own), dtype=np.float64)
     value, error = float(contrast @ weights), math.sqrt(float(contrast @ shape @ contrast))
-    half = float(stdtrit(freedom, (1 + confidence) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(value) / error)) if error else float(value == 0)
+    half = float(stdtrit(degrees_of_freedom, (1 + confidence) / 2)) * error
+    p = 2 * float(stdtr(degrees_of_freedom, -abs(value) / error)) if error else float(value == 0)
     return Effect(
         levels=dict(zip(term, levels, strict=True)),
         reference={name: axes[name][0] for name in term},

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr, stdtrit  # quick to load, unlike scipy.stats
 
-POWER = 0.8  # with which the smallest detectable effect is detected
+POWER = 0.8  # with which the min_effect min_detectable_effect effect is detected
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How much what is measured moves between one time and another: a deviation and its degrees of freedom."""
+    """How much what is measured moves between one time and another: a deviation and its degrees of degrees_of_freedom."""
 
     deviation: float
-    freedom: float
+    degrees_of_freedom: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Estimate:
 
     value: float
     error: float | None
-    freedom: float  # degrees of freedom of the error
+    degrees_of_freedom: float  # degrees of degrees_of_freedom of the error
     count: int  # pairs, or values of the side that has fewer
     paired: bool
 
@@ -34,7 +34,7 @@ class Estimate:
         """Student's; everything is possible where the error is unknown."""
         if self.error is None:
             return -math.inf, math.inf
-        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+        half = float(stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)) * self.error
         return self.value - half, self.value + half
 
     def p_above(self, bound: float) -> float:
@@ -43,12 +43,16 @@ class Estimate:
             return 1.0
         if self.error == 0:
             return 0.0 if self.value > bound else 1.0
-        return float(stdtr(self.freedom, -(self.value - bound) / self.error))
+        return float(stdtr(self.degrees_of_freedom, -(self.value - bound) / self.error))
 
     def p_below(self, bound: float) -> float:
         """The p-value of the claim that the true difference is smaller than `bound`."""
         mirrored = Estimate(
-            value=-self.value, error=self.error, freedom=self.freedom, count=self.count, paired=self.paired
+            value=-self.value,
+            error=self.error,
+            degrees_of_freedom=self.degrees_of_freedom,
+            count=self.count,
+            paired=self.paired,
         )
         return mirrored.p_above(-bound)
 
@@ -61,13 +65,13 @@ class Estimate:
         doi:10.1007/BF01068419)."""
         return max(self.p_above(least), self.p_below(most))
 
-    def detectable(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
+    def min_detectable_effect(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
         """The size of a true difference that is found with a chance of `POWER`, by a two-sided test at `alpha` that
         also asks for an estimate of at least `margin`."""
         if self.error is None:
             return None
-        asked = max(float(stdtrit(self.freedom, 1 - alpha / 2)) * self.error, margin)
-        return asked + float(stdtrit(self.freedom, POWER)) * self.error
+        asked = max(float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)) * self.error, margin)
+        return asked + float(stdtrit(self.degrees_of_freedom, POWER)) * self.error
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -76,7 +80,13 @@ def paired(differences: Sequence[float]) -> Estimate:
         raise ValueError("an estimate from no pairs")
     count = len(differences)
     error = float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else None
-    return Estimate(value=float(np.mean(differences)), error=error, freedom=count - 1, count=count, paired=True)
+    return Estimate(
+        value=float(np.mean(differences)),
+        error=error,
+        degrees_of_freedom=count - 1,
+        count=count,
+        paired=True,
+    )
 
 
 def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = ()) -> Estimate:
@@ -87,9 +97,19 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
         raise ValueError("an estimate from no values")
     value, fewer = float(np.mean(b) - np.mean(a)), min(len(a), len(b))
     if fewer < 2:
-        return Estimate(value=value, error=None, freedom=0, count=fewer, paired=False)
+        return Estimate(value=value, error=None, degrees_of_freedom=0, count=fewer, paired=False)
     parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1.0) for side in (a, b)]
-    parts += [(one.deviation**2, one.freedom) for one in drifts]
+    parts += [(one.deviation**2, one.degrees_of_freedom) for one in drifts]
     total = sum(variance for variance, _ in parts)
-    shares = sum((variance / total) ** 2 / freedom for variance, freedom in parts) if total else 1
-    return Estimate(value=value, error=math.sqrt(total), freedom=1 / shares, count=fewer, paired=False)
+    shares = (
+        sum((variance / total) ** 2 / degrees_of_freedom for variance, degrees_of_freedom in parts)
+        if total
+        else 1
+    )
+    return Estimate(
+        value=value,
+        error=math.sqrt(total),
+        degrees_of_freedom=1 / shares,
+        count=fewer,
+        paired=False,
+    )

@@ -61,14 +61,14 @@ class Stop:
     sign: Numbers
 
 
-def stop(values: Numbers, smallest: float, alpha: float = 0.05) -> Stop:
-    """The first look at which the sequence decides, for rows of log ratios (…, n) and the smallest effect of interest,
+def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
+    """The first look at which the sequence decides, for rows of log ratios (…, n) and the min_effect effect of interest,
     a fraction.
 
-    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `smallest` or at least 1 + `smallest`.
+    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `min_effect` or at least 1 + `min_effect`.
     The same: the interval lies between these. Nothing is decided by fewer than three values.
     """
-    least, most = math.log1p(-smallest), math.log1p(smallest)
+    least, most = math.log1p(-min_effect), math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
     mean = np.cumsum(values, axis=-1) / np.arange(1, values.shape[-1] + 1)
     enough = np.arange(1, values.shape[-1] + 1) >= 3
@@ -78,12 +78,14 @@ def stop(values: Numbers, smallest: float, alpha: float = 0.05) -> Stop:
     any_ = decided.any(axis=-1)
     place = np.where(any_, decided.argmax(axis=-1), values.shape[-1] - 1)
     at = place[..., None]
-    sign = np.where(np.take_along_axis(changed, at, -1), np.sign(np.take_along_axis(mean, at, -1)), 0.0)[..., 0]
+    sign = np.where(
+        np.take_along_axis(changed, at, -1), np.sign(np.take_along_axis(mean, at, -1)), 0.0
+    )[..., 0]
     return Stop(count=place + 1, sign=np.where(any_, sign, np.nan))
 
 
-def decide(values: Numbers, smallest: float, alpha: float = 0.05) -> Decision:
+def decide(values: Numbers, min_effect: float, alpha: float = 0.05) -> Decision:
     """What one row of log ratios tells so far; `stop` says how."""
-    sign = float(stop(values, smallest, alpha).sign)
+    sign = float(stop(values, min_effect, alpha).sign)
     words: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
     return words.get(sign, "undecided")

@@ -18,15 +18,15 @@ WEAKEST, STRONGEST = -0.15, 0.99  # correlations of batches that are believed
 
 @dataclass(frozen=True, kw_only=True)
 class TraceMean:
-    """Means over the last axis, their standard errors and these errors' degrees of freedom; NaN where unknown."""
+    """Means over the last axis, their standard errors and these errors' degrees of degrees_of_freedom; NaN where unknown."""
 
     mean: Numbers
     error: Numbers
-    freedom: Numbers
+    degrees_of_freedom: Numbers
 
     def half_width(self, confidence: float = 0.95) -> Numbers:
         """Of Student's interval."""
-        half: Numbers = stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        half: Numbers = stdtrit(self.degrees_of_freedom, (1 + confidence) / 2) * self.error
         return half
 
 
@@ -36,7 +36,9 @@ def batch_means(values: Numbers, batches: int) -> Numbers:
     length = max(1, values.shape[-1] // batches)
     count = values.shape[-1] // length
     means: Numbers = (
-        values[..., values.shape[-1] - count * length :].reshape(*values.shape[:-1], count, length).mean(-1)
+        values[..., values.shape[-1] - count * length :]
+        .reshape(*values.shape[:-1], count, length)
+        .mean(-1)
     )
     return means
 
@@ -50,7 +52,7 @@ def trace_mean(values: Numbers) -> TraceMean:
     doi:10.1093/biomet/41.3-4.403) for a mean and a slope. With innovations of deviation s and c, the sum of the
     correlations at all lags (`_correlations`),
 
-        error = s sqrt(c / (1 - p^2) / k),    freedom = k / c - 2,
+        error = s sqrt(c / (1 - p^2) / k),    degrees_of_freedom = k / c - 2,
 
     the effective number of independent batches less the two that are fitted, at least one and at most k - 2.
 
@@ -62,7 +64,7 @@ def trace_mean(values: Numbers) -> TraceMean:
     mean = values.mean(axis=-1)
     if values.shape[-1] < FEWEST:
         unknown = np.full_like(mean, np.nan)
-        return TraceMean(mean=mean, error=unknown, freedom=unknown)
+        return TraceMean(mean=mean, error=unknown, degrees_of_freedom=unknown)
     batches = batch_means(values, BATCHES)
     rest, k = _without_line(batches), batches.shape[-1]
     squares = np.maximum((rest**2).sum(-1), np.finfo(float).tiny)
@@ -73,7 +75,11 @@ def trace_mean(values: Numbers) -> TraceMean:
     innovations = rest[..., 1:] - p[..., None] * rest[..., :-1]
     variance = (innovations**2).sum(-1) / (k - 3) / (1 - p**2)
     c = _correlations(p, single=k == values.shape[-1])
-    return TraceMean(mean=mean, error=np.sqrt(variance * c / k), freedom=np.clip(k / c - 2, 1.0, k - 2))
+    return TraceMean(
+        mean=mean,
+        error=np.sqrt(variance * c / k),
+        degrees_of_freedom=np.clip(k / c - 2, 1.0, k - 2),
+    )
 
 
 def _correlations(p: Numbers, *, single: bool) -> Numbers:

@@ -28,11 +28,20 @@ class TrialsMean:
 def by_seed(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
     """The values of which a cell's interval is made: the means of seeds where there are enough of them, since repeats
     of a seed share whatever it brings; else the values themselves, as if seeds did not matter to them."""
-    own = {seed: [value for value, other in zip(values, seeds, strict=True) if other == seed] for seed in seeds}
-    return [sum(found) / len(found) for found in own.values()] if len(own) >= FEWEST_SEEDS else list(values)
+    own = {
+        seed: [value for value, other in zip(values, seeds, strict=True) if other == seed]
+        for seed in seeds
+    }
+    return (
+        [sum(found) / len(found) for found in own.values()]
+        if len(own) >= FEWEST_SEEDS
+        else list(values)
+    )
 
 
-def mean_of_trials(values: Sequence[float], errors: Sequence[float | None], confidence: float = 0.95) -> TrialsMean:
+def mean_of_trials(
+    values: Sequence[float], errors: Sequence[float | None], confidence: float = 0.95
+) -> TrialsMean:
     """From each trial's mean and its own standard error (`trace_mean`); raises ValueError without values.
 
     The variance of the values already holds both parts, as in a one-way random-effects model, so that Student's
@@ -41,7 +50,11 @@ def mean_of_trials(values: Sequence[float], errors: Sequence[float | None], conf
     """
     interval = mean_interval(values, confidence)
     known = [error for error in errors if error is not None]
-    within = math.sqrt(sum(error**2 for error in known) / len(known)) if len(known) == len(values) else None
+    within = (
+        math.sqrt(sum(error**2 for error in known) / len(known))
+        if len(known) == len(values)
+        else None
+    )
     between = None
     if within is not None and len(values) > 1:
         variance = sum((value - interval.mean) ** 2 for value in values) / (len(values) - 1)

@@ -21,22 +21,22 @@ class Metric:
     """A number that sides are held against each other by.
 
     A relative one is estimated as a difference of logarithms and told as a ratio; others as a difference in their own
-    unit. `smallest` is the smallest effect of interest: a fraction, or so many of the unit.
+    unit. `min_effect` is the min_effect effect of interest: a fraction, or so many of the unit.
     """
 
     name: str
     higher_is_better: bool
     relative: bool
-    smallest: float
+    min_effect: float
     better: str = "better"
     worse: str = "worse"
 
     @property
     def margins(self) -> tuple[float, float]:
-        """`smallest` on the scale of the estimate, down and up: 10% slower is 0.9 times, 10% faster 1.1 times."""
+        """`min_effect` on the scale of the estimate, down and up: 10% slower is 0.9 times, 10% faster 1.1 times."""
         if self.relative:
-            return math.log1p(-self.smallest), math.log1p(self.smallest)
-        return -self.smallest, self.smallest
+            return math.log1p(-self.min_effect), math.log1p(self.min_effect)
+        return -self.min_effect, self.min_effect
 
     def told(self, value: float) -> float:
         """An estimate's value as people read it: a ratio, or the difference itself."""
@@ -69,7 +69,7 @@ class Verdict:
     p_same: float
     low: float  # as `Metric.told`
     high: float
-    detectable: float | None  # as `Metric.size`, at the family's level
+    min_detectable_effect: float | None  # as `Metric.size`, at the family's level
 
     @property
     def word(self) -> str:
@@ -78,10 +78,12 @@ class Verdict:
         return {"better": metric.better, "worse": metric.worse}.get(self.outcome, self.outcome)
 
 
-def judge(questions: Sequence[Question], *, alpha: float = ALPHA, correction: Correction = "holm") -> list[Verdict]:
+def judge(
+    questions: Sequence[Question], *, alpha: float = ALPHA, correction: Correction = "holm"
+) -> list[Verdict]:
     """A verdict on each question, with false alarms controlled over all of them.
 
-    Better or worse: the difference is significant and at least as large as the smallest effect of interest. Same: it is
+    Better or worse: the difference is significant and at least as large as the min_effect effect of interest. Same: it is
     shown to be smaller than that (TOST). Anything else is inconclusive, and so is what too few values can tell.
     Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all alarms.
     """
@@ -94,7 +96,9 @@ def judge(questions: Sequence[Question], *, alpha: float = ALPHA, correction: Co
     ]
 
 
-def _verdict(question: Question, p_change: float, p_same: float, alpha: float, family: int) -> Verdict:
+def _verdict(
+    question: Question, p_change: float, p_same: float, alpha: float, family: int
+) -> Verdict:
     metric, estimate = question.metric, question.estimate
     least, most = metric.margins
     outcome: Outcome = "inconclusive"
@@ -103,10 +107,16 @@ def _verdict(question: Question, p_change: float, p_same: float, alpha: float, f
     elif p_same <= alpha or (estimate.error == 0 and estimate.value == 0):
         outcome = "same"
     low, high = (metric.told(bound) for bound in estimate.interval(1 - alpha))
-    found = estimate.detectable(alpha / family, max(-least, most))
-    detectable = None if found is None else metric.size(found)
+    found = estimate.min_detectable_effect(alpha / family, max(-least, most))
+    min_detectable_effect = None if found is None else metric.size(found)
     return Verdict(
-        question=question, outcome=outcome, p_change=p_change, p_same=p_same, low=low, high=high, detectable=detectable
+        question=question,
+        outcome=outcome,
+        p_change=p_change,
+        p_same=p_same,
+        low=low,
+        high=high,
+        min_detectable_effect=min_detectable_effect,
     )
 
 

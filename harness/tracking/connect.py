@@ -94,7 +94,9 @@ def in_one_line(uri: str, trouble: str, kind: type[HarnessError] = TrackerDown) 
         root: BaseException = error
         while root.__context__ is not None:
             root = root.__context__
-        reason = one_line(CREDENTIALS_IN_URL.sub("", str(root if isinstance(root, OSError) else error)), 160)
+        reason = one_line(
+            CREDENTIALS_IN_URL.sub("", str(root if isinstance(root, OSError) else error)), 160
+        )
         raise kind(f"MLflow at {shown(uri)} {trouble}: {reason}") from error
 
 
@@ -102,7 +104,9 @@ def check_exists(uri: str) -> None:
     """Raises BadInput for a SQLite database that isn't there: MLflow would make it."""
     file = uri.partition("sqlite:///")[2]
     if file and not Path(file).exists():
-        raise BadInput(f"{file}: no such database; allowed: one that holds runs, or a server by --tracking-uri")
+        raise BadInput(
+            f"{file}: no such database; allowed: one that holds runs, or a server by --tracking-uri"
+        )
 
 
 def connect(uri: str) -> MlflowClient:

@@ -16,15 +16,28 @@ from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.records.record import Record, Status
 from harness.spec.cell import Cell
 from harness.tracking.scalars import metric_name, scalars
-from harness.tracking.verdicts import Verdicts, describe, interval_metrics, verdict_metrics, verdict_tags
+from harness.tracking.verdicts import (
+    Verdicts,
+    describe,
+    interval_metrics,
+    verdict_metrics,
+    verdict_tags,
+)
 
-LAYOUT = 3  # counts the ways that runs have been laid out; a new one has every trial delivered again
+LAYOUT = (
+    3  # counts the ways that runs have been laid out; a new one has every trial delivered again
+)
 CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
 # MLflow's words for ours
-STATUS: Mapping[Status, str] = {"done": "FINISHED", "invalid": "KILLED", "failed": "FAILED", "interrupted": "KILLED"}
+STATUS: Mapping[Status, str] = {
+    "done": "FINISHED",
+    "invalid": "KILLED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
 VALUE = 5000  # characters of a tag or a param that every MLflow server takes
 RATE = "throughput_samples_per_s"
-HEADLINES = (RATE, "final_")  # of these a cell shows the smallest and the largest too
+HEADLINES = (RATE, "final_")  # of these a cell shows the min_effect and the largest too
 SUMMED = "harness.interruptions"  # of these a cell shows the sum over its trials
 
 
@@ -92,13 +105,15 @@ def digest_of(content: bytes) -> str:
 def trial_contents(record: Record, *, repeats: int) -> Contents:
     """The run of one trial."""
     trial, cell = record.trial, record.trial.cell
-    name = f"{cell.label} seed {trial.seed}" + (f" repeat {trial.repeat}" if repeats > 1 or trial.repeat else "")
+    name = f"{cell.label} seed {trial.seed}" + (
+        f" repeat {trial.repeat}" if repeats > 1 or trial.repeat else ""
+    )
     tags = {
         "harness.status": record.status,
         "harness.cell": cell.id,
         "harness.attempt": str(record.attempt),
         "harness.order_digest": record.order_digest,
-        "harness.parameter_digest": record.learned.parameter_digest if record.learned else None,
+        "harness.parameter_digest": record.rank0.parameter_digest if record.rank0 else None,
         "harness.error": str(record.failure) if record.failure else None,
         "harness.invalid": "; ".join(record.invalid) or None,
         "harness.settled": record.summary.settled if record.summary else None,
@@ -117,11 +132,14 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
         status=STATUS[record.status],
         tags=_texts(tags),
         params=params(cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
-        points=[Point(key, value, _ms(record.ended), 0) for key, value in scalars(record).items()] + curves(record),
+        points=[Point(key, value, _ms(record.ended), 0) for key, value in scalars(record).items()]
+        + curves(record),
     )
 
 
-def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str], verdicts: Verdicts | None = None) -> Contents:
+def cell_contents(
+    outlines: Sequence[Outline], *, wanted: Iterable[str], verdicts: Verdicts | None = None
+) -> Contents:
     """The run of the cell of these trials: the means of what the done ones measured, and what the verdicts say of it,
     if its sweep has any yet."""
     cell, cell_id = outlines[-1].cell, outlines[-1].cell_id
@@ -130,7 +148,9 @@ def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str], verdict
     for scalar in done:
         for key, value in scalar.items():
             found.setdefault(key, []).append(value)
-    metrics = {RATE: float(np.mean(found[RATE]))} if RATE in found else {}  # first, as MLflow's pages begin with that
+    metrics = (
+        {RATE: float(np.mean(found[RATE]))} if RATE in found else {}
+    )  # first, as MLflow's pages begin with that
     metrics |= interval_metrics(join([outline.result for outline in outlines])[0])
     if verdicts:
         metrics |= verdict_metrics(verdicts, cell_id)
@@ -145,18 +165,26 @@ def cell_contents(outlines: Sequence[Outline], *, wanted: Iterable[str], verdict
 
 
 def sweep_contents(
-    name: str, spec: Mapping[str, Any], outlines: Sequence[Outline], verdicts: Verdicts | None = None
+    name: str,
+    spec: Mapping[str, Any],
+    outlines: Sequence[Outline],
+    verdicts: Verdicts | None = None,
 ) -> Contents:
     """The run of a whole sweep: how many of its trials have ended how, and how long it has taken; in its description
     what the verdicts come to."""
     wanted = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in wanted] or outlines
     metrics = _counts(outlines)
-    metrics["duration_s"] = max(outline.ended for outline in outlines) - min(outline.started for outline in outlines)
+    metrics["duration_s"] = max(outline.ended for outline in outlines) - min(
+        outline.started for outline in outlines
+    )
     if spec:
         metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
     description = spec.get("description") or ""
-    tags = {"mlflow.note.content": (describe(description, verdicts, VALUE) if verdicts else description) or None}
+    tags = {
+        "mlflow.note.content": (describe(description, verdicts, VALUE) if verdicts else description)
+        or None
+    }
     return _group("sweep", name, name, outlines, wanted, metrics, tags, {})
 
 
@@ -170,8 +198,12 @@ def verdicts_of(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline])
     wanted: Mapping[str, int] = {trial: place for place, trial in enumerate(spec.get("trials", ()))}
     if not is_complete(outlines, wanted):
         return None
-    ordered = sorted(outlines, key=lambda outline: (wanted.get(outline.trial, len(wanted)), outline.started))
-    return Verdicts.of(name, join([outline.result for outline in ordered if not wanted or outline.trial in wanted]))
+    ordered = sorted(
+        outlines, key=lambda outline: (wanted.get(outline.trial, len(wanted)), outline.started)
+    )
+    return Verdicts.of(
+        name, join([outline.result for outline in ordered if not wanted or outline.trial in wanted])
+    )
 
 
 def _group(
@@ -196,7 +228,11 @@ def _group(
         key=key,
         started=_ms(min(outline.started for outline in outlines)),
         ended=ended,
-        status="RUNNING" if not is_complete(outlines, wanted) else "FAILED" if failed else "FINISHED",
+        status="RUNNING"
+        if not is_complete(outlines, wanted)
+        else "FAILED"
+        if failed
+        else "FINISHED",
         tags=_texts(tags),
         params=settings,
         points=[Point(key, value, now, 0) for key, value in metrics.items()],
@@ -210,9 +246,13 @@ def _counts(outlines: Sequence[Outline]) -> dict[str, float]:
 
 def params(cell: Cell) -> dict[str, str]:
     """What decides a cell's result, each as its own param: `precision`, `options.dropout`, `data.source`."""
-    choice = cell.choice
+    choice = cell.workload
     settings = {"workload": choice.label, "uses": choice.uses, **asdict(cell.axes)}
-    settings |= {"length": str(cell.length), "evaluate": f"every {cell.evaluate}", "warmup_steps": cell.warmup}
+    settings |= {
+        "length": str(cell.length),
+        "evaluate": f"every {cell.evaluate}",
+        "warmup_steps": cell.warmup,
+    }
     settings |= {f"options.{name}": value for name, value in choice.options.items()}
     settings |= {f"data.{name}": value for name, value in choice.data.items()}
     return _texts(settings)
@@ -221,7 +261,7 @@ def params(cell: Cell) -> dict[str, str]:
 def curves(record: Record) -> list[Point]:
     """The loss at every step, thinned to at most CURVE points, and every metric of every evaluation."""
     taken = {"loss", *scalars(record)}
-    evaluations = record.learned.evaluations if record.learned else ()
+    evaluations = record.rank0.evaluations if record.rank0 else ()
     times = _times(record)
     points = []
     if record.loss is not None:
@@ -230,27 +270,40 @@ def curves(record: Record) -> list[Point]:
     for evaluation in evaluations:
         for name, value in evaluation.metrics.items():
             key = metric_name(name)
-            points.append(Point(f"test_{key}" if key in taken else key, value, times[evaluation.step], evaluation.step))
+            points.append(
+                Point(
+                    f"test_{key}" if key in taken else key,
+                    value,
+                    times[evaluation.step],
+                    evaluation.step,
+                )
+            )
     return points
 
 
 def thin(count: int) -> list[int]:
     """At most CURVE of `count` places, evenly apart, the first and the last among them."""
-    places: list[int] = np.unique(np.linspace(0, count - 1, min(count, CURVE)).round().astype(int)).tolist()
+    places: list[int] = np.unique(
+        np.linspace(0, count - 1, min(count, CURVE)).round().astype(int)
+    ).tolist()
     return places
 
 
 def _times(record: Record) -> list[int]:
     """When each step was done, from step 0, in milliseconds since the epoch: after its training time and all before."""
-    evaluations = record.learned.evaluations if record.learned else ()
-    steps = max([record.loss.count if record.loss else 0, *(evaluation.step for evaluation in evaluations)])
+    evaluations = record.rank0.evaluations if record.rank0 else ()
+    steps = max(
+        [record.loss.count if record.loss else 0, *(evaluation.step for evaluation in evaluations)]
+    )
     first = next((rank.step_seconds for rank in record.ranks if rank.step_seconds), None)
     spent = np.zeros(steps + 1)
     if first is not None:
         spent[1 : first.count + 1] = first.unpack()[:steps]
     for evaluation in evaluations:
         spent[evaluation.step + 1 : evaluation.step + 2] += evaluation.seconds
-    spent[0] = record.started + sum(record.phases.get(phase, 0.0) for phase in ("startup", "data", "build"))
+    spent[0] = record.started + sum(
+        record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")
+    )
     times: list[int] = (np.cumsum(spent) * 1000).round().astype(int).tolist()
     return times
 
@@ -272,7 +325,10 @@ def _listed(head: str, words: Sequence[str]) -> str:
 def _interruptions(record: Record) -> list[str]:
     """In words: where it was interrupted, by what, and what that took."""
     taken_up = record.ranks[0].interruptions if record.ranks else ()
-    return [f"interrupted by {one.by or 'its end'} after step {one.step}: {one.lost:.1f} s lost" for one in taken_up]
+    return [
+        f"interrupted by {one.by or 'its end'} after step {one.step}: {one.lost:.1f} s lost"
+        for one in taken_up
+    ]
 
 
 def _slowest(record: Record) -> str | None:
@@ -281,14 +337,18 @@ def _slowest(record: Record) -> str | None:
 
 
 def _code(record: Record) -> Mapping[str, Any]:
-    code: Mapping[str, Any] = record.learned.environment.get("harness", {}) if record.learned else {}
+    code: Mapping[str, Any] = record.rank0.environment.get("harness", {}) if record.rank0 else {}
     return code
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     """As MLflow stores them; what is None is left out."""
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return {metric_name(key): text[:VALUE] for key, text in texts.items() if values[key] is not None}
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+    }
+    return {
+        metric_name(key): text[:VALUE] for key, text in texts.items() if values[key] is not None
+    }
 
 
 def _ms(seconds: float) -> int:

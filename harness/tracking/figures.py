@@ -15,12 +15,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 40  # cells: the fastest of more
-COLOURS = {"better": chart.COLOURS[0], "worse": chart.COLOURS[1], "same": "#777777", "inconclusive": "#BBBBBB"}
+COLOURS = {
+    "better": chart.COLOURS[0],
+    "worse": chart.COLOURS[1],
+    "same": "#777777",
+    "inconclusive": "#BBBBBB",
+}
 
 
 def draw_board(verdicts: Verdicts, label: str, path: Path) -> None:
     """Throughput of a workload's cells with 95% intervals, from the fastest down, coloured by verdict."""
-    found = [(cell, one) for cell in verdicts.cells if cell.cell.choice.label == label and (one := rate(cell))]
+    found = [
+        (cell, one)
+        for cell in verdicts.cells
+        if cell.cell.workload.label == label and (one := rate(cell))
+    ]
     found = sorted(found, key=lambda pair: pair[1].mean)[-MOST:]
     chart.save(_draw(verdicts, found), path)
 
@@ -31,10 +40,23 @@ def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> F
     for place, (cell, one) in enumerate(found):
         row = verdicts.speed(cell.cell.id)
         colour = COLOURS[row.verdict.outcome] if row else chart.INK
-        axes.errorbar(one.mean, place, xerr=one.half_width or 0.0, fmt="o", color=colour, capsize=3, markersize=5)
+        axes.errorbar(
+            one.mean,
+            place,
+            xerr=one.half_width or 0.0,
+            fmt="o",
+            color=colour,
+            capsize=3,
+            markersize=5,
+        )
         word = row.verdict.word if row else "reference"
         axes.annotate(
-            word, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=chart.INK
+            word,
+            (1.01, place),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8.5,
+            color=chart.INK,
         )
     axes.set_yticks(range(len(found)), [cell.cell.label for cell, _ in found])
     axes.set_xlim(left=0)

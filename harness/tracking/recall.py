@@ -26,24 +26,35 @@ def records_of(client: MlflowClient, run_id: str) -> list[Record]:
     run = client.get_run(run_id)
     tags, place = run.data.tags, f"MLflow run {run_id}"
     if run.info.lifecycle_stage == "deleted":
-        raise BadInput(f"{place}: found it deleted; a later delivery of the sweep may have taken its place")
+        raise BadInput(
+            f"{place}: found it deleted; a later delivery of the sweep may have taken its place"
+        )
     kind = tags.get("harness.kind")
     if kind not in ("sweep", "cell", "trial"):
-        raise BadInput(f"{place}: harness.kind: found {kind!r}; allowed: the runs of sweeps, cells and trials")
+        raise BadInput(
+            f"{place}: harness.kind: found {kind!r}; allowed: the runs of sweeps, cells and trials"
+        )
     if kind == "trial":
         return [_record(client, run)]
     mine = f"tags.`harness.origin` = '{tags['harness.origin']}' AND tags.`harness.kind` = 'trial'"
     if kind == "cell":
         mine += f" AND tags.`harness.cell` = '{tags['harness.cell']}'"
-    trials = {trial.data.tags["harness.trial"]: trial for trial in search(client, run.info.experiment_id, mine)}
-    wanted = json.loads(_text(client, run, "sweep.json"))["trials"] if SPEC in tags else sorted(trials)
+    trials = {
+        trial.data.tags["harness.trial"]: trial
+        for trial in search(client, run.info.experiment_id, mine)
+    }
+    wanted = (
+        json.loads(_text(client, run, "sweep.json"))["trials"] if SPEC in tags else sorted(trials)
+    )
     return [_record(client, trials[trial]) for trial in wanted if trial in trials]
 
 
 def _record(client: MlflowClient, run: Run) -> Record:
     place = f"MLflow run {run.info.run_id}"
     if RECORD not in run.data.tags or not is_whole(run):
-        raise BadInput(f"{place}: found no whole record with it; `harness collect SWEEP` completes a delivery")
+        raise BadInput(
+            f"{place}: found no whole record with it; `harness collect SWEEP` completes a delivery"
+        )
     return parse(_text(client, run, "record.json"), f"{place}: record.json")
 
 
@@ -52,6 +63,8 @@ def _text(client: MlflowClient, run: Run, name: str) -> str:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     files: Any = get_artifact_repository(run.info.artifact_uri, client.tracking_uri)
-    trouble = in_one_line(client.tracking_uri, f"does not give {name} of run {run.info.run_id}", BadInput)
+    trouble = in_one_line(
+        client.tracking_uri, f"does not give {name} of run {run.info.run_id}", BadInput
+    )
     with trouble, tempfile.TemporaryDirectory() as aside:
         return Path(files.download_artifacts(name, aside)).read_text(encoding="utf-8")

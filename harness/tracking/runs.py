@@ -18,8 +18,15 @@ from harness.core.paths import SweepFolder, TrialFolder, folder_name
 from harness.records import record as records_on_disk
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record
-from harness.spec.cell import Choice
-from harness.tracking.contents import Contents, Outline, cell_contents, sweep_contents, trial_contents, verdicts_of
+from harness.spec.cell import WorkloadRef
+from harness.tracking.contents import (
+    Contents,
+    Outline,
+    cell_contents,
+    sweep_contents,
+    trial_contents,
+    verdicts_of,
+)
 from harness.tracking.figures import MOST, draw_board
 from harness.tracking.verdicts import Verdicts, board
 
@@ -48,7 +55,12 @@ class Runs:
         folder: SweepFolder,
         spec: Mapping[str, Any],
     ) -> None:
-        self.client, self.experiment_id, self.folder, self.spec = client, experiment_id, folder, spec
+        self.client, self.experiment_id, self.folder, self.spec = (
+            client,
+            experiment_id,
+            folder,
+            spec,
+        )
         self.origin, self.sweep = origin, sweep
         self.found: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
         self.secrets = secrets()
@@ -58,7 +70,10 @@ class Runs:
         mine = f"tags.`harness.origin` = '{self.origin}'"
         filters = [mine]
         if cells is not None and len(cells) == 1:
-            filters = [f"{mine} AND tags.`harness.kind` = 'sweep'", f"{mine} AND tags.`harness.cell` = '{min(cells)}'"]
+            filters = [
+                f"{mine} AND tags.`harness.kind` = 'sweep'",
+                f"{mine} AND tags.`harness.cell` = '{min(cells)}'",
+            ]
         for filter_string in filters:
             for run in search(self.client, self.experiment_id, filter_string):
                 kind = run.data.tags.get("harness.kind", "")
@@ -76,14 +91,20 @@ class Runs:
             cells[outline.cell_id].append(outline)
         asked, written = {outline.trial for outline in chosen}, 0
         shown: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
-        for cell_id in dict.fromkeys(outline.cell_id for outline in (outlines if verdicts else chosen)):
-            contents = cell_contents(cells[cell_id], wanted=self.spec.get("trials", ()), verdicts=verdicts)
+        for cell_id in dict.fromkeys(
+            outline.cell_id for outline in (outlines if verdicts else chosen)
+        ):
+            contents = cell_contents(
+                cells[cell_id], wanted=self.spec.get("trials", ()), verdicts=verdicts
+            )
             cell = self._bring(contents, sweep.info.run_id)
-            shown[cells[cell_id][0].cell.choice.label].append(cell)
+            shown[cells[cell_id][0].cell.workload.label].append(cell)
             for outline in cells[cell_id]:
                 whole = self._find_whole(outline, cell)
                 if outline.trial in asked:
-                    self._delete([run for run in self.found["trial", outline.trial] if run is not whole])
+                    self._delete(
+                        [run for run in self.found["trial", outline.trial] if run is not whole]
+                    )
                     if whole is None:
                         self._write_trial(outline, cell, known.get(outline.trial))
                         written += 1
@@ -91,10 +112,14 @@ class Runs:
             self._bring_boards(verdicts, sweep, shown)
         return sweep.info.run_id, written
 
-    def _bring_boards(self, verdicts: Verdicts, sweep: Run, shown: Mapping[str, Sequence[Run]]) -> None:
+    def _bring_boards(
+        self, verdicts: Verdicts, sweep: Run, shown: Mapping[str, Sequence[Run]]
+    ) -> None:
         """The picture of each workload's leader board, with its cells and with the sweep."""
         boards = {label: found for label in shown if (found := board(verdicts, label, MOST))}
-        digests = {label: hashlib.sha256(found.encode()).hexdigest() for label, found in boards.items()}
+        digests = {
+            label: hashlib.sha256(found.encode()).hexdigest() for label, found in boards.items()
+        }
         together = " ".join(digests.values())
         places = [(label, run, digests[label]) for label in digests for run in shown[label]]
         places += [(label, sweep, together) for label in digests]
@@ -117,18 +142,31 @@ class Runs:
         """
         from mlflow.entities import Metric, Param, RunTag
 
-        keys, runs = {point.key for point in contents.points}, self.found[contents.kind, contents.key]
-        run = next((run for run in runs if set(run.data.metrics) <= keys), None) or self._create(contents, parent)
+        keys, runs = (
+            {point.key for point in contents.points},
+            self.found[contents.kind, contents.key],
+        )
+        run = next((run for run in runs if set(run.data.metrics) <= keys), None) or self._create(
+            contents, parent
+        )
         self._delete([other for other in runs if other is not run])
         known, run_id = run.data, run.info.run_id
         tags = self._tags(contents, parent)
         self.client.log_batch(
             run_id,
             metrics=[
-                Metric(p.key, p.value, p.at, p.step) for p in contents.points if known.metrics.get(p.key) != p.value
+                Metric(p.key, p.value, p.at, p.step)
+                for p in contents.points
+                if known.metrics.get(p.key) != p.value
             ],
-            params=[Param(k, self._clean(v)) for k, v in contents.params.items() if k not in known.params],
-            tags=[RunTag(key, value) for key, value in tags.items() if known.tags.get(key) != value],
+            params=[
+                Param(k, self._clean(v))
+                for k, v in contents.params.items()
+                if k not in known.params
+            ],
+            tags=[
+                RunTag(key, value) for key, value in tags.items() if known.tags.get(key) != value
+            ],
             synchronous=True,
         )
         if run.info.run_name != contents.name:
@@ -162,28 +200,37 @@ class Runs:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         place = self.folder.trial(outline.trial)
-        same = known is not None and (known.started, known.ended) == (outline.started, outline.ended)
+        same = known is not None and (known.started, known.ended) == (
+            outline.started,
+            outline.ended,
+        )
         record = known if known and same else records_on_disk.read(place.record)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
         run = self._create(contents, cell.info.run_id, {RECORD: outline.digest})
         run_id = run.info.run_id
-        self.client.log_inputs(run_id, datasets(record.trial.cell.choice, self._clean))
+        self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
         with tempfile.TemporaryDirectory() as aside:
             self._gather(record, place, Path(aside))
             # The client would ask for the run again to learn where its files go.
             files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
             files.log_artifacts(aside)
         params = [Param(key, self._clean(value)) for key, value in contents.params.items()]
-        metrics = [Metric(point.key, point.value, point.at, point.step) for point in contents.points]
+        metrics = [
+            Metric(point.key, point.value, point.at, point.step) for point in contents.points
+        ]
         for at in range(0, max(1, len(metrics)), BATCH):
-            self.client.log_batch(run_id, metrics[at : at + BATCH], params if at == 0 else (), synchronous=True)
+            self.client.log_batch(
+                run_id, metrics[at : at + BATCH], params if at == 0 else (), synchronous=True
+            )
         self.client.set_terminated(run_id, contents.status, contents.ended)
 
     def _gather(self, record: Record, place: TrialFolder, aside: Path) -> None:
         """The files that go with a trial's run."""
-        (aside / "record.json").write_text(self._clean(place.record.read_text(encoding="utf-8")), encoding="utf-8")
-        if record.learned:
-            text = json.dumps(record.learned.environment, indent=1) + "\n"
+        (aside / "record.json").write_text(
+            self._clean(place.record.read_text(encoding="utf-8")), encoding="utf-8"
+        )
+        if record.rank0:
+            text = json.dumps(record.rank0.environment, indent=1) + "\n"
             (aside / "environment.json").write_text(self._clean(text), encoding="utf-8")
         for log in sorted(place.path.glob("logs/*.log")):
             (aside / "logs").mkdir(exist_ok=True)
@@ -191,7 +238,9 @@ class Runs:
 
         gather_profile(place, aside, self._clean)
 
-    def _create(self, contents: Contents, parent: str | None, more: Mapping[str, str] = MappingProxyType({})) -> Run:
+    def _create(
+        self, contents: Contents, parent: str | None, more: Mapping[str, str] = MappingProxyType({})
+    ) -> Run:
         tags = {**self._tags(contents, parent), **more}
         return self.client.create_run(
             self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
@@ -224,23 +273,30 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
     """All runs that fit, however many."""
     token = None
     while True:
-        answer = client.search_runs([experiment_id], filter_string, max_results=PAGE, page_token=token)
+        answer = client.search_runs(
+            [experiment_id], filter_string, max_results=PAGE, page_token=token
+        )
         yield from answer
         token = answer.token
         if not token:
             return
 
 
-def datasets(choice: Choice, clean: Any) -> list[DatasetInput]:
+def datasets(workload: WorkloadRef, clean: Any) -> list[DatasetInput]:
     """The training and the test set of a workload: the same files, told apart by name."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    settings = json.dumps(dict(choice.data), sort_keys=True)
-    digest = choice.identity.get("files") or hashlib.sha256(settings.encode()).hexdigest()
-    name = clean(Path(str(choice.data.get("source", choice.label))).name)
+    settings = json.dumps(dict(workload.data), sort_keys=True)
+    digest = workload.identity.get("files") or hashlib.sha256(settings.encode()).hexdigest()
+    name = clean(Path(str(workload.data.get("source", workload.label))).name)
     return [
         DatasetInput(
-            Dataset(name=f"{name} {part}", digest=str(digest)[:16], source_type="local", source=clean(settings)),
+            Dataset(
+                name=f"{name} {part}",
+                digest=str(digest)[:16],
+                source_type="local",
+                source=clean(settings),
+            ),
             [InputTag("mlflow.data.context", context)],
         )
         for part, context in (("train", "training"), ("test", "evaluation"))

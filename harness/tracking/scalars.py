@@ -13,8 +13,8 @@ from harness.tracking.telemetry import telemetry_scalars
 def scalars(record: Record) -> dict[str, float]:
     """The single numbers of a trial; what was not measured is absent."""
     found: dict[str, float | None] = {}
-    if (summary := record.summary) and record.learned:
-        target = metric_name(record.learned.target.name)
+    if (summary := record.summary) and record.rank0:
+        target = metric_name(record.rank0.target.name)
         found = {
             "throughput_samples_per_s": summary.throughput,
             "step_time_p50_ms": _milli(summary.step_p50),
@@ -42,7 +42,10 @@ def scalars(record: Record) -> dict[str, float]:
 def _interrupted(record: Record) -> dict[str, float | None]:
     """How often the trial was taken up again and the seconds that it lost thereby; all ranks stop at the same step."""
     taken_up = record.ranks[0].interruptions if record.ranks else ()
-    lost = {"harness.interruptions": len(taken_up), "harness.interruptions_lost_s": sum(one.lost for one in taken_up)}
+    lost = {
+        "harness.interruptions": len(taken_up),
+        "harness.interruptions_lost_s": sum(one.lost for one in taken_up),
+    }
     return {**lost} if taken_up else {}
 
 
@@ -61,7 +64,11 @@ def _compiled(record: Record) -> dict[str, float | None]:
 
 def _loss_scale(record: Record) -> dict[str, float | None]:
     found = [rank.loss_scale for rank in record.ranks if rank.loss_scale]
-    return {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped} if found else {}
+    return (
+        {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped}
+        if found
+        else {}
+    )
 
 
 def metric_name(name: str) -> str:

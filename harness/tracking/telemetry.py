@@ -27,10 +27,18 @@ def telemetry_scalars(ranks: Sequence[RankResult], batch_size: int) -> dict[str,
     if not found or len(found) < len(ranks):
         return {}
     means = [_means(one) for one in found]
-    metrics = {name: float(np.mean([mean[name] for mean in means])) for name in means[0] if _known(name, means)}
+    metrics = {
+        name: float(np.mean([mean[name] for mean in means]))
+        for name in means[0]
+        if _known(name, means)
+    }
     throttled = [one.throttled for one in found if one.throttled is not None]
     if len(throttled) == len(found):
-        reasons = {reason: max(one.get(reason, 0.0) for one in throttled) for one in throttled for reason in one}
+        reasons = {
+            reason: max(one.get(reason, 0.0) for one in throttled)
+            for one in throttled
+            for reason in one
+        }
         metrics |= {f"gpu_throttled_share.{reason}": share for reason, share in reasons.items()}
     foreign = [one.foreign for one in found if one.foreign is not None]
     if len(foreign) == len(found):

@@ -16,7 +16,15 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, folder_name
 from harness.records import record as records_on_disk
 from harness.records.record import Record
-from harness.tracking.connect import FIRST_ANSWER, check_exists, check_uri, connect, in_one_line, is_server, quiet
+from harness.tracking.connect import (
+    FIRST_ANSWER,
+    check_exists,
+    check_uri,
+    connect,
+    in_one_line,
+    is_server,
+    quiet,
+)
 from harness.tracking.contents import Outline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.recall import records_of
@@ -87,7 +95,9 @@ class Tracker:
         """The address of each sweep's page, by the sweep's name. Raises TrackerDown."""
         with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "can't be opened"):
             client = self._client = self._client or connect(self.uri)
-            found = client.search_experiments(filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"])
+            found = client.search_experiments(
+                filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"]
+            )
         return {experiment.name: page(experiment.experiment_id, base=base) for experiment in found}
 
     def recall(self, run_id: str) -> list[Record]:
@@ -102,8 +112,14 @@ class Tracker:
         """The sweep's experiment, and whether it had been deleted."""
         found = client.get_experiment_by_name(name)
         if found is None:
-            place = None if is_server(self.uri) else (self.results.artifacts / folder_name(name)).absolute().as_uri()
-            return client.get_experiment(client.create_experiment(name, artifact_location=place)), False
+            place = (
+                None
+                if is_server(self.uri)
+                else (self.results.artifacts / folder_name(name)).absolute().as_uri()
+            )
+            return client.get_experiment(
+                client.create_experiment(name, artifact_location=place)
+            ), False
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
             return found, True

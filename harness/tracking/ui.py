@@ -27,7 +27,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STARTUP = 90.0  # seconds within which the server has to answer
 
 
-def serve(results: Results, uri: str | None = None, host: str = "127.0.0.1", port: int | None = None) -> None:
+def serve(
+    results: Results, uri: str | None = None, host: str = "127.0.0.1", port: int | None = None
+) -> None:
     """Show MLflow's pages until interrupted, and print their addresses.
 
     `uri` None means the database in the results folder. A server that runs already is only pointed to. Raises BadInput
@@ -61,7 +63,11 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
         "--backend-store-uri", tracker.uri, "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", host, "--port", str(port),
     ]  # fmt: skip
-    variables = {**SETTINGS, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
+    variables = {
+        **SETTINGS,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
     with tempfile.TemporaryFile() as log:
         guard = subprocess.Popen(
             command,
@@ -124,7 +130,9 @@ def _wait_for(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None
             time.sleep(0.1)
     log.seek(0)
     words = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["nothing"]
-    raise HarnessError(f"MLflow's server did not come up at {base}; its last words: {one_line(words[-1])}")
+    raise HarnessError(
+        f"MLflow's server did not come up at {base}; its last words: {one_line(words[-1])}"
+    )
 
 
 def guard(command: Sequence[str]) -> None:

@@ -30,14 +30,23 @@ class Verdicts:
     @staticmethod
     def of(name: str, cells: Sequence[CellResult]) -> Verdicts:
         side = Side(name=name, cells=cells)
-        return Verdicts(cells=cells, comparison=against_first(side), attributions=attributions(side))
+        return Verdicts(
+            cells=cells, comparison=against_first(side), attributions=attributions(side)
+        )
 
     def rows(self, cell_id: str) -> list[Row]:
         """A cell's, in throughput and in the target metric; the reference has none."""
-        return [row for row in self.comparison.rows if row.b.cell.id == cell_id] if self.comparison else []
+        return (
+            [row for row in self.comparison.rows if row.b.cell.id == cell_id]
+            if self.comparison
+            else []
+        )
 
     def speed(self, cell_id: str) -> Row | None:
-        return next((row for row in self.rows(cell_id) if row.verdict.question.metric.name == SPEED.name), None)
+        return next(
+            (row for row in self.rows(cell_id) if row.verdict.question.metric.name == SPEED.name),
+            None,
+        )
 
 
 def rate(cell: CellResult) -> Interval | None:
@@ -59,7 +68,7 @@ def interval_metrics(cell: CellResult) -> dict[str, float]:
 
 
 def verdict_metrics(verdicts: Verdicts, cell_id: str) -> dict[str, float]:
-    """The ratio to the reference with its interval, and the smallest change that could have been found."""
+    """The ratio to the reference with its interval, and the min_effect change that could have been found."""
     row = verdicts.speed(cell_id)
     if row is None:
         return {}
@@ -68,10 +77,16 @@ def verdict_metrics(verdicts: Verdicts, cell_id: str) -> dict[str, float]:
         "harness.speedup": metric.told(verdict.question.estimate.value),
         "harness.speedup_low": verdict.low,
         "harness.speedup_high": verdict.high,
-        "harness.detectable": math.inf if verdict.detectable is None else verdict.detectable,
+        "harness.min_detectable_effect": math.inf
+        if verdict.min_detectable_effect is None
+        else verdict.min_detectable_effect,
     }
     known = verdict.question.estimate.error is not None
-    return {name: value for name, value in found.items() if math.isfinite(value) and (known or "_" not in name)}
+    return {
+        name: value
+        for name, value in found.items()
+        if math.isfinite(value) and (known or "_" not in name)
+    }
 
 
 def verdict_tags(verdicts: Verdicts, cell_id: str) -> dict[str, Any]:
@@ -79,17 +94,29 @@ def verdict_tags(verdicts: Verdicts, cell_id: str) -> dict[str, Any]:
     rows = verdicts.rows(cell_id)
     if not rows:
         held_against = verdicts.comparison.rows if verdicts.comparison else ()
-        return {"harness.verdict": "reference"} if cell_id in {row.a.cell.id for row in held_against} else {}
-    tags: dict[str, Any] = {"harness.reference": rows[0].a.cell.label, "mlflow.note.content": _note(rows)}
+        return (
+            {"harness.verdict": "reference"}
+            if cell_id in {row.a.cell.id for row in held_against}
+            else {}
+        )
+    tags: dict[str, Any] = {
+        "harness.reference": rows[0].a.cell.label,
+        "mlflow.note.content": _note(rows),
+    }
     for row in rows:
         metric = row.verdict.question.metric
-        tags["harness.verdict" if metric.relative else f"harness.verdict_{metric.name}"] = row.verdict.word
+        tags["harness.verdict" if metric.relative else f"harness.verdict_{metric.name}"] = (
+            row.verdict.word
+        )
     return tags
 
 
 def _note(rows: Sequence[Row]) -> str:
     heads = ["metric", "this cell", "reference", "difference", "95% interval", "verdict"]
-    table = [[row.verdict.question.metric.name, *_numbers(row), f"**{row.verdict.word}**"] for row in rows]
+    table = [
+        [row.verdict.question.metric.name, *_numbers(row), f"**{row.verdict.word}**"]
+        for row in rows
+    ]
     return f"Against `{_plain(rows[0].a.cell.label)}`:\n\n{_table(heads, table)}"
 
 
@@ -117,12 +144,16 @@ def describe(description: str, verdicts: Verdicts, room: int) -> str:
 
 
 def _labels(verdicts: Verdicts) -> list[str]:
-    return list(dict.fromkeys(cell.cell.choice.label for cell in verdicts.cells))
+    return list(dict.fromkeys(cell.cell.workload.label for cell in verdicts.cells))
 
 
 def board(verdicts: Verdicts, label: str, longest: int) -> str:
     """The cells of a workload from the fastest down."""
-    found = [(cell, one) for cell in verdicts.cells if cell.cell.choice.label == label and (one := rate(cell))]
+    found = [
+        (cell, one)
+        for cell in verdicts.cells
+        if cell.cell.workload.label == label and (one := rate(cell))
+    ]
     found.sort(key=lambda pair: -pair[1].mean)
     rows = []
     for cell, one in found:
@@ -137,8 +168,19 @@ def board(verdicts: Verdicts, label: str, longest: int) -> str:
 def _bought(label: str, found: Attribution, longest: int) -> str:
     rows = []
     for effect in sorted(found.effects, key=_importance):
-        interval, certain = f"{effect.low:.3f}&nbsp;to&nbsp;{effect.high:.3f}", "yes" if effect.p <= ALPHA else "no"
-        rows.append([_levels(effect.levels), _levels(effect.reference), f"{effect.ratio:.3f}×", interval, certain])
+        interval, certain = (
+            f"{effect.low:.3f}&nbsp;to&nbsp;{effect.high:.3f}",
+            "yes" if effect.p <= ALPHA else "no",
+        )
+        rows.append(
+            [
+                _levels(effect.levels),
+                _levels(effect.reference),
+                f"{effect.ratio:.3f}×",
+                interval,
+                certain,
+            ]
+        )
     heads = ["what it buys", "against", "throughput", "95% interval", "certain"]
     return f"**What each axis buys: {_plain(label)}**\n\n{_shortened(heads, rows, longest)}"
 
@@ -159,7 +201,9 @@ def _shortened(heads: Sequence[str], rows: Sequence[Sequence[str]], longest: int
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """In Markdown; MLflow's pages leave no room between columns of their own."""
     lines = [f"{GAP} | ".join(row) for row in (heads, *rows)]
-    return "\n".join(f"| {line} |" for line in [lines[0], " | ".join(["---"] * len(heads)), *lines[1:]])
+    return "\n".join(
+        f"| {line} |" for line in [lines[0], " | ".join(["---"] * len(heads)), *lines[1:]]
+    )
 
 
 def _plain(text: str) -> str:

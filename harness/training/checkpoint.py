@@ -37,7 +37,9 @@ def save(
     """
     weights = {name: value.contiguous().clone() for name, value in whole_state(model)}
     optimizer_state = _optimizer_state(model, optimizer)
-    buffers = {name: buffer.cpu() for name, buffer in model.named_buffers()}  # each rank may have its own
+    buffers = {
+        name: buffer.cpu() for name, buffer in model.named_buffers()
+    }  # each rank may have its own
     everyone = gather(rest | {"random": _random_state(), "buffers": buffers}, ranks)
     if not ranks.first:
         return
@@ -85,7 +87,10 @@ def load(
     ranks: Ranks,
 ) -> tuple[int, dict[str, Any]]:
     """Put a checkpoint's state back; returns its step and this rank's `rest`. Raises BadCheckpoint."""
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
 
     try:
         weights = load_file(place / "model.safetensors")

@@ -12,7 +12,7 @@ from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
 from harness.training.loader import to_device
 from harness.training.precision import autocast
-from harness.training.ranks import Ranks, from_first, gather, share_buffers
+from harness.training.ranks import Ranks, broadcast_from_rank_0, gather, share_buffers
 from harness.training.strategy import arrange
 from workloads.base import Samples, Workload
 
@@ -44,7 +44,9 @@ def evaluate(
     for start in range(0, most, batch):
         indices = mine[start : start + batch]
         with autocast(axes, device):
-            result = workload.evaluate(model, arrange(to_device(samples.batch(indices or [0]), device), axes))
+            result = workload.evaluate(
+                model, arrange(to_device(samples.batch(indices or [0]), device), axes)
+            )
         if indices:
             rows.append(result.double().cpu().numpy())
         if (start // batch + 1) % LOOK == 0 and not go_on():
@@ -57,7 +59,9 @@ def evaluate(
         order = np.concatenate([indices for indices, _ in parts])
         found = np.concatenate([part for _, part in parts if part is not None])
         if not np.array_equal(np.sort(order), np.arange(count)) or len(found) != count:
-            raise NotApplied(f"evaluate: gave {len(found)} rows for {count} samples; needed: one row a sample")
+            raise NotApplied(
+                f"evaluate: gave {len(found)} rows for {count} samples; needed: one row a sample"
+            )
         metrics = workload.metrics(torch.from_numpy(found[np.argsort(order)]))
-    shared: dict[str, float] = from_first(metrics)
+    shared: dict[str, float] = broadcast_from_rank_0(metrics)
     return shared

@@ -36,7 +36,9 @@ class Compiler:
 
         mode = self.axes.execution.partition(":")[2] or None
         dynamic, fullgraph = SHAPES[self.axes.dynamic], self.axes.fullgraph
-        return cast(nn.Module, torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph))
+        return cast(
+            nn.Module, torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+        )
 
     def _watch(self, cold_cache: Path) -> None:
         if self.axes.cache == "cold":
@@ -52,7 +54,10 @@ class Compiler:
         self._began = time.perf_counter()
         # An id counts frames, then the compilations of the frame: the second of a frame is a recompilation.
         frame_compilation = what.compile_id.rpartition("/")[2]
-        self.recompiles += what.callback_trigger.name == "DYNAMO" and frame_compilation not in ("0", "")
+        self.recompiles += what.callback_trigger.name == "DYNAMO" and frame_compilation not in (
+            "0",
+            "",
+        )
 
     def _end(self, what: Any) -> None:
         self.seconds += time.perf_counter() - self._began
@@ -74,7 +79,9 @@ class Compiler:
             raise NotApplied(f"cache: cold was asked for and {hits} graphs came from a cache")
         return Compiled(
             graphs=graphs,
-            breaks={one_line(reason): int(count) for reason, count in counters["graph_break"].items()},
+            breaks={
+                one_line(reason): int(count) for reason, count in counters["graph_break"].items()
+            },
             recompiles=self.recompiles,
             seconds=self.seconds,
             cache_hits=hits,

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor on the CPU; every rank of a sharded one must ask."""
-    full = getattr(tensor, "full_tensor", None)  # a DTensor's, told without importing it: a second of start-up
+    full = getattr(
+        tensor, "full_tensor", None
+    )  # a DTensor's, told without importing it: a second of start-up
     return (full() if full is not None else tensor).detach().cpu()
 
 

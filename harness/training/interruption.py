@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 
-SIGNAL = signal.SIGUSR2  # not SIGTERM, with which launchers end the ranks of a trial that has failed
+SIGNAL = (
+    signal.SIGUSR2
+)  # not SIGTERM, with which launchers end the ranks of a trial that has failed
 
 
 def hold_back() -> None:

@@ -18,7 +18,9 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
 from workloads.base import Batch, Samples
 
-Fetched = tuple[list[int], int, Batch]  # the samples' indices, the worker that fetched them (-1: none), the batch
+Fetched = tuple[
+    list[int], int, Batch
+]  # the samples' indices, the worker that fetched them (-1: none), the batch
 
 
 class _Numbered:
@@ -79,15 +81,17 @@ def make_loader(
     if axes.input == "resident":
         move = getattr(samples, "to", None)
         if move is None:
-            raise NotApplied(f"input: resident was asked for and {type(samples).__name__} has no method to(device)")
+            raise NotApplied(
+                f"input: resident was asked for and {type(samples).__name__} has no method to(device)"
+            )
         return _Resident(move(device), order)
     return _Loader(
         _Fetching(samples, seed, order.rank),
         batch_sampler=_Numbered(order),
         collate_fn=_as_is,
-        num_workers=axes.workers,
-        prefetch_factor=axes.prefetch_factor if axes.workers else None,
-        persistent_workers=axes.workers > 0 and axes.persistent_workers,
+        num_workers=axes.num_workers,
+        prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
+        persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
         pin_memory=device.type == "cuda" and axes.pin_memory != "never",
         generator=torch.Generator().manual_seed(derive_seed(seed, order.rank)),
     )

@@ -17,7 +17,11 @@ from workloads.schedules import one_cycle
 
 MOMENTUM = 0.9
 ONE_CYCLE_RISE = 0.3
-KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+KINDS: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 IMPLEMENTATIONS = {
     "for-loop": {"foreach": False, "fused": False},
     "foreach": {"foreach": True, "fused": False},
@@ -33,14 +37,19 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     optimizer = workload.optimizer(model)
     if axes.optimizer != "recipe":
         kept = ("params", "lr", "weight_decay") if axes.optimizer == "adamw" else ("params", "lr")
-        groups = [{name: group[name] for name in kept if name in group} for group in optimizer.param_groups]
+        groups = [
+            {name: group[name] for name in kept if name in group}
+            for group in optimizer.param_groups
+        ]
         more = {"momentum": MOMENTUM} if axes.optimizer == "sgd" else {}
-        optimizer = KINDS[axes.optimizer](groups, **more, **IMPLEMENTATIONS.get(axes.implementation, {}))
-    elif axes.implementation != "recipe":
-        optimizer = _reimplemented(optimizer, axes.implementation)
-    factor = axes.batch_size / workload.batch_size if axes.scaling == "linear" else 1.0
+        optimizer = KINDS[axes.optimizer](
+            groups, **more, **IMPLEMENTATIONS.get(axes.optimizer_impl, {})
+        )
+    elif axes.optimizer_impl != "recipe":
+        optimizer = _reimplemented(optimizer, axes.optimizer_impl)
+    factor = axes.batch_size / workload.batch_size if axes.lr_scaling == "linear" else 1.0
     for group in optimizer.param_groups:
-        group["lr"] = (axes.learning_rate if axes.learning_rate is not None else group["lr"]) * factor
+        group["lr"] = (axes.lr if axes.lr is not None else group["lr"]) * factor
     return optimizer
 
 
@@ -51,25 +60,31 @@ def _reimplemented(optimizer: Optimizer, implementation: str) -> Optimizer:
     try:
         return kind(groups, **flags)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError) as error:
-        raise NotApplied(f"implementation: {kind.__name__} has no {implementation}: {one_line(error)}") from None
+        raise NotApplied(
+            f"optimizer_impl: {kind.__name__} has no {implementation}: {one_line(error)}"
+        ) from None
 
 
-def make_schedule(workload: Workload, optimizer: Optimizer, axes: Axes, steps: int) -> LRScheduler | None:
+def make_schedule(
+    workload: Workload, optimizer: Optimizer, axes: Axes, steps: int
+) -> LRScheduler | None:
     """The schedule over `steps` optimizer steps, stepped after each; None for a constant learning rate."""
-    if axes.schedule == "recipe":
+    if axes.lr_schedule == "recipe":
         return workload.schedule(optimizer, steps)
-    if axes.schedule == "one-cycle":
+    if axes.lr_schedule == "one-cycle":
         return one_cycle(optimizer, steps, ONE_CYCLE_RISE)
-    rise = round(axes.ramp * steps)
-    if axes.schedule == "constant" and not rise:
+    rise = round(axes.lr_warmup * steps)
+    if axes.lr_schedule == "constant" and not rise:
         return None
 
     def scale(step: int) -> float:
         if step < rise:
             return (step + 1) / (rise + 1)
         done = (step - rise) / max(1, steps - rise)
-        return {"constant": 1.0, "cosine": (1 + math.cos(math.pi * done)) / 2, "step": 0.1 ** int(3 * done)}[
-            axes.schedule
-        ]
+        return {
+            "constant": 1.0,
+            "cosine": (1 + math.cos(math.pi * done)) / 2,
+            "step": 0.1 ** int(3 * done),
+        }[axes.lr_schedule]
 
     return LambdaLR(optimizer, scale)

@@ -17,9 +17,13 @@ class BatchOrder:
     batches (an incomplete last one is dropped), each cut into equal parts by rank.
     """
 
-    def __init__(self, *, samples: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, *, samples: int, batch_size: int, seed: int, rank: int, world_size: int
+    ) -> None:
         if samples < batch_size:
-            raise BadInput(f"batch_size: found {batch_size}; allowed: at most the {samples} training samples")
+            raise BadInput(
+                f"batch_size: found {batch_size}; allowed: at most the {samples} training samples"
+            )
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.steps = samples // batch_size  # in an epoch

@@ -60,7 +60,9 @@ def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
         nodes.add(node)
         ahead += [further for further, _ in node.next_functions]
     compiled = [node for node in nodes if node.name() == "CompiledFunctionBackward"]
-    return any(kept is not None and kept.dtype == dtype for node in compiled for kept in node.saved_tensors)
+    return any(
+        kept is not None and kept.dtype == dtype for node in compiled for kept in node.saved_tensors
+    )
 
 
 class Scaler:
@@ -78,17 +80,21 @@ class Scaler:
     def backward(self, loss: Tensor) -> None:
         if self.unproven is not None:
             if not computed_in(LOWER[self.unproven], loss):
-                raise NotApplied(f"precision: {self.unproven} was asked for and the first step computed nothing in it")
+                raise NotApplied(
+                    f"precision: {self.unproven} was asked for and the first step computed nothing in it"
+                )
             self.unproven = None
         if self.scaled:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer, clip: float | None) -> bool:
+    def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
         """Whether the optimizer has stepped: under a loss scale it skips gradients that are not finite."""
-        if clip is not None:
+        if max_grad_norm is not None:
             self.scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+            torch.nn.utils.clip_grad_norm_(
+                [p for group in optimizer.param_groups for p in group["params"]], max_grad_norm
+            )
         if not self.scaled:
             optimizer.step()
             return True

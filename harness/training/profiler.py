@@ -37,7 +37,9 @@ def trace_steps(training: Training, steps: int) -> None:
     plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)
     with (
         training.phase("profile"),
-        profile(activities=activities, schedule=plan, on_trace_ready=leave, acc_events=True) as profiler,
+        profile(
+            activities=activities, schedule=plan, on_trace_ready=leave, acc_events=True
+        ) as profiler,
     ):
         for _ in range(WARMUP + steps):
             with record_function("fetch"):

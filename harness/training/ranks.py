@@ -41,7 +41,9 @@ class Ranks:
         slurm = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
         here = read("LOCAL_WORLD_SIZE")
         rank, local, size = (
-            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS") if slurm else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+            if slurm
+            else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
         return Ranks(
             rank=int(read(rank, "0")),
@@ -53,7 +55,9 @@ class Ranks:
 
     def export(self) -> None:
         """Set torchrun's variables for libraries and workloads that read them, whoever has started this rank."""
-        os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.world_size))
+        os.environ.update(
+            RANK=str(self.rank), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.world_size)
+        )
         if self.local_world_size is not None:
             os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
 
@@ -74,14 +78,18 @@ def choose_device(asked: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.
     visible = torch.cuda.device_count()
     index = 0 if ranks.may_be_bound and visible == 1 else ranks.local_rank
     if index >= visible:
-        raise BadInput(f"device: found {visible} GPUs; needed: one for local rank {ranks.local_rank}")
+        raise BadInput(
+            f"device: found {visible} GPUs; needed: one for local rank {ranks.local_rank}"
+        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 
 
 @contextmanager
-def process_group(ranks: Ranks, device: torch.device, *, needed: bool, timeout: float) -> Iterator[None]:
+def process_group(
+    ranks: Ranks, device: torch.device, *, needed: bool, timeout: float
+) -> Iterator[None]:
     """gloo on CPUs, NCCL on GPUs, for as long as the block lasts; left at once if the block raises.
 
     A DDP object that outlives its process group can hang for ever, so the block must drop model and optimizer.
@@ -118,7 +126,7 @@ def derive_seed(seed: int, *stream: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def least(device: torch.device, *values: int) -> list[int]:
+def all_reduce_min(device: torch.device, *values: int) -> list[int]:
     """Of each value the least of all ranks', at every rank."""
     if not dist.is_initialized():
         return list(values)
@@ -127,7 +135,7 @@ def least(device: torch.device, *values: int) -> list[int]:
     return [int(value) for value in everyone]
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait until all ranks are here."""
     if dist.is_initialized():
         dist.barrier()
@@ -142,7 +150,7 @@ def gather(value: Any, ranks: Ranks) -> list[Any]:
     return everyone or []
 
 
-def from_first(value: Any) -> Any:
+def broadcast_from_rank_0(value: Any) -> Any:
     """Rank 0's value, at every rank."""
     if not dist.is_initialized():
         return value

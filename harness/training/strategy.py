@@ -30,12 +30,19 @@ class Prepared:
 
     training: nn.Module
     module: nn.Module
-    sync: Callable[[bool], AbstractContextManager[object]] = field(default=lambda last: nullcontext())
+    sync: Callable[[bool], AbstractContextManager[object]] = field(
+        default=lambda last: nullcontext()
+    )
     watch: Callable[[Tensor], None] | None = None
 
 
 def prepare(
-    workload: Workload, model: nn.Module, axes: Axes, device: torch.device, compiler: Compiler, clock: StepClock
+    workload: Workload,
+    model: nn.Module,
+    axes: Axes,
+    device: torch.device,
+    compiler: Compiler,
+    clock: StepClock,
 ) -> Prepared:
     """`model` on the device, wrapped and compiled as the axes say. FSDP2 replaces its parameters in place.
 
@@ -45,15 +52,19 @@ def prepare(
     model = model.to(device)
     if axes.channels_last:
         if not any(parameter.ndim == 4 for parameter in model.parameters()):
-            raise NotApplied("channels_last was asked for and the model has no convolution of images")
+            raise NotApplied(
+                "channels_last was asked for and the model has no convolution of images"
+            )
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if axes.activation_checkpointing:
-        for block in workload.blocks(model) or [model]:
+        for block in workload.layers(model) or [model]:
             _checkpoint_activations(block)
     if axes.strategy == "ddp":
         wrapped = _replicate(model, axes, device)
         sync = lambda last: nullcontext() if last else wrapped.no_sync()  # noqa: E731
-        return Prepared(compiler(wrapped), model, sync, lambda loss: mark_gradient_wait(loss, clock))
+        return Prepared(
+            compiler(wrapped), model, sync, lambda loss: mark_gradient_wait(loss, clock)
+        )
     if axes.strategy == "fsdp2":
         sharded = Prepared(compiler(model), model, _shard(workload, model, axes, device))
         if device.type == "cpu":
@@ -73,7 +84,9 @@ def _checkpoint_activations(block: nn.Module) -> None:
 
 
 def _replicate(model: nn.Module, axes: Axes, device: torch.device) -> DistributedDataParallel:
-    if axes.bucket_cap_mb is not None and buckets(model, axes.bucket_cap_mb) == (own := buckets(model, None)):
+    if axes.bucket_cap_mb is not None and buckets(model, axes.bucket_cap_mb) == (
+        own := buckets(model, None)
+    ):
         count = f"{len(own)} bucket{'s' if len(own) > 1 else ''}"
         raise NotApplied(
             f"bucket_cap_mb: {axes.bucket_cap_mb:g} was asked for and the gradients are in the same {count} as without"
@@ -94,8 +107,12 @@ def buckets(model: nn.Module, cap: float | None) -> list[list[int]]:
     that of the parameters is what DDP assumes too; it then goes by the order seen in the first step.
     """
     ddp: Any = dist  # what DDP itself uses of it has no types
-    gradients = [parameter for parameter in reversed(list(model.parameters())) if parameter.requires_grad]
-    limits = [ddp._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET] if cap is None else [int(cap * 2**20)]
+    gradients = [
+        parameter for parameter in reversed(list(model.parameters())) if parameter.requires_grad
+    ]
+    limits = (
+        [ddp._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET] if cap is None else [int(cap * 2**20)]
+    )
     assigned: list[list[int]] = ddp._compute_bucket_assignment_by_size(gradients, limits)[0]
     return assigned
 
@@ -109,10 +126,10 @@ def _shard(
     lower = torch.bfloat16 if axes.precision == "bf16:fsdp2" else None
     settings: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (axes.world_size,)),
-        "reshard_after_forward": RESHARD[axes.reshard],
+        "reshard_after_forward": RESHARD[axes.reshard_after_forward],
         "mp_policy": MixedPrecisionPolicy(param_dtype=lower),
     }
-    for block in workload.blocks(model) if axes.wrap == "blocks" else ():
+    for block in workload.layers(model) if axes.fsdp_wrap == "layers" else ():
         fully_shard(block, **settings)
     fully_shard(model, **settings)
     assert isinstance(model, FSDPModule)
@@ -129,4 +146,6 @@ def arrange(batch: Batch, axes: Axes) -> Batch:
     """The batch in the memory order of the model."""
     if not axes.channels_last:
         return batch
-    return tuple(t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for t in batch)
+    return tuple(
+        t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for t in batch
+    )

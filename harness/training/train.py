@@ -33,7 +33,14 @@ from harness.training.loader import Fetched, make_loader, to_device
 from harness.training.optimization import make_optimizer, make_schedule
 from harness.training.order import BatchOrder, OrderDigest
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
-from harness.training.ranks import Ranks, derive_seed, from_first, least, meet, seed_everything
+from harness.training.ranks import (
+    Ranks,
+    all_reduce_min,
+    barrier,
+    broadcast_from_rank_0,
+    derive_seed,
+    seed_everything,
+)
 from harness.training.strategy import arrange, prepare
 from workloads.base import Batch, Workload
 
@@ -79,18 +86,30 @@ class Training:
         self.compiler = Compiler(self.axes, folder.cache(ranks.rank))
         self.scaler = Scaler(self.axes, device)
         self.loss = under_autocast(self.axes, device, workload.loss)
-        self.moves = device.type != "cpu" or self.axes.channels_last  # a batch, before it can be trained on
+        self.moves = (
+            device.type != "cpu" or self.axes.channels_last
+        )  # a batch, before it can be trained on
         self.telemetry = telemetry_for(device, warmup=self.cell.warmup)
         self.phases: dict[str, float] = {}
-        self.shared: list[float] = []  # the first and the last moment at which all ranks met, on this rank's clock
+        self.shared: list[
+            float
+        ] = []  # the first and the last moment at which all ranks met, on this rank's clock
         self.told = 0.0  # when progress in training was, on the monotonic clock
         self.pace: dict[str, float] = {}  # what it said, for as long as there is nothing newer
         self.stretch = 1  # steps until the next look; longer once it is known what a step takes
         with self.phase("data"):
             self.splits = workload.splits()
-        count, batch_size, seed = len(self.splits.train), self.axes.batch_size, derive_seed(self.seed)
+        count, batch_size, seed = (
+            len(self.splits.train),
+            self.axes.batch_size,
+            derive_seed(self.seed),
+        )
         self.order = BatchOrder(
-            samples=count, batch_size=batch_size, seed=seed, rank=ranks.rank, world_size=ranks.world_size
+            samples=count,
+            batch_size=batch_size,
+            seed=seed,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         )
         self.digest = OrderDigest(self.order)
         self.steps = self.cell.length.in_steps(self.order.steps)
@@ -106,12 +125,16 @@ class Training:
         model = self.workload.build_model()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.clock = step_clock(self.device)
-        self.model = prepare(self.workload, model, self.axes, self.device, self.compiler, self.clock)
+        self.model = prepare(
+            self.workload, model, self.axes, self.device, self.compiler, self.clock
+        )
         self.optimizer = make_optimizer(self.workload, self.model.module, self.axes)
         self.schedule = make_schedule(self.workload, self.optimizer, self.axes, self.steps)
-        self.loader = make_loader(self.splits.train, self.order, self.axes, seed=self.seed, device=self.device)
+        self.loader = make_loader(
+            self.splits.train, self.order, self.axes, seed=self.seed, device=self.device
+        )
         seed_everything(self.seed, self.ranks.rank)
-        place = from_first(checkpoint.newest(self.folder.best, self.folder.resume))
+        place = broadcast_from_rank_0(checkpoint.newest(self.folder.best, self.folder.resume))
         if place is not None:
             self._resume(place)
 
@@ -135,7 +158,7 @@ class Training:
         DDP lays out its buckets anew after its first backward, by the order in which gradients came. Where a gradient
         lies decides in which order more than two ranks are added up, and so the last bits of the sum.
         """
-        share = range(self.axes.batch_size // self.ranks.world_size // self.axes.accumulation)
+        share = range(self.axes.batch_size // self.ranks.world_size // self.axes.grad_accum_steps)
         batch = arrange(to_device(self.splits.train.batch(share), self.device), self.axes)
         loss = self.loss(self.model.training, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -183,10 +206,10 @@ class Training:
         self._look(torch.stack(losses).float().cpu().numpy(), times)
 
     def _train_step(self, batch: Batch) -> Tensor:
-        parts = self.axes.accumulation
+        parts = self.axes.grad_accum_steps
         loss = self._micro_step(batch) if parts == 1 else self._accumulate(batch, parts)
         self.clock.enter(Phase.optimizer)
-        stepped = self.scaler.step(self.optimizer, self.axes.clip)
+        stepped = self.scaler.step(self.optimizer, self.axes.max_grad_norm)
         if self.schedule is not None and stepped:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -195,7 +218,9 @@ class Training:
     def _accumulate(self, batch: Batch, parts: int) -> Tensor:
         """The mean loss of equal parts of a batch, in its order; ranks share gradients in the last only."""
         losses = []
-        for number, part in enumerate(zip(*(tensor.chunk(parts) for tensor in batch), strict=True), 1):
+        for number, part in enumerate(
+            zip(*(tensor.chunk(parts) for tensor in batch), strict=True), 1
+        ):
             with self.model.sync(number == parts):
                 losses.append(self._micro_step(part, parts))
         return torch.stack(losses).mean()
@@ -224,24 +249,33 @@ class Training:
         self._check_applied()
         bad = next(iter(np.flatnonzero(~np.isfinite(losses))), None)
         never = self.steps * self.ranks.world_size
-        mine = never if bad is None else (first + int(bad)) * self.ranks.world_size + self.ranks.rank
+        mine = (
+            never if bad is None else (first + int(bad)) * self.ranks.world_size + self.ranks.rank
+        )
         longer = min(len(losses) * 10, math.ceil(STRETCH * len(losses) / spent))
-        earliest, self.stretch, go_on = least(self.device, mine, longer, not wanted())
+        earliest, self.stretch, go_on = all_reduce_min(self.device, mine, longer, not wanted())
         self.shared[1:] = [time.perf_counter()]
         if earliest < never:
             step, rank = divmod(earliest, self.ranks.world_size)
-            raise NonFiniteLoss(f"the loss became NaN or infinite at step {step + 1} of {self.steps}", rank=rank)
+            raise NonFiniteLoss(
+                f"the loss became NaN or infinite at step {step + 1} of {self.steps}", rank=rank
+            )
         if not go_on:
             self._interrupt()
         if time.monotonic() - self.told > TELL:
             self.told = time.monotonic()
-            self.pace = {"rate": len(losses) * self.axes.batch_size / spent, "loss": float(losses[-1])}
+            self.pace = {
+                "rate": len(losses) * self.axes.batch_size / spent,
+                "loss": float(losses[-1]),
+            }
             self._tell("train")
 
     def _check_applied(self) -> None:
         self.compiler.account()
-        if self.axes.workers and not self.trace.loader_workers:
-            raise NotApplied(f"workers: {self.axes.workers} were asked for and none delivered a batch")
+        if self.axes.num_workers and not self.trace.loader_workers:
+            raise NotApplied(
+                f"num_workers: {self.axes.num_workers} were asked for and none delivered a batch"
+            )
 
     def _owes_evaluation(self, every: int) -> bool:
         """Whether an earlier attempt was interrupted between a step and the evaluation that follows it."""
@@ -252,29 +286,36 @@ class Training:
         self._tell("evaluate")
         with self.phase("evaluate") as spent:
             module, test = self.model.module, self.splits.test
-            metrics = evaluate(self.workload, module, test, self.axes, self.ranks, self.device, self._goes_on)
+            metrics = evaluate(
+                self.workload, module, test, self.axes, self.ranks, self.device, self._goes_on
+            )
         if metrics is None:
             self._interrupt()
         for name, value in metrics.items():
             if not np.isfinite(value):
-                raise NonFiniteLoss(f"{name} of the test set became {value} after step {self.step} of {self.steps}")
+                raise NonFiniteLoss(
+                    f"{name} of the test set became {value} after step {self.step} of {self.steps}"
+                )
         epoch = self.step / self.order.steps
         found = Evaluation(step=self.step, epoch=epoch, metrics=metrics, seconds=spent())
         self.trace.evaluations.append(asdict(found))
-        if self.assignment.checkpoint == "best" and self.target.best(self.trace.evaluations_seen()) == found:
+        if (
+            self.assignment.checkpoint == "best"
+            and self.target.best(self.trace.evaluations_seen()) == found
+        ):
             with self.phase("checkpoint"):
                 self._save(self.folder.best)
 
     def _goes_on(self) -> bool:
         """Whether no rank was asked to stop."""
-        return bool(least(self.device, not wanted())[0])
+        return bool(all_reduce_min(self.device, not wanted())[0])
 
     def _interrupt(self) -> NoReturn:
         """Leave a checkpoint and end; no rank before it is there, as launchers end all ranks when one has ended."""
         self._tell("interrupted")
         if self.step > self.first:
             self._save(self.folder.resume, by=SIGNAL.name)
-        meet()
+        barrier()
         raise Interrupted(f"{SIGNAL.name} after step {self.step} of {self.steps}")
 
     def _save(self, folder: Path, by: str | None = None) -> None:
@@ -286,7 +327,9 @@ class Training:
             compiled=asdict(compiled) if compiled else None,
         )
         rest = {"trace": asdict(trace), "scaler": self.scaler.state(), "at": time.time(), "by": by}
-        checkpoint.save(folder, self.step, self.model.module, self.optimizer, self.schedule, rest, self.ranks)
+        checkpoint.save(
+            folder, self.step, self.model.module, self.optimizer, self.schedule, rest, self.ranks
+        )
 
     def compiled(self) -> Compiled | None:
         """What the last attempt that trained has compiled, None for eager; raises NotApplied as `Compiler.account`."""
@@ -323,5 +366,11 @@ class Training:
 
     def _tell(self, phase: str) -> None:
         if self.ranks.first:
-            content = {"phase": phase, "step": self.step, "steps": self.steps, "at": time.time(), **self.pace}
+            content = {
+                "phase": phase,
+                "step": self.step,
+                "steps": self.steps,
+                "at": time.time(),
+                **self.pace,
+            }
             write_whole(self.folder.progress, json.dumps(content), durable=False)

@@ -32,7 +32,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
-from harness.records.record import Failure, Interruption, Learned, RankResult, write
+from harness.records.record import Failure, Interruption, Rank0Report, RankResult, write
 from harness.records.restore import restore
 from harness.records.series import Series
 from harness.spec.cell import Assignment
@@ -47,14 +47,18 @@ from workloads.base import Workload
 from workloads.catalog import load_class
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")  # gloo's, NCCL's
+TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout"
+)  # gloo's, NCCL's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code: 0 when the trial is done, 1 when it failed, 75 when it was interrupted and can go on."""
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
-    parser.add_argument("--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log")
+    parser.add_argument(
+        "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
+    )
     given = parser.parse_args(arguments)
     die_with_parent()
     ranks, folder = Ranks.from_environment(), TrialFolder(given.folder)
@@ -78,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) -> RankResult:
     """Train as `trial.json` says; `trace` fills up on the way, so that a failure leaves what was seen."""
     assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
-    torch.set_num_threads(assignment.trial.cell.axes.threads)
+    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     device = choose_device(assignment.device, ranks)
     needed = assignment.trial.cell.axes.strategy != "single"
     with process_group(ranks, device, needed=needed, timeout=COLLECTIVE_TIMEOUT):
@@ -96,7 +100,7 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) ->
 
 def load_workload(assignment: Assignment) -> Workload:
     """The cell's workload with its settings."""
-    choice = assignment.trial.cell.choice
+    choice = assignment.trial.cell.workload
     kind = load_class(choice.uses, Path(assignment.base))
     return kind(restore(kind.Options, choice.options), restore(kind.Data, choice.data))
 
@@ -115,7 +119,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         memory=memory,
         phases=training.spent,
         elapsed=training.elapsed,
-        learned=_learned(training, fingerprint) if training.ranks.first else None,
+        rank0=_rank0_report(training, fingerprint) if training.ranks.first else None,
     )
 
 
@@ -124,15 +128,16 @@ def _series(trace: Trace) -> dict[str, Any]:
         "loss": Series.pack(np.asarray(trace.losses, dtype=np.float32)),
         "step_seconds": Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
         "step_phases": {
-            name: Series.pack(np.asarray(seconds, dtype=np.float32)) for name, seconds in trace.step_phases.items()
+            name: Series.pack(np.asarray(seconds, dtype=np.float32))
+            for name, seconds in trace.step_phases.items()
         },
         "interruptions": [Interruption(**taken_up) for taken_up in trace.interruptions],
     }
 
 
-def _learned(training: Training, fingerprint: str) -> Learned:
+def _rank0_report(training: Training, fingerprint: str) -> Rank0Report:
     best = checkpoint.newest(training.folder.best)
-    return Learned(
+    return Rank0Report(
         target=training.target,
         steps_per_epoch=training.order.steps,
         parameters=training.parameters,
@@ -151,7 +156,9 @@ def _bytes_per_sample(training: Training) -> float | None:
     if axes.strategy == "fsdp2":
         return None
     rank_batch = axes.batch_size // axes.world_size
-    batch = to_device(training.splits.train.batch(range(rank_batch // axes.accumulation)), training.device)
+    batch = to_device(
+        training.splits.train.batch(range(rank_batch // axes.grad_accum_steps)), training.device
+    )
     model = training.model.module
     context = partial(autocast, axes, training.device)
     trained = bytes_per_sample(training.workload, model, arrange(batch, axes), context)

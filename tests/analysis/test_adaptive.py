@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.analysis.adaptive import Goal, half_width, known, reached, run_until
 from harness.records.record import Record
+from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -34,8 +36,9 @@ class Machine:
                 self.records[trial.id] = self.trial(trial.cell, trial.seed, trial.repeat)
         return list(self.records.values())
 
-    def trial(self, cell: object, seed: int, repeat: int) -> Record:
-        record = make_record(cell, seed=seed, repeat=repeat, status="failed" if self.fails else "done")  # type: ignore[arg-type]
+    def trial(self, cell: Cell, seed: int, repeat: int) -> Record:
+        status: Any = "failed" if self.fails else "done"
+        record = make_record(cell, seed=seed, repeat=repeat, status=status)
         begun, self.now = self.now, self.now + BLOCK / 2
         record = replace(record, started=begun, ended=self.now)
         if record.summary is None:
@@ -62,7 +65,9 @@ def test_steady_cells_need_few_repeats_and_noisy_ones_more(sweep: Sweep) -> None
     machine = Machine(0.02)
     asked, records = run_until(goal, sweep, machine.run, machine.clock)
     assert reached(goal, asked, records)
-    assert not reached(goal, asked, [one for one in records if one.trial.repeat < asked.repeats - 1])
+    assert not reached(
+        goal, asked, [one for one in records if one.trial.repeat < asked.repeats - 1]
+    )
 
 
 def test_what_was_run_already_counts(sweep: Sweep) -> None:
@@ -84,7 +89,9 @@ def test_the_budget_is_kept(sweep: Sweep) -> None:
 
 
 def test_how_well_the_least_known_cell_is_known_is_said(sweep: Sweep) -> None:
-    found = [make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)]
+    found = [
+        make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)
+    ]
     words = known(Goal(half_width=0.01), sweep, found)
     assert words.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
 

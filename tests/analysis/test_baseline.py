@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import baseline
-from harness.analysis.result import condense
+from harness.analysis.result import aggregate
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from tests.factories import make_cell, make_record
@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Results:
 
 
 def test_what_is_saved_is_read_again(place: Results) -> None:
-    cells = condense([make_record(make_cell(steps=100), seed=seed) for seed in (0, 1)])
+    cells = aggregate([make_record(make_cell(steps=100), seed=seed) for seed in (0, 1)])
     (saved,) = baseline.save(place, cells)
     assert saved.path == place.baselines / "Test-CPU-2-cores" / f"{cells[0].cell.id}.json"
     again = baseline.read(saved.path)
@@ -32,7 +32,9 @@ def test_what_is_saved_is_read_again(place: Results) -> None:
 
 
 def test_a_file_is_small_and_reads_well_in_a_diff(place: Results) -> None:
-    (saved,) = baseline.save(place, condense([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)]))
+    (saved,) = baseline.save(
+        place, aggregate([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)])
+    )
     text = saved.path.read_text(encoding="utf-8")
     assert len(text) < 10_000
     assert max(map(len, text.splitlines())) < 250
@@ -56,7 +58,9 @@ def test_saving_the_same_again_changes_nothing(place: Results) -> None:
         (make_result([1.0], conditions={"code": ["a", "b"]}), "found trials of code a and b"),
     ],
 )
-def test_what_nothing_can_be_held_against_is_refused(place: Results, result: object, why: str) -> None:
+def test_what_nothing_can_be_held_against_is_refused(
+    place: Results, result: object, why: str
+) -> None:
     good = make_result([1.0], cell=make_cell(precision="bf16"))
     with pytest.raises(BadInput, match=why):
         baseline.save(place, [good, result])  # type: ignore[list-item]
@@ -78,9 +82,13 @@ def saved(place: Results) -> Path:
         ("more", 1, "no field 'more'"),
     ],
 )
-def test_what_is_no_baseline_of_this_schema_is_refused(place: Results, key: str, value: object, why: str) -> None:
+def test_what_is_no_baseline_of_this_schema_is_refused(
+    place: Results, key: str, value: object, why: str
+) -> None:
     path = saved(place)
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8"
+    )
     with pytest.raises(BadInput, match=why):
         baseline.read(path)
 
@@ -89,7 +97,9 @@ def test_what_is_no_baseline_of_this_schema_is_refused(place: Results, key: str,
 def test_numbers_that_can_be_no_throughput_are_refused(place: Results, value: str) -> None:
     path = saved(place)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8")
+    path.write_text(
+        text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8"
+    )
     assert path.read_text(encoding="utf-8") != text
     with pytest.raises(BadInput, match="no whole baseline"):
         baseline.read(path)
@@ -116,5 +126,7 @@ def test_prune_removes_what_no_sweep_has_and_what_can_not_be_read(place: Results
 
 def test_absolute_paths_of_data_are_left_out(place: Results) -> None:
     cell = make_cell()
-    cell = replace(cell, choice=replace(cell.choice, data={"source": "idx", "path": "/home/somebody/data"}))
+    cell = replace(
+        cell, workload=replace(cell.workload, data={"source": "idx", "path": "/home/somebody/data"})
+    )
     assert "somebody" not in baseline.dump(make_result([1.0], cell=cell))

@@ -40,7 +40,9 @@ def words(found: Comparison) -> list[str]:
     return [row.verdict.word for row in found.rows]
 
 
-@pytest.mark.parametrize(("by", "word", "code"), [(1.1, "faster", 0), (0.9, "slower", 1), (1.0005, "same", 0)], ids=str)
+@pytest.mark.parametrize(
+    ("by", "word", "code"), [(1.1, "faster", 0), (0.9, "slower", 1), (1.0005, "same", 0)], ids=str
+)
 def test_exit_codes_follow_verdicts(by: float, word: str, code: int) -> None:
     found = held(make_result(STEADY), make_result(faster(by)))
     assert (words(found), found.exit_code) == ([word, "same"], code)
@@ -65,7 +67,9 @@ def test_pairs_cancel_what_drifts_while_they_ran_interleaved() -> None:
 
 def test_what_ran_one_side_after_the_other_is_no_pair_and_is_said_so() -> None:
     drifting = [1000.0, 900.0, 800.0, 700.0]
-    later = make_result([speed * 1.02 for speed in drifting], started=[1.8e9 + seed for seed in range(4)])
+    later = make_result(
+        [speed * 1.02 for speed in drifting], started=[1.8e9 + seed for seed in range(4)]
+    )
     found = held(make_result(drifting), later)
     assert not found.rows[0].verdict.question.estimate.paired
     assert words(found)[0] == "inconclusive"
@@ -75,7 +79,7 @@ def test_what_ran_one_side_after_the_other_is_no_pair_and_is_said_so() -> None:
 
 def test_the_machines_drift_between_the_sides_is_no_difference_of_them() -> None:
     apart = make_result(faster(0.97), started=[1.8e9 + seed for seed in range(5)])
-    certified = {"Test-CPU-2-cores": Drift(deviation=0.02, freedom=199)}
+    certified = {"Test-CPU-2-cores": Drift(deviation=0.02, degrees_of_freedom=199)}
     assert words(held(make_result(STEADY), apart))[0] == "slower"
     found = compare(side("A", make_result(STEADY)), [side("B", apart)], Rules(drift=certified))
     assert words(found)[0] == "inconclusive"
@@ -83,7 +87,9 @@ def test_the_machines_drift_between_the_sides_is_no_difference_of_them() -> None
         "not interleaved: the interval allows for the 2.9% by which the machine moved between certificates"
     ]
     interleaved = compare(
-        side("A", make_result(STEADY)), [side("B", make_result(faster(0.97)))], Rules(drift=certified)
+        side("A", make_result(STEADY)),
+        [side("B", make_result(faster(0.97)))],
+        Rules(drift=certified),
     )
     assert words(interleaved)[0] == "slower"
 
@@ -94,8 +100,13 @@ def test_intervals_hold_with_a_drift_that_few_comparisons_told() -> None:
     held_by = 0
     for _ in range(tries):
         sides = [np.exp(rng.normal(rng.normal(0, drift), 0.02, 3)) for _ in "AB"]
-        certified = Drift(deviation=float(np.std(rng.normal(0, drift, 3), ddof=1)), freedom=2)
-        a, b = (make_result(list(own), started=[n * 1e6 + seed for seed in range(3)]) for n, own in enumerate(sides))
+        certified = Drift(
+            deviation=float(np.std(rng.normal(0, drift, 3), ddof=1)), degrees_of_freedom=2
+        )
+        a, b = (
+            make_result(list(own), started=[n * 1e6 + seed for seed in range(3)])
+            for n, own in enumerate(sides)
+        )
         asked = speed(a, b, 0.01, {kind: certified})
         assert asked is not None
         low, high = asked.question.estimate.interval()
@@ -104,9 +115,15 @@ def test_intervals_hold_with_a_drift_that_few_comparisons_told() -> None:
 
 
 def test_drift_counts_where_it_is_known_of_both_sides() -> None:
-    here, there = make_result(STEADY), make_result(faster(0.97), conditions={"hardware": ["Other-CPU"]})
-    known = {"Test-CPU-2-cores": Drift(deviation=0.02, freedom=199)}
-    rules = [Rules(across=["hardware"], drift=known | more) for more in ({}, {"Other-CPU": known["Test-CPU-2-cores"]})]
+    here, there = (
+        make_result(STEADY),
+        make_result(faster(0.97), conditions={"hardware": ["Other-CPU"]}),
+    )
+    known = {"Test-CPU-2-cores": Drift(deviation=0.02, degrees_of_freedom=199)}
+    rules = [
+        Rules(across=["hardware"], drift=known | more)
+        for more in ({}, {"Other-CPU": known["Test-CPU-2-cores"]})
+    ]
     found = [words(compare(side("A", here), [side("B", there)], one))[0] for one in rules]
     assert found == ["slower", "inconclusive"]
 
@@ -131,8 +148,13 @@ def test_trials_of_other_hardware_are_no_pairs() -> None:
 
 
 def test_other_hardware_is_refused_unless_it_is_the_question() -> None:
-    here, there = make_result(STEADY), make_result(faster(2.0), conditions={"hardware": ["Other-CPU"]})
-    with pytest.raises(BadInput, match=r"hardware: Test-CPU-2-cores \(A\), Other-CPU \(B\); .*--across hardware"):
+    here, there = (
+        make_result(STEADY),
+        make_result(faster(2.0), conditions={"hardware": ["Other-CPU"]}),
+    )
+    with pytest.raises(
+        BadInput, match=r"hardware: Test-CPU-2-cores \(A\), Other-CPU \(B\); .*--across hardware"
+    ):
         held(here, there)
     found = held(here, there, "hardware")
     assert words(found)[0] == "faster"
@@ -157,14 +179,19 @@ def test_other_cells_are_refused_with_their_differences() -> None:
     assert "execution: eager and compile; precision: fp32 and bf16" in str(refused.value)
     assert str(refused.value).endswith("--across execution,precision")
     assert words(held(make_result(STEADY), bf16, "execution", "precision"))[0] == "faster"
-    with pytest.raises(BadInput, match=r"nearest differ in precision: fp32 and bf16; .*--across execution,precision"):
+    with pytest.raises(
+        BadInput,
+        match=r"nearest differ in precision: fp32 and bf16; .*--across execution,precision",
+    ):
         held(make_result(STEADY), bf16, "execution")
 
 
 def test_other_data_is_refused() -> None:
     cell = make_cell()
-    identity = {**cell.choice.identity, "files": "f00d"}
-    other = make_result(faster(1.001), cell=replace(cell, choice=replace(cell.choice, identity=identity)))
+    identity = {**cell.workload.identity, "files": "f00d"}
+    other = make_result(
+        faster(1.001), cell=replace(cell, workload=replace(cell.workload, identity=identity))
+    )
     with pytest.raises(BadInput, match="--across data"):
         held(make_result(STEADY), other)
     assert held(make_result(STEADY), other, "data").exit_code == 0
@@ -184,7 +211,9 @@ def test_a_cell_that_one_side_lacks_is_named_and_no_pass() -> None:
 
 def test_trials_against_themselves_are_named_and_no_pass() -> None:
     found = held(make_result(STEADY), make_result(STEADY))
-    assert found.missing == [f"{make_cell().label}: both sides are the same trials, so there is nothing to compare"]
+    assert found.missing == [
+        f"{make_cell().label}: both sides are the same trials, so there is nothing to compare"
+    ]
     assert found.exit_code == 3
 
 
@@ -195,7 +224,9 @@ def test_a_cell_without_a_measurement_is_named_and_no_pass() -> None:
     assert found.exit_code == 3
 
 
-@pytest.mark.parametrize(("status", "code"), [("failed", 3), ("interrupted", 3), ("unrecorded", 3), ("invalid", 0)])
+@pytest.mark.parametrize(
+    ("status", "code"), [("failed", 3), ("interrupted", 3), ("unrecorded", 3), ("invalid", 0)]
+)
 def test_trials_that_are_not_done_are_named(status: str, code: int) -> None:
     found = held(make_result(STEADY), make_result(faster(1.001), left_out={status: 1}))
     assert f"1 {status} trials of B" in " ".join([*found.missing, *found.notes])
@@ -211,7 +242,10 @@ def test_cells_that_can_not_be_told_apart_are_refused() -> None:
 def test_several_sides_are_one_family() -> None:
     sides = [side(name, make_result(faster(by))) for name, by in (("B", 1.1), ("C", 0.9))]
     found = compare(side("A", make_result(STEADY)), sides, Rules())
-    assert [(row.b_side, row.verdict.word) for row in found.rows][::2] == [("B", "faster"), ("C", "slower")]
+    assert [(row.b_side, row.verdict.word) for row in found.rows][::2] == [
+        ("B", "faster"),
+        ("C", "slower"),
+    ]
 
 
 def on_a_machine_that_gets_slower(order: Sequence[Trial]) -> Comparison:
@@ -221,7 +255,9 @@ def on_a_machine_that_gets_slower(order: Sequence[Trial]) -> Comparison:
     for place, trial in enumerate(order):
         speed = 1000 * (1 - 0.2 * place / len(order)) * math.exp(rng.normal(0, 0.001))
         (made,) = make_result([speed], started=[1.7e9 + 10 * place]).trials
-        sides.setdefault(trial.cell.axes.precision, []).append(replace(made, seed=trial.seed, repeat=trial.repeat))
+        sides.setdefault(trial.cell.axes.precision, []).append(
+            replace(made, seed=trial.seed, repeat=trial.repeat)
+        )
     a, b = (make_result([], trials=sides[name]) for name in ("fp32", "bf16"))
     return held(a, b)
 
@@ -239,7 +275,8 @@ def test_a_ramp_over_the_sweep_biases_a_sequential_order_and_not_ours(tmp_path: 
 class TestBy:
     CELLS = tuple(
         make_result(
-            faster(1.3 if precision == "bf16" else 1.0), cell=make_cell(precision=precision, execution=execution)
+            faster(1.3 if precision == "bf16" else 1.0),
+            cell=make_cell(precision=precision, execution=execution),
         )
         for precision in ("fp32", "bf16")
         for execution in ("eager", "compile")
@@ -248,7 +285,9 @@ class TestBy:
     def test_values_of_an_axis_at_otherwise_equal_cells(self) -> None:
         found = compare_by(side("S", *self.CELLS), ["precision"], Rules())
         axes = [(row.a.cell.axes, row.b.cell.axes) for row in found.rows[::2]]
-        assert [(a.precision, b.precision, a.execution == b.execution) for a, b in axes] == [("fp32", "bf16", True)] * 2
+        assert [(a.precision, b.precision, a.execution == b.execution) for a, b in axes] == [
+            ("fp32", "bf16", True)
+        ] * 2
         assert words(found)[::2] == ["faster", "faster"]
 
     def test_an_axis_that_does_not_vary(self) -> None:
@@ -282,13 +321,17 @@ class TestAccuracy:
         assert words(held(a, b))[1] == "inconclusive"
 
     def test_few_seeds_show_nothing(self) -> None:
-        found = held(make_result(STEADY[:1], metrics=[0.9]), make_result(STEADY[:1], metrics=[0.9], bits="x"))
+        found = held(
+            make_result(STEADY[:1], metrics=[0.9]), make_result(STEADY[:1], metrics=[0.9], bits="x")
+        )
         assert words(found)[1] == "inconclusive"
 
     def test_repeats_of_a_seed_are_no_seeds(self) -> None:
         a, b = (make_result(STEADY, metrics=self.LOW, bits=bits) for bits in ("", "x"))
         a, b = (
-            replace(one, trials=[replace(trial, seed=0, repeat=n) for n, trial in enumerate(one.trials)])
+            replace(
+                one, trials=[replace(trial, seed=0, repeat=n) for n, trial in enumerate(one.trials)]
+            )
             for one in (a, b)
         )
         estimate = held(a, b).rows[1].verdict.question.estimate

@@ -37,13 +37,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     return Results(Path("results"))
 
 
-def ran(place: Results, name: str, *, slower: float = 1.0, keys: object = None, started: float = 1.7e9) -> Sweep:
+def ran(
+    place: Results, name: str, *, slower: float = 1.0, keys: object = None, started: float = 1.7e9
+) -> Sweep:
     """A sweep that has run, a trial every 10 s; bf16 takes half the time."""
     sweep = replace(load(Path(), **KEYS), name=name)
     for number, trial in enumerate(sweep.trials()):
         seconds = slower * (0.005 if trial.cell.axes.precision == "bf16" else 0.01)
         record = make_record(
-            trial.cell, seed=trial.seed, sweep=name, step_seconds=seconds, started=started + 10 * number
+            trial.cell,
+            seed=trial.seed,
+            sweep=name,
+            step_seconds=seconds,
+            started=started + 10 * number,
         )
         write_record(place.sweep(name), record)
     asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
@@ -53,7 +59,10 @@ def ran(place: Results, name: str, *, slower: float = 1.0, keys: object = None, 
 
 def counts(place: Results, *names: str) -> list[tuple[int, int]]:
     """Of each side, how many cells and trials."""
-    return [(len(side.cells), sum(len(cell.trials) for cell in side.cells)) for side in select(place, names)]
+    return [
+        (len(side.cells), sum(len(cell.trials) for cell in side.cells))
+        for side in select(place, names)
+    ]
 
 
 def test_every_form_of_a_name(place: Results) -> None:
@@ -63,7 +72,10 @@ def test_every_form_of_a_name(place: Results) -> None:
     assert counts(place, "one", "results/runs/one") == [whole, whole]
     assert counts(place, cell.id, cell.label, f"one/{cell.id}", f"one/{cell.label}") == [own] * 4
     folder = place.sweep("one").trial(trial.id)
-    assert counts(place, trial.id, f"one/{trial.id}", str(folder.record), str(folder.path)) == [single] * 4
+    assert (
+        counts(place, trial.id, f"one/{trial.id}", str(folder.record), str(folder.path))
+        == [single] * 4
+    )
 
 
 def test_trials_that_never_ran_are_counted(place: Results) -> None:
@@ -85,20 +97,27 @@ def test_baselines_by_word_hardware_and_path(place: Results) -> None:
     saved = baseline.save(place, side.cells)
     folder = saved[0].path.parent
     assert counts(place, "baseline", "one") == [(2, 6), (2, 6)]
-    assert counts(place, f"baseline:{folder.name}", str(folder), str(saved[0].path)) == [(2, 6), (2, 6), (1, 3)]
+    assert counts(place, f"baseline:{folder.name}", str(folder), str(saved[0].path)) == [
+        (2, 6),
+        (2, 6),
+        (1, 3),
+    ]
 
 
 def test_a_cell_of_two_sweeps_is_asked_about(place: Results) -> None:
     cell = ran(place, "one").cells[0]
     ran(place, "two")
-    with pytest.raises(BadInput, match=f"found in the sweeps one, two; allowed: one/{cell.id} or two/{cell.id}"):
+    with pytest.raises(
+        BadInput, match=f"found in the sweeps one, two; allowed: one/{cell.id} or two/{cell.id}"
+    ):
         select(place, [cell.id])
 
 
 def test_an_unknown_name_gets_the_nearest_and_all_forms(place: Results) -> None:
     ran(place, "nightly")
     with pytest.raises(
-        BadInput, match=r"nigthly: nothing of that name in .*; did you mean 'nightly'.*; allowed: a sweep"
+        BadInput,
+        match=r"nigthly: nothing of that name in .*; did you mean 'nightly'.*; allowed: a sweep",
     ):
         select(place, ["nigthly"])
     with pytest.raises(BadInput, match="nightly/mlp: nothing of that name"):
@@ -108,11 +127,14 @@ def test_an_unknown_name_gets_the_nearest_and_all_forms(place: Results) -> None:
 def test_baselines_of_other_hardware_do_not_count(place: Results) -> None:
     ran(place, "one")
     with pytest.raises(
-        BadInput, match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness baseline save"
+        BadInput,
+        match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness baseline save",
     ):
         select(place, ["baseline", "one"])
     (side,) = select(place, ["one"])
-    other = [replace(cell, conditions={**cell.conditions, "hardware": ["Other"]}) for cell in side.cells]
+    other = [
+        replace(cell, conditions={**cell.conditions, "hardware": ["Other"]}) for cell in side.cells
+    ]
     baseline.save(place, other)
     with pytest.raises(BadInput, match="found no baseline of Test-CPU-2-cores; allowed: Other"):
         select(place, ["baseline", "one"])
@@ -122,7 +144,9 @@ def test_a_baseline_of_another_schema_is_no_pass(place: Results) -> None:
     ran(place, "one")
     assert harness("baseline", "save", "one").code == 0
     for path in baseline.files(place):
-        path.write_text(path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 9'), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 9'), encoding="utf-8"
+        )
     ended = harness("compare", "baseline", "one")
     assert (ended.code, ended.out) == (2, "")
     assert "schema: found 9" in ended.err
@@ -138,7 +162,9 @@ def test_the_table_and_the_exit_code(place: Results) -> None:
     ended = compared("one", "two")
     assert (ended.code, ended.err) == (1, "")
     lines = [line for line in ended.out.splitlines() if "samples/s" in line]
-    assert [("slower" in line, "0.77" in line, "3 unpaired" in line) for line in lines] == [(True, True, True)] * 2
+    assert [("slower" in line, "0.77" in line, "3 unpaired" in line) for line in lines] == [
+        (True, True, True)
+    ] * 2
     assert sum("same bits" in line and "3 of 3" in line for line in ended.out.splitlines()) == 2
     assert "not interleaved" in ended.out
     assert f"{sweep.cells[0].label}: slower" in ended.out.splitlines()[-1]
@@ -149,7 +175,9 @@ def test_a_cell_that_failed_is_named_and_the_others_are_compared(place: Results)
     ran(place, "one")
     failed = ran(place, "two", started=1.8e9).cells[1]
     for seed in KEYS["seeds"]:
-        write_record(place.sweep("two"), make_record(failed, seed=seed, sweep="two", status="failed"))
+        write_record(
+            place.sweep("two"), make_record(failed, seed=seed, sweep="two", status="failed")
+        )
     ended = compared("one", "two")
     assert ended.code == 3
     assert f"missing {failed.label}: no measured throughput in B (3 failed)" in ended.out
@@ -189,10 +217,10 @@ def test_effects_of_one_cell_are_refused(place: Results) -> None:
 def test_json_says_it_all(place: Results) -> None:
     ran(place, "one")
     ran(place, "two", slower=1.3, started=1.8e9)
-    ended = compared("one", "two", "--json", "--correction", "bh", "--smallest", "2%")
+    ended = compared("one", "two", "--json", "--correction", "bh", "--min-effect", "2%")
     content = json.loads(ended.out)
     assert content["exit_code"] == ended.code == 1
-    assert (content["rules"]["correction"], content["rules"]["smallest"]) == ("bh", 0.02)
+    assert (content["rules"]["correction"], content["rules"]["min_effect"]) == ("bh", 0.02)
     speed, accuracy = content["cells"][0]["metrics"]
     assert (speed["verdict"], speed["paired"], accuracy["verdict"]) == ("slower", False, "same")
     assert speed["low"] < speed["value"] < speed["high"] < 1
@@ -204,7 +232,12 @@ def test_a_single_trial_has_no_interval_and_no_verdict(place: Results) -> None:
     ran(place, "two", started=1.8e9)
     ended = compared(f"one/{trial}", f"two/{trial}", "--json")
     speed = json.loads(ended.out)["cells"][0]["metrics"][0]
-    assert (ended.code, speed["verdict"], speed["low"], speed["high"]) == (3, "inconclusive", None, None)
+    assert (ended.code, speed["verdict"], speed["low"], speed["high"]) == (
+        3,
+        "inconclusive",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,11 +247,17 @@ def test_a_single_trial_has_no_interval_and_no_verdict(place: Results) -> None:
         (["one", "one", "--by", "precision"], "found 2 and --by to compare"),
         (["one", "--by", "precision", "--effects"], "found 1 and --by and --effects to compare"),
         (
-            ["one", "one", "--smallest", "much"],
-            "--smallest: found 'much'; allowed: a percentage above",
+            ["one", "one", "--min-effect", "much"],
+            "--min-effect: found 'much'; allowed: a percentage above",
         ),
-        (["one", "one", "--smallest", "0.5"], "--smallest: found '0.5'; allowed: a percentage above"),
-        (["one", "one", "--smallest", "0%"], "--smallest: found '0%'; allowed: a percentage above 0% and below 100%"),
+        (
+            ["one", "one", "--min-effect", "0.5"],
+            "--min-effect: found '0.5'; allowed: a percentage above",
+        ),
+        (
+            ["one", "one", "--min-effect", "0%"],
+            "--min-effect: found '0%'; allowed: a percentage above 0% and below 100%",
+        ),
         (["one", "one", "--correction", "none"], "--correction: found 'none'; allowed: holm, bh"),
         (["one", "one", "--across", "time"], "--across: found 'time'"),
     ],
@@ -270,5 +309,7 @@ def test_slow_steps_after_the_summary_are_seen_in_the_error(place: Results) -> N
     calm = record.ranks[0].step_seconds
     assert calm is not None
     seconds = calm.unpack()
-    wild = replace(record.ranks[0], step_seconds=Series.pack(seconds.mean() + 0.1 * (seconds - seconds.mean())))
+    wild = replace(
+        record.ranks[0], step_seconds=Series.pack(seconds.mean() + 0.1 * (seconds - seconds.mean()))
+    )
     assert error(record) == pytest.approx(10 * error(replace(record, ranks=[wild])), rel=0.01)

@@ -15,13 +15,20 @@ TEXTS = "name: demo\nworkloads:\n  distilbert:\n    data: {source: csv, path: te
 
 
 def test_source_that_is_unknown() -> None:
-    Path("sweep.yaml").write_text("name: demo\nworkloads:\n  mlp:\n    data: {source: digit}\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(
+        "name: demo\nworkloads:\n  mlp:\n    data: {source: digit}\n", encoding="utf-8"
+    )
     line = refused("run", "sweep.yaml")
-    assert line == "sweep.yaml:4: workloads.mlp.data.source: found 'digit'; did you mean 'digits'? allowed: digits, idx"
+    assert (
+        line
+        == "sweep.yaml:4: workloads.mlp.data.source: found 'digit'; did you mean 'digits'? allowed: digits, idx"
+    )
 
 
 def test_path_that_is_missing_from_the_file() -> None:
-    Path("sweep.yaml").write_text("name: demo\nworkloads:\n  mlp:\n    data: {source: idx}\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(
+        "name: demo\nworkloads:\n  mlp:\n    data: {source: idx}\n", encoding="utf-8"
+    )
     line = refused("run", "sweep.yaml")
     wanted = "sweep.yaml:4: workloads.mlp.data.path: missing; it has no default; give it here or as --data mlp=PATH"
     assert line == wanted
@@ -32,15 +39,47 @@ def test_path_that_is_missing_from_the_file() -> None:
     [
         ({NAMES[0]: None}, NAMES[0], "found no such file; allowed: it, or the same gzipped (.gz)"),
         ({NAMES[0]: b""}, NAMES[0], "found an empty file at the start; allowed: 00000803"),
-        ({NAMES[0]: idx((10,), bytes(10))}, NAMES[0], "found 00000801 at the start; allowed: 00000803"),
-        ({NAMES[0]: idx((10, 2, 2), bytes(39))}, NAMES[0], "found 39 values; allowed: the 10 x 2 x 2 of its header"),
-        ({NAMES[0]: b"\0\0\x08\x03\0\0"}, NAMES[0], "found 6 bytes; allowed: at least the 16 of an IDX header"),
+        (
+            {NAMES[0]: idx((10,), bytes(10))},
+            NAMES[0],
+            "found 00000801 at the start; allowed: 00000803",
+        ),
+        (
+            {NAMES[0]: idx((10, 2, 2), bytes(39))},
+            NAMES[0],
+            "found 39 values; allowed: the 10 x 2 x 2 of its header",
+        ),
+        (
+            {NAMES[0]: b"\0\0\x08\x03\0\0"},
+            NAMES[0],
+            "found 6 bytes; allowed: at least the 16 of an IDX header",
+        ),
         ({NAMES[0]: idx((0, 2, 2), b"")}, NAMES[0], "found no samples; allowed: at least one"),
-        ({NAMES[1]: idx((9,), bytes(range(9)))}, NAMES[1], "found 9 labels; allowed: 10, one for each image of "),
-        ({NAMES[1]: idx((10,), bytes(range(1, 11)))}, NAMES[1], "found label 10; allowed: 0 to 9, by classes"),
-        ({NAMES[1]: idx((10,), bytes([0] * 10))}, NAMES[3], "found label 1; allowed: the labels of training"),
-        ({NAMES[2]: idx((2, 3, 3), bytes(18))}, NAMES[2], "found images of 3 x 3; allowed: 2 x 2, as in training"),
-        ({NAMES[3]: gzip.compress(idx((2,), b"\0\1"))[:-4]}, NAMES[3], "found a corrupted gzip file (Compressed file"),
+        (
+            {NAMES[1]: idx((9,), bytes(range(9)))},
+            NAMES[1],
+            "found 9 labels; allowed: 10, one for each image of ",
+        ),
+        (
+            {NAMES[1]: idx((10,), bytes(range(1, 11)))},
+            NAMES[1],
+            "found label 10; allowed: 0 to 9, by classes",
+        ),
+        (
+            {NAMES[1]: idx((10,), bytes([0] * 10))},
+            NAMES[3],
+            "found label 1; allowed: the labels of training",
+        ),
+        (
+            {NAMES[2]: idx((2, 3, 3), bytes(18))},
+            NAMES[2],
+            "found images of 3 x 3; allowed: 2 x 2, as in training",
+        ),
+        (
+            {NAMES[3]: gzip.compress(idx((2,), b"\0\1"))[:-4]},
+            NAMES[3],
+            "found a corrupted gzip file (Compressed file",
+        ),
     ],
 )
 def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem: str) -> None:
@@ -50,7 +89,10 @@ def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem:
         if content is not None:
             (folder / name).write_bytes(content)
     Path("sweep.yaml").write_text(FILES, encoding="utf-8")
-    check(refused("run", "sweep.yaml"), f"sweep.yaml:4: workloads.mlp.data.path: {folder / file}: {problem}")
+    check(
+        refused("run", "sweep.yaml"),
+        f"sweep.yaml:4: workloads.mlp.data.path: {folder / file}: {problem}",
+    )
 
 
 def test_folder_of_images_that_is_missing(here: Path) -> None:
@@ -58,7 +100,10 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
     problem = "found no such folder; allowed: one with IDX files"
     place = "workloads.mlp.data.path"
     assert refused("run", "sweep.yaml") == f"sweep.yaml:4: {place}: {here / 'images'}: {problem}"
-    assert refused("run", "sweep.yaml", "--data", "other") == f"--data other: {place}: {here / 'other'}: {problem}"
+    assert (
+        refused("run", "sweep.yaml", "--data", "other")
+        == f"--data other: {place}: {here / 'other'}: {problem}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,11 +112,20 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
         (None, "found No such file or directory; allowed: a file that can be read"),
         (b"", "found no single column 'text' (text); allowed: "),
         (b"text,label\n", "found no rows; allowed: a header and at least one row"),
-        (b"text,category\nhi,a\n", "found no single column 'label' (label); allowed: one of text, category"),
+        (
+            b"text,category\nhi,a\n",
+            "found no single column 'label' (label); allowed: one of text, category",
+        ),
         (b"text,label\nhi,a\nho\n", "found 1 fields in row 2; allowed: 2, as in the header"),
-        (b"text,label\nhi,a\n,b\n", "found an empty 'text' in row 2; allowed: a text and a label in every row"),
+        (
+            b"text,label\nhi,a\n,b\n",
+            "found an empty 'text' in row 2; allowed: a text and a label in every row",
+        ),
         (b"text,label\nhi,a\nho,a\n", "found only the label 'a'; allowed: 2 labels or more"),
-        (b"text,label\nhi,a\nho,a\nhm,b\n", "found one row labelled 'b'; allowed: 2 or more, to hold 15% out"),
+        (
+            b"text,label\nhi,a\nho,a\nhm,b\n",
+            "found one row labelled 'b'; allowed: 2 or more, to hold 15% out",
+        ),
         (b"text,label\ncaf\xe9,a\n", "found byte 0xe9 in line 2; allowed: UTF-8"),
     ],
 )
@@ -89,5 +143,7 @@ def test_label_of_the_test_set_that_training_lacks(here: Path) -> None:
     Path("texts/test.csv").write_text("text,label\nhi,a\nhm,c\n", encoding="utf-8")
     Path("sweep.yaml").write_text(TEXTS.replace("texts.csv", "texts"), encoding="utf-8")
     line = refused("run", "sweep.yaml")
-    problem = f"{here / 'texts/test.csv'}: found label 'c' in row 2; allowed: the labels of training"
+    problem = (
+        f"{here / 'texts/test.csv'}: found label 'c' in row 2; allowed: the labels of training"
+    )
     assert line == f"sweep.yaml:4: workloads.distilbert.data.path: {problem}"

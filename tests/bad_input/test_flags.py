@@ -19,7 +19,10 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             ["--set", "precision"],
             "--set precision: found no '='; allowed: --set axis=value[,value…] or --set some.key=",
         ),
-        (["--set", "precsion=bf16"], "--set precsion=bf16: unknown axis or key; did you mean 'precision'? allowed: "),
+        (
+            ["--set", "precsion=bf16"],
+            "--set precsion=bf16: unknown axis or key; did you mean 'precision'? allowed: ",
+        ),
         (
             ["--set", "precision=bf17"],
             "--set precision=bf17: matrix.precision[0]: found \"bf17\"; did you mean 'bf16'?",
@@ -28,12 +31,24 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             ["--set", "precision="],
             "--set precision=: matrix.precision: found an empty list; allowed: at least one value",
         ),
-        (["--set", "batch_size=32,0"], "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1"),
+        (
+            ["--set", "batch_size=32,0"],
+            "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1",
+        ),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
-        (["--set", "length.step=3"], "--set length.step=3: length.step: unknown key; did you mean 'steps'? allowed: "),
-        (["--set", "name.first=x"], '--set name.first=x: name: found {"first": "x"}; allowed: text'),
-        (["--set", "zip=3", "--set", "precision=bf16"], "--set zip=3: zip: found 3; allowed: a list"),
+        (
+            ["--set", "length.step=3"],
+            "--set length.step=3: length.step: unknown key; did you mean 'steps'? allowed: ",
+        ),
+        (
+            ["--set", "name.first=x"],
+            '--set name.first=x: name: found {"first": "x"}; allowed: text',
+        ),
+        (
+            ["--set", "zip=3", "--set", "precision=bf16"],
+            "--set zip=3: zip: found 3; allowed: a list",
+        ),
         (
             ["--set", "workloads.mpl.options.dropout=0"],
             "--set workloads.mpl.options.dropout=0: workloads: found 'mpl'; ",
@@ -42,8 +57,14 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             ["--set", "workloads.mlp.options.width=3"],
             "--set workloads.mlp.options.width=3: workloads.mlp.options.width: ",
         ),
-        (["--data", "mpl=folder"], "--data mpl=folder: found 'mpl'; did you mean 'mlp'? allowed: mlp"),
-        (["--data", "folder"], "--data folder: found no workload whose data lies in files; allowed: LABEL=PATH"),
+        (
+            ["--data", "mpl=folder"],
+            "--data mpl=folder: found 'mpl'; did you mean 'mlp'? allowed: mlp",
+        ),
+        (
+            ["--data", "folder"],
+            "--data folder: found no workload whose data lies in files; allowed: LABEL=PATH",
+        ),
         (
             ["--data", "mlp=folder"],
             "--data mlp=folder: workloads.mlp.data.path: unknown key; allowed: source, split_seed",

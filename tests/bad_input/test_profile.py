@@ -9,7 +9,9 @@ import pytest
 from tests.bad_input.refusals import GOOD, check, refused
 
 
-@pytest.mark.parametrize("setting", ["precision: tf32", "pin_memory: always", "execution: compile:reduce-overhead"])
+@pytest.mark.parametrize(
+    "setting", ["precision: tf32", "pin_memory: always", "execution: compile:reduce-overhead"]
+)
 def test_what_only_a_gpu_can_do(setting: str) -> None:
     Path("sweep.yaml").write_text(GOOD + f"axes: {{{setting}}}\n", encoding="utf-8")
     Path("cpu.yaml").write_text("device: cpu\n", encoding="utf-8")
@@ -28,11 +30,23 @@ def test_world_size_beyond_the_machine() -> None:
 @pytest.mark.parametrize(
     ("profile", "begins"),
     [
-        ("launchr: torchrun\n", "p.yaml:1: launchr: unknown key; did you mean 'launcher'? allowed: device, "),
-        ("launcher: torchrum\n", "p.yaml:1: launcher: found \"torchrum\"; did you mean 'torchrun'? allowed: "),
-        ("device: gpu\n", "p.yaml:1: device: found \"gpu\"; did you mean 'cpu'? allowed: auto, cpu, cuda"),
+        (
+            "launchr: torchrun\n",
+            "p.yaml:1: launchr: unknown key; did you mean 'launcher'? allowed: device, ",
+        ),
+        (
+            "launcher: torchrum\n",
+            "p.yaml:1: launcher: found \"torchrum\"; did you mean 'torchrun'? allowed: ",
+        ),
+        (
+            "device: gpu\n",
+            "p.yaml:1: device: found \"gpu\"; did you mean 'cpu'? allowed: auto, cpu, cuda",
+        ),
         ("device: auto\nslots: 0\n", "p.yaml:2: slots: found 0; allowed: at least 1"),
-        ("environment:\n  NCCL_DEBUG: 1\n", "p.yaml:2: environment.NCCL_DEBUG: found 1; allowed: text"),
+        (
+            "environment:\n  NCCL_DEBUG: 1\n",
+            "p.yaml:2: environment.NCCL_DEBUG: found 1; allowed: text",
+        ),
         ("- torchrun\n", "p.yaml: found no mapping; allowed: keys with values"),
     ],
 )

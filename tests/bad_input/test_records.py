@@ -24,13 +24,18 @@ def test_sweep_that_has_not_run(command: str) -> None:
 def test_sweep_whose_folder_is_damaged(command: str) -> None:
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").write_text('{"name": ', encoding="utf-8")
-    check(refused(command, "nightly"), "results/runs/nightly/sweep.json: can't be read as a sweep: ")
+    check(
+        refused(command, "nightly"), "results/runs/nightly/sweep.json: can't be read as a sweep: "
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (f'{{"schema": {SCHEMA}, "sweep": "demo"', "can't be read as a record: Expecting ',' delimiter"),
+        (
+            f'{{"schema": {SCHEMA}, "sweep": "demo"',
+            "can't be read as a record: Expecting ',' delimiter",
+        ),
         ('{"schema": 99}', f"schema: found 99; allowed: {SCHEMA}"),
         ("[]", f"schema: found None; allowed: {SCHEMA}"),
         (f'{{"schema": {SCHEMA}}}', "no whole record: "),

@@ -11,7 +11,12 @@ from tests.bad_input.refusals import GOOD, check, param, refused
 BOOLEAN = "(on, off, yes and no are booleans too: put quotes around a word)"
 
 UNKNOWN_KEYS = [
-    param("sweep", GOOD + "seed: [0]\n", "sweep.yaml:4: seed: unknown key; did you mean 'seeds'? allowed: ", "repeats"),
+    param(
+        "sweep",
+        GOOD + "seed: [0]\n",
+        "sweep.yaml:4: seed: unknown key; did you mean 'seeds'? allowed: ",
+        "repeats",
+    ),
     param(
         "workload",
         "name: demo\nworkloads:\n  mlp:\n    dat: {source: digits}\n",
@@ -94,7 +99,9 @@ VALUES = [
         "sweep.yaml:4: exclude[0].workload: found 'an empty list'; allowed: mlp",
     ),
     param(
-        "empty-rule", GOOD + "exclude: [{}]\n", "sweep.yaml:4: exclude[0]: found an empty rule; allowed: accumulation"
+        "empty-rule",
+        GOOD + "exclude: [{}]\n",
+        "sweep.yaml:4: exclude[0]: found an empty rule; allowed: accumulation",
     ),
     param(
         "checkpoint",
@@ -129,10 +136,18 @@ VALUES = [
         f"sweep.yaml:1: name: found the YAML boolean true {BOOLEAN}; allowed: text",
     ),
     param("name-number", GOOD.replace("demo", "3"), "sweep.yaml:1: name: found 3; allowed: text"),
-    param("name-blank", GOOD.replace("demo", "'  '"), "sweep.yaml:1: name: found an empty name; allowed: any text"),
+    param(
+        "name-blank",
+        GOOD.replace("demo", "'  '"),
+        "sweep.yaml:1: name: found an empty name; allowed: any text",
+    ),
     param("no-name", "workloads: {mlp: }\n", "sweep.yaml: name: missing; it has no default"),
     param("no-workloads", "name: demo\n", "sweep.yaml: workloads: missing; it has no default"),
-    param("none", "name: demo\nworkloads: {}\n", "sweep.yaml:2: workloads: found none; allowed: cnn, distilbert, mlp"),
+    param(
+        "none",
+        "name: demo\nworkloads: {}\n",
+        "sweep.yaml:2: workloads: found none; allowed: cnn, distilbert, mlp",
+    ),
     param(
         "workload-list",
         "name: demo\nworkloads: [mlp]\n",
@@ -150,37 +165,81 @@ VALUES = [
         "allowed: cnn, distilbert, mlp, ",
     ),
     param(
-        "float", GOOD + "axes: {batch_size: 64.0}\n", "sweep.yaml:4: axes.batch_size: found 64.0; allowed: a whole n"
-    ),
-    param("text", GOOD + "axes: {batch_size: '64'}\n", 'sweep.yaml:4: axes.batch_size: found "64"; allowed: a whole n'),
-    param(
-        "negative", GOOD + "axes: {batch_size: -3}\n", "sweep.yaml:4: axes.batch_size: found -3; allowed: at least 1"
+        "float",
+        GOOD + "axes: {batch_size: 64.0}\n",
+        "sweep.yaml:4: axes.batch_size: found 64.0; allowed: a whole n",
     ),
     param(
-        "zero", GOOD + "matrix: {world_size: [1, 0]}\n", "sweep.yaml:4: matrix.world_size[1]: found 0; allowed: at le"
+        "text",
+        GOOD + "axes: {batch_size: '64'}\n",
+        'sweep.yaml:4: axes.batch_size: found "64"; allowed: a whole n',
     ),
     param(
-        "nan", GOOD + "axes: {batch_size: .nan}\n", "sweep.yaml:4: axes.batch_size: found nan; allowed: a finite num"
-    ),
-    param("infinite", GOOD + "timeout: .inf\n", "sweep.yaml:4: timeout: found inf; allowed: a finite number"),
-    param("no-repeats", GOOD + "repeats: 0\n", "sweep.yaml:4: repeats: found 0; allowed: at least 1"),
-    param("endless", GOOD + f"repeats: {10**12}\n", f"sweep.yaml:4: repeats: found {10**12}; allowed: at most 10000"),
-    param("negative-warmup", GOOD + "warmup: -1\n", "sweep.yaml:4: warmup: found -1; allowed: at least 0"),
-    param(
-        "one-value", GOOD + "matrix: {execution: eager}\n", 'sweep.yaml:4: matrix.execution: found "eager"; allowed: a'
+        "negative",
+        GOOD + "axes: {batch_size: -3}\n",
+        "sweep.yaml:4: axes.batch_size: found -3; allowed: at least 1",
     ),
     param(
-        "no-values", GOOD + "matrix: {execution: []}\n", "sweep.yaml:4: matrix.execution: found an empty list; allowed"
+        "zero",
+        GOOD + "matrix: {world_size: [1, 0]}\n",
+        "sweep.yaml:4: matrix.world_size[1]: found 0; allowed: at le",
     ),
-    param("null", GOOD + "matrix:\n", "sweep.yaml:4: matrix: found null; allowed: keys with values"),
+    param(
+        "nan",
+        GOOD + "axes: {batch_size: .nan}\n",
+        "sweep.yaml:4: axes.batch_size: found nan; allowed: a finite num",
+    ),
+    param(
+        "infinite",
+        GOOD + "timeout: .inf\n",
+        "sweep.yaml:4: timeout: found inf; allowed: a finite number",
+    ),
+    param(
+        "no-repeats", GOOD + "repeats: 0\n", "sweep.yaml:4: repeats: found 0; allowed: at least 1"
+    ),
+    param(
+        "endless",
+        GOOD + f"repeats: {10**12}\n",
+        f"sweep.yaml:4: repeats: found {10**12}; allowed: at most 10000",
+    ),
+    param(
+        "negative-warmup",
+        GOOD + "warmup: -1\n",
+        "sweep.yaml:4: warmup: found -1; allowed: at least 0",
+    ),
+    param(
+        "one-value",
+        GOOD + "matrix: {execution: eager}\n",
+        'sweep.yaml:4: matrix.execution: found "eager"; allowed: a',
+    ),
+    param(
+        "no-values",
+        GOOD + "matrix: {execution: []}\n",
+        "sweep.yaml:4: matrix.execution: found an empty list; allowed",
+    ),
+    param(
+        "null", GOOD + "matrix:\n", "sweep.yaml:4: matrix: found null; allowed: keys with values"
+    ),
     param("seeds-number", GOOD + "seeds: 3\n", "sweep.yaml:4: seeds: found 3; allowed: a list"),
-    param("seeds-none", GOOD + "seeds: []\n", "sweep.yaml:4: seeds: found []; allowed: at least one, each once"),
     param(
-        "seeds-twice", GOOD + "seeds: [4, 4]\n", "sweep.yaml:4: seeds: found [4, 4]; allowed: at least one, each once"
+        "seeds-none",
+        GOOD + "seeds: []\n",
+        "sweep.yaml:4: seeds: found []; allowed: at least one, each once",
     ),
-    param("seeds-negative", GOOD + "seeds: [0, -1]\n", "sweep.yaml:4: seeds[1]: found -1; allowed: at least 0"),
     param(
-        "dropout", GOOD + "  cnn: {options: {dropout: 1.5}}\n", "sweep.yaml:4: workloads.cnn.options.dropout: found 1.5"
+        "seeds-twice",
+        GOOD + "seeds: [4, 4]\n",
+        "sweep.yaml:4: seeds: found [4, 4]; allowed: at least one, each once",
+    ),
+    param(
+        "seeds-negative",
+        GOOD + "seeds: [0, -1]\n",
+        "sweep.yaml:4: seeds[1]: found -1; allowed: at least 0",
+    ),
+    param(
+        "dropout",
+        GOOD + "  cnn: {options: {dropout: 1.5}}\n",
+        "sweep.yaml:4: workloads.cnn.options.dropout: found 1.5",
     ),
     param(
         "two-architectures",

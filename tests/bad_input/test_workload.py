@@ -15,8 +15,14 @@ MINE = "name: demo\nworkloads:\n  mine:\n    uses: mine.py:Mine\n"
     ("module", "problem"),
     [
         (None, "found no such file; allowed: a Python file"),
-        ("from workloads import Workload\n", "found no workload 'Mine'; allowed: a class that derives from workloads."),
-        ("class Mine: ...\n", "found no workload 'Mine'; allowed: a class that derives from workloads.Workload"),
+        (
+            "from workloads import Workload\n",
+            "found no workload 'Mine'; allowed: a class that derives from workloads.",
+        ),
+        (
+            "class Mine: ...\n",
+            "found no workload 'Mine'; allowed: a class that derives from workloads.Workload",
+        ),
         ("from workloads import Workload\nclass Mine(Workload): ...\n", "found no build_model, "),
     ],
     ids=["file", "class", "base", "methods"],
@@ -25,7 +31,10 @@ def test_workload_of_the_user(here: Path, module: str | None, problem: str) -> N
     if module is not None:
         Path("mine.py").write_text(module, encoding="utf-8")
     Path("sweep.yaml").write_text(MINE, encoding="utf-8")
-    check(refused("run", "sweep.yaml"), f"sweep.yaml:4: workloads.mine.uses: {here / 'mine.py'}: {problem}")
+    check(
+        refused("run", "sweep.yaml"),
+        f"sweep.yaml:4: workloads.mine.uses: {here / 'mine.py'}: {problem}",
+    )
 
 
 def test_workload_of_the_user_that_is_no_valid_python(here: Path) -> None:

@@ -12,29 +12,67 @@ YAML = [
     param("empty", "", "sweep.yaml: found nothing; allowed: keys with values"),
     param("comment", "# later\n", "sweep.yaml: found nothing; allowed: keys with values"),
     param("list", "- name: demo\n", "sweep.yaml: found no mapping; allowed: keys with values"),
-    param("tab", "name: demo\nworkloads:\n\tmlp:\n", "sweep.yaml:3: no valid YAML: found character '\\t' that cannot"),
-    param("open-bracket", "name: [demo\nworkloads: {}\n", "sweep.yaml:2: no valid YAML: expected ',' or ']'"),
-    param("two-documents", GOOD + "---\nname: other\n", "sweep.yaml:4: no valid YAML: but found another document"),
-    param("tag", GOOD + "axes: !!python/name:os.system\n", "sweep.yaml:4: no valid YAML: could not determine"),
-    param("set", GOOD + "axes: !!set {ddp}\n", "sweep.yaml:4: no valid YAML: could not determine"),
-    param("not-a-number", GOOD + "warmup: !!int ten\n", "sweep.yaml: no valid YAML: invalid literal for int()"),
-    param("control-character", "name: de\x01mo\n", "sweep.yaml: no valid YAML: unacceptable character #x0001"),
     param(
-        "endless", GOOD + "axes: &a {x: *a}\n", "sweep.yaml: found an alias inside its own anchor, or endless nesting"
+        "tab",
+        "name: demo\nworkloads:\n\tmlp:\n",
+        "sweep.yaml:3: no valid YAML: found character '\\t' that cannot",
     ),
-    param("twice", GOOD + "seeds: [0]\nseeds: [1]\n", "sweep.yaml:5: seeds: given twice; allowed: once"),
+    param(
+        "open-bracket",
+        "name: [demo\nworkloads: {}\n",
+        "sweep.yaml:2: no valid YAML: expected ',' or ']'",
+    ),
+    param(
+        "two-documents",
+        GOOD + "---\nname: other\n",
+        "sweep.yaml:4: no valid YAML: but found another document",
+    ),
+    param(
+        "tag",
+        GOOD + "axes: !!python/name:os.system\n",
+        "sweep.yaml:4: no valid YAML: could not determine",
+    ),
+    param("set", GOOD + "axes: !!set {ddp}\n", "sweep.yaml:4: no valid YAML: could not determine"),
+    param(
+        "not-a-number",
+        GOOD + "warmup: !!int ten\n",
+        "sweep.yaml: no valid YAML: invalid literal for int()",
+    ),
+    param(
+        "control-character",
+        "name: de\x01mo\n",
+        "sweep.yaml: no valid YAML: unacceptable character #x0001",
+    ),
+    param(
+        "endless",
+        GOOD + "axes: &a {x: *a}\n",
+        "sweep.yaml: found an alias inside its own anchor, or endless nesting",
+    ),
+    param(
+        "twice",
+        GOOD + "seeds: [0]\nseeds: [1]\n",
+        "sweep.yaml:5: seeds: given twice; allowed: once",
+    ),
     param(
         "twice-inside",
         "name: demo\nworkloads:\n  mlp:\n    data: {source: digits}\n    data: {source: idx}\n",
         "sweep.yaml:5: workloads.mlp.data: given twice; allowed: once",
     ),
     param(
-        "boolean-key", GOOD + "  no: {uses: mlp}\n", "sweep.yaml:4: workloads.no: found a key of YAML type bool; allo"
+        "boolean-key",
+        GOOD + "  no: {uses: mlp}\n",
+        "sweep.yaml:4: workloads.no: found a key of YAML type bool; allo",
     ),
     param(
-        "number-key", GOOD + "matrix: {3: [1]}\n", "sweep.yaml:4: matrix.3: found a key of YAML type int; allowed: text"
+        "number-key",
+        GOOD + "matrix: {3: [1]}\n",
+        "sweep.yaml:4: matrix.3: found a key of YAML type int; allowed: text",
     ),
-    param("list-key", GOOD + "? [a, b]\n: 3\n", "sweep.yaml:4: ?: found a key of YAML type seq; allowed: text"),
+    param(
+        "list-key",
+        GOOD + "? [a, b]\n: 3\n",
+        "sweep.yaml:4: ?: found a key of YAML type seq; allowed: text",
+    ),
 ]
 
 
@@ -45,17 +83,25 @@ def test_yaml(spec: str, begins: str, contains: tuple[str, ...]) -> None:
 
 
 def test_sweep_file_that_is_missing() -> None:
-    assert refused("run", "swep.yaml") == "swep.yaml: can't be read: No such file or directory; allowed: a YAML file"
+    assert (
+        refused("run", "swep.yaml")
+        == "swep.yaml: can't be read: No such file or directory; allowed: a YAML file"
+    )
 
 
 def test_sweep_name_that_is_unknown() -> None:
     line = refused("run", "quikstart")
-    check(line, "quikstart: no such sweep file or ready sweep; did you mean 'quickstart'? allowed: ")
+    check(
+        line, "quikstart: no such sweep file or ready sweep; did you mean 'quickstart'? allowed: "
+    )
 
 
 def test_sweep_file_that_is_a_folder() -> None:
     Path("sweep.yaml").mkdir()
-    assert refused("run", "sweep.yaml") == "sweep.yaml: can't be read: Is a directory; allowed: a YAML file"
+    assert (
+        refused("run", "sweep.yaml")
+        == "sweep.yaml: can't be read: Is a directory; allowed: a YAML file"
+    )
 
 
 def test_sweep_file_that_is_not_utf8() -> None:

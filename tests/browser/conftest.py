@@ -23,7 +23,11 @@ def browser() -> Iterator[Browser]:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     from playwright.sync_api import sync_playwright
 
-    flags = ["--disable-background-networking", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    flags = [
+        "--disable-background-networking",
+        "--disable-gpu",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield found

@@ -38,10 +38,18 @@ def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> De
         for label, precision, (strategy, ranks) in axes
     ]
     found = [
-        make_record(cell, seed=seed, sweep="pages", started=1_700_000_000.0 + 100 * at, step_seconds=0.001 * (at + 1))
+        make_record(
+            cell,
+            seed=seed,
+            sweep="pages",
+            started=1_700_000_000.0 + 100 * at,
+            step_seconds=0.001 * (at + 1),
+        )
         for at, (cell, seed) in enumerate(product(cells, (0, 1)))
     ]
-    found[-1] = make_record(cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0)
+    found[-1] = make_record(
+        cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0
+    )
     write_sweep(place.sweep("pages"), found)
     return Tracker(place, mlflow_server).deliver(place.sweep("pages"))
 
@@ -115,7 +123,9 @@ def unfold(shown: Page, name: str) -> None:
     row.locator("[col-id='attributes.`Run Name`'] button").click()
 
 
-def test_an_axis_filters(opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery) -> None:
+def test_an_axis_filters(
+    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+) -> None:
     shown = opened(page(delivery.experiment_id, base=mlflow_server))
     wait_for_rows(shown, LABELS)
     box = shown.get_by_test_id("search-box")
@@ -129,7 +139,9 @@ def test_an_axis_filters(opened: Callable[[str], Page], mlflow_server: str, deli
     assert all("bf16" in name for name in rows(shown))
 
 
-def test_two_cells_compare(opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery) -> None:
+def test_two_cells_compare(
+    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+) -> None:
     shown = opened(page(delivery.experiment_id, base=mlflow_server))
     wait_for_rows(shown, LABELS)
     for label in LABELS[4:7:2]:

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.browser
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a sweep with a hostile name and a failed trial."""
     folder = tmp_path_factory.mktemp("report")
-    results, sweep = Results(folder / "results"), make_sweep(folder, label=HOSTILE, description=HOSTILE)
+    results, sweep = (
+        Results(folder / "results"),
+        make_sweep(folder, label=HOSTILE, description=HOSTILE),
+    )
     records = make_records(sweep, hostile=True)
     leave(results, sweep, records, logs=HOSTILE)
     page.write(folder / "report.html", results, sweep, records)
@@ -38,7 +41,9 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, written: Path, width
     shown.close()
 
 
-def test_it_asks_for_nothing_runs_nothing_and_complains_of_nothing(browser: Browser, written: Path) -> None:
+def test_it_asks_for_nothing_runs_nothing_and_complains_of_nothing(
+    browser: Browser, written: Path
+) -> None:
     shown = browser.new_page()
     asked: list[str] = []
     said: list[str] = []
@@ -56,7 +61,13 @@ def test_it_asks_for_nothing_runs_nothing_and_complains_of_nothing(browser: Brow
 def test_what_is_drawn_is_there_to_see(browser: Browser, written: Path) -> None:
     shown = browser.new_page(viewport={"width": 360, "height": 800})
     shown.goto(written.as_uri())
-    for drawn in ("#speedups .dot", "#step-phases .bar i", "#steps .box", "#curves figure > svg", "#matrix td"):
+    for drawn in (
+        "#speedups .dot",
+        "#step-phases .bar i",
+        "#steps .box",
+        "#curves figure > svg",
+        "#matrix td",
+    ):
         box = shown.locator(drawn).first.bounding_box()
         assert box is not None, drawn
         assert box["width"] > 2, drawn

@@ -48,10 +48,14 @@ def test_help_of_a_command_shows_an_example_of_it(words: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_option_is_explained(words: tuple[str, ...]) -> None:
-    lines = harness(*words, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
+    lines = (
+        harness(*words, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
+    )
     options = [line for line in lines if line.strip().startswith("--")]
     assert options
-    for line, following in zip(options, [lines[lines.index(line) + 1] for line in options], strict=True):
+    for line, following in zip(
+        options, [lines[lines.index(line) + 1] for line in options], strict=True
+    ):
         explained = "  " in line.strip() or following.startswith(" " * 10)
         assert explained, line
 
@@ -67,15 +71,17 @@ def test_axes_tells_of_every_axis_what_it_takes() -> None:
         assert axis in shown
     assert "precision fp32, tf32, bf16, fp16, bf16:fsdp2 default fp32" in shown
     assert "batch_size 1, …" in shown
-    assert "clip 1e-06, … default null" in shown
-    assert "learning_rate 1e-08 to 10 default null" in shown
+    assert "max_grad_norm 1e-06, … default null" in shown
+    assert "lr 1e-08 to 10 default null" in shown
 
 
 def test_version_is_that_of_the_package() -> None:
     assert metadata.version("distributed-training-harness") == package.__version__
 
 
-def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> list[str]:
     """What bash offers for the last word."""
     monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", " ".join(["harness", *words]))
@@ -98,10 +104,14 @@ class TestCompletion:
         assert completed(monkeypatch, capsys, "run", "quick") == ["quickstart"]
         assert completed(monkeypatch, capsys, "plan", "swe") == ["sweep.yaml"]
 
-    def test_of_profiles(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_of_profiles(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert completed(monkeypatch, capsys, "run", "quickstart", "--cluster", "loc") == ["local"]
 
-    def test_of_sweeps_that_have_run(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_of_sweeps_that_have_run(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         Path("results/runs/nightly").mkdir(parents=True)
         Path("results/runs/nightly/sweep.json").touch()
         assert completed(monkeypatch, capsys, "show", "ni") == ["nightly"]
@@ -109,14 +119,20 @@ class TestCompletion:
         monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
         assert completed(monkeypatch, capsys, "show", "ni") == []
 
-    def test_of_trials(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_of_trials(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
             Path("results/runs/nightly", name).mkdir(parents=True)
             Path("results/runs/nightly", name, "trial.json").touch()
         assert completed(monkeypatch, capsys, "logs", "mlp") == ["mlp-1-s0-r0", "mlp-1-s1-r0"]
 
-    def test_of_set_offers_axes(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        assert completed(monkeypatch, capsys, "run", "quickstart", "--set", "prec") == ["precision="]
+    def test_of_set_offers_axes(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert completed(monkeypatch, capsys, "run", "quickstart", "--set", "prec") == [
+            "precision="
+        ]
 
     def test_of_set_offers_what_an_axis_takes(self) -> None:
         assert complete_set("") == [f"{axis}=" for axis in AXIS_TYPES]
@@ -128,7 +144,9 @@ class TestCompletion:
         assert complete_set("nothing=") == []
 
 
-def test_ready_sweeps_are_named_where_none_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_sweeps_are_named_where_none_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     ended = harness("plan", "nothing-like-it")
     assert all(name in ended.err for name in ready_sweeps())

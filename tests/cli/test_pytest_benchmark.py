@@ -28,7 +28,11 @@ def theirs(place: Place, limit: str) -> str:
     found = place.pytest("--benchmark-compare=0001", f"--benchmark-compare-fail={limit}")
     if "Could not parse value" in found.stderr.str():
         return "no such limit"
-    return "regressed" if "Performance has regressed" in found.stdout.str() + found.stderr.str() else "passed"
+    return (
+        "regressed"
+        if "Performance has regressed" in found.stdout.str() + found.stderr.str()
+        else "passed"
+    )
 
 
 def test_theirs_finds_what_is_plain(before: Place) -> None:
@@ -52,7 +56,7 @@ def test_a_fraction_of_a_percent(before: Place) -> None:
     before.record(before.bf16, slower=0.006)
     assert theirs(before, "mean:0.3%") == "no such limit"
     before.pytest().assert_outcomes(passed=2)
-    before.gate(smallest="0.3%")
+    before.gate(min_effect="0.3%")
     before.pytest().assert_outcomes(passed=1, failed=1)
 
 
@@ -61,7 +65,7 @@ def test_a_limit_of_its_own_for_a_cell(before: Place) -> None:
     before.record(before.bf16, slower=0.05)
     assert theirs(before, "mean:2%") == "regressed"
     before.pytest().assert_outcomes(passed=1, failed=1)
-    before.gate(cells={"mlp * bf16 *": {"smallest": "10%"}})
+    before.gate(cells={"mlp * bf16 *": {"min_effect": "10%"}})
     before.pytest().assert_outcomes(passed=2)
 
 
@@ -80,7 +84,9 @@ def test_more_of_what_should_be_high_passes_and_less_fails(before: Place) -> Non
 def test_a_cell_that_the_baseline_lacks_fails(before: Place) -> None:
     (saved,) = before.path.rglob("0001_before.json")
     content = json.loads(saved.read_text(encoding="utf-8"))
-    content["benchmarks"] = [one for one in content["benchmarks"] if one["name"] != before.bf16.label]
+    content["benchmarks"] = [
+        one for one in content["benchmarks"] if one["name"] != before.bf16.label
+    ]
     write_whole(saved, json.dumps(content))
     next(before.results.baselines.glob(f"*/{before.bf16.id}.json")).unlink()
     before.record(before.bf16, slower=0.5)
@@ -119,7 +125,9 @@ def test_another_machines_baseline_fails_unless_it_is_the_question(before: Place
         before.record(cell, environment=OTHER_MACHINE)
     found = before.pytest()
     found.assert_outcomes(failed=2)
-    found.stdout.fnmatch_lines(["*other hardware: hardware: Test-CPU-2-cores (baseline), Other-CPU-2-cores (run)*"])
+    found.stdout.fnmatch_lines(
+        ["*other hardware: hardware: Test-CPU-2-cores (baseline), Other-CPU-2-cores (run)*"]
+    )
     before.gate(across=["hardware"])
     before.pytest().assert_outcomes(passed=2)
 
@@ -134,7 +142,9 @@ def test_other_bits_fail_where_they_matter(before: Place) -> None:
     found.stdout.fnmatch_lines(["other bits: 0 of 5 pairs end alike"])
 
 
-def test_comparing_outside_of_pytest_can_fail(before: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparing_outside_of_pytest_can_fail(
+    before: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Theirs shows the files side by side and ends with 0 whatever they hold."""
     monkeypatch.chdir(before.path)
     before.record(before.bf16, slower=0.5)

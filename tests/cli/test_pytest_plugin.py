@@ -10,7 +10,7 @@ from xml.etree.ElementTree import parse
 import pytest
 
 from harness.analysis import baseline
-from harness.analysis.result import condense
+from harness.analysis.result import aggregate
 from harness.launch.sweep import lock
 from harness.records import record
 from tests.support.benchmarks import PLUGIN, SEEDS, Place, records
@@ -31,7 +31,11 @@ def test_a_cell_is_a_benchmark_in_table_and_json(place: Place) -> None:
     found.stdout.fnmatch_lines(["*benchmark 'mlp': 2 tests*", f"{place.fp32.label} *"])
     written = json.loads((place.path / "out.json").read_text(encoding="utf-8"))
     first = next(one for one in written["benchmarks"] if one["name"] == place.fp32.label)
-    measured = [step for one in records(place.fp32) for step in one.ranks[0].step_seconds.unpack()[5:]]  # type: ignore[union-attr]
+    measured: list[float] = []
+    for record in records(place.fp32):
+        steps = record.ranks[0].step_seconds
+        assert steps is not None
+        measured += steps.unpack()[5:].tolist()
     assert first["stats"]["data"] == pytest.approx(measured)
     assert first["extra_info"]["cell"] == place.fp32.id
     assert first["extra_info"]["verdicts"]["samples/s"]["verdict"] == "same"
@@ -45,14 +49,18 @@ def test_pytest_benchmark_compares_the_files(place: Place) -> None:
     place.pytest("--benchmark-save=one")
     place.record(place.bf16, slower=0.5)
     place.pytest("--benchmark-save=two")
-    shown = place.pytester.run(sys.executable, "-m", "pytest_benchmark", "compare", "--columns=mean")
+    shown = place.pytester.run(
+        sys.executable, "-m", "pytest_benchmark", "compare", "--columns=mean"
+    )
     assert shown.ret == 0
     shown.stdout.fnmatch_lines(["*mlp * bf16 * (0002_two)*"])
 
 
 def test_pytest_benchmark_draws_its_histogram(place: Place) -> None:
     place.both()
-    place.pytest("--benchmark-histogram=drawn", apart=True).assert_outcomes(passed=2)  # it bends sys.meta_path
+    place.pytest("--benchmark-histogram=drawn", apart=True).assert_outcomes(
+        passed=2
+    )  # it bends sys.meta_path
     drawn = {element.text for element in parse(place.path / "drawn-mlp.svg").iter()}
     assert {place.fp32.label, place.bf16.label} <= drawn
 
@@ -61,7 +69,10 @@ def test_how_far_to_trust_it_is_told(place: Place) -> None:
     place.both()
     found = place.pytest()
     found.assert_outcomes(passed=2)
-    assert "harness: A/A certificate of this hardware: none; harness certify measures it" in found.outlines
+    assert (
+        "harness: A/A certificate of this hardware: none; harness certify measures it"
+        in found.outlines
+    )
 
 
 def test_a_cluster_is_refused_where_trials_would_run_here(place: Place) -> None:
@@ -69,13 +80,18 @@ def test_a_cluster_is_refused_where_trials_would_run_here(place: Place) -> None:
     (place.path / "far.yaml").write_text("launcher: slurm\n", encoding="utf-8")
     found = place.pytest("--harness-cluster=far.yaml", "--harness-trials=all")
     assert found.ret != 0
-    assert any("--harness-cluster: launcher: found 'slurm'; allowed: torchrun, or " in line for line in found.outlines)
+    assert any(
+        "--harness-cluster: launcher: found 'slurm'; allowed: torchrun, or " in line
+        for line in found.outlines
+    )
 
 
 def test_baselines_of_another_sweep_say_what_they_can_not_tell(place: Place) -> None:
     place.both()
     sweep = place.path / "sweep.yaml"
-    sweep.write_text(sweep.read_text(encoding="utf-8").replace("name: demo", "name: renamed"), encoding="utf-8")
+    sweep.write_text(
+        sweep.read_text(encoding="utf-8").replace("name: demo", "name: renamed"), encoding="utf-8"
+    )
     words = "no baseline is of a sweep 'renamed': cells that it lost can't be told"
     assert any(words in line for line in place.pytest().outlines)
 
@@ -117,7 +133,9 @@ def test_faster_and_more_accurate_pass(place: Place) -> None:
 def test_a_baseline_of_another_schema_stops_everything(place: Place) -> None:
     place.both()
     path = next(place.results.baselines.glob("*/*.json"))
-    path.write_text(path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8"
+    )
     found = place.pytest()
     assert found.ret == pytest.ExitCode.INTERRUPTED
     found.stdout.fnmatch_lines(["*schema: found 99*"])
@@ -140,7 +158,9 @@ def test_xdist_is_no_pass(place: Place) -> None:
     found.stderr.fnmatch_lines(["*found with pytest-xdist*"])
 
 
-def test_what_a_worker_of_xdist_starts_is_no_pass(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_of_xdist_starts_is_no_pass(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.both()
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     found = place.pytest()
@@ -158,14 +178,16 @@ def test_no_record_is_no_pass(place: Place) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"smalest": "1%"}, "*gate.yaml:1: smalest: unknown key; did you mean 'smallest'*"),
-        ({"smallest": "1 percent"}, "*gate.yaml:1: smallest: found '1 percent'*"),
+        ({"smalest": "1%"}, "*gate.yaml:1: smalest: unknown key; did you mean 'min_effect'*"),
+        ({"min_effect": "1 percent"}, "*gate.yaml:1: min_effect: found '1 percent'*"),
         ({"cells": {"cnn *": {"bits": "fail"}}}, "*found 'cnn *', which names no cell*"),
         ({"bits": "maybe"}, '*gate.yaml:1: bits: found "maybe"*'),
     ],
     ids=str,
 )
-def test_a_mistake_in_the_gates_file_is_one_line(place: Place, content: dict[str, Any], told: str) -> None:
+def test_a_mistake_in_the_gates_file_is_one_line(
+    place: Place, content: dict[str, Any], told: str
+) -> None:
     place.both()
     place.gate(**content)
     found = place.pytest()
@@ -174,7 +196,9 @@ def test_a_mistake_in_the_gates_file_is_one_line(place: Place, content: dict[str
 
 
 def test_a_sweep_without_a_baseline_is_refused(place: Place) -> None:
-    found = place.pytester.runpytest_subprocess(*PLUGIN, "-p", "no:xdist", "--harness-sweep=sweep.yaml")
+    found = place.pytester.runpytest_subprocess(
+        *PLUGIN, "-p", "no:xdist", "--harness-sweep=sweep.yaml"
+    )
     assert found.ret == pytest.ExitCode.USAGE_ERROR
 
 
@@ -196,11 +220,20 @@ def test_trials_run_anew_and_are_held_against_those_before(place: Place) -> None
     """Which verdict comes out is up to the machine; what must not differ is bits and accuracy."""
     place.spec(["fp32"])
     less = ["--set", "seeds=0,1", "--set", "length.steps=40"]
-    assert harness("run", str(place.path / "sweep.yaml"), "--results", str(place.results.path), *less).code in (0, 3)
-    baseline.save(place.results, condense([record.read(path) for path in place.results.sweep("demo").records()]))
-    place.gate(smallest="90%", inconclusive="ignore", bits="fail")
+    assert harness(
+        "run", str(place.path / "sweep.yaml"), "--results", str(place.results.path), *less
+    ).code in (0, 3)
+    baseline.save(
+        place.results,
+        aggregate([record.read(path) for path in place.results.sweep("demo").records()]),
+    )
+    place.gate(min_effect="90%", inconclusive="ignore", bits="fail")
     options = [f"--harness-{option.removeprefix('--')}" for option in less[::2]]
-    found = place.pytest(*(word for pair in zip(options, less[1::2], strict=True) for word in pair), trials=())
+    found = place.pytest(
+        *(word for pair in zip(options, less[1::2], strict=True) for word in pair), trials=()
+    )
     found.assert_outcomes(passed=1)
     replaced = "harness: 2 records in *demo are replaced; afterwards MLflow gets the new ones by: harness collect demo"
-    found.stdout.fnmatch_lines([replaced, "harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"])
+    found.stdout.fnmatch_lines(
+        [replaced, "harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"]
+    )

@@ -18,7 +18,9 @@ README = TOP / "README.md"
 
 def printed(name: str, folder: Path) -> Path:
     """The file that the README prints under that name, in `folder`."""
-    (content,) = re.findall(rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (content,) = re.findall(
+        rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
     path = folder / name
     path.write_text(content, encoding="utf-8")
     return path
@@ -27,7 +29,10 @@ def printed(name: str, folder: Path) -> Path:
 @pytest.mark.distributed
 def test_a_users_workload_trains(tmp_path: Path) -> None:
     source = printed("spiral.py", tmp_path)
-    assert len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]) <= 30
+    assert (
+        len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()])
+        <= 30
+    )
     narrow, wide = run(printed("spiral.yaml", tmp_path))
     assert narrow.summary is not None
     assert wide.summary is not None
@@ -54,14 +59,24 @@ def test_the_mistake_gives_the_line_that_is_printed(
 
 def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
     cells = load(ready_sweeps()["quickstart"]).cells
-    assert re.findall(r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE) == [
-        cell.id for cell in cells
-    ]
+    assert re.findall(
+        r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE
+    ) == [cell.id for cell in cells]
 
 
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
     gate = read_gate(printed("gate.yaml", tmp_path))
     printed("sweep.yaml", tmp_path)
-    cells = {cell.axes.precision: cell for cell in load(tmp_path / "sweep.yaml").cells if cell.choice.label == "mlp"}
-    assert (gate.limits(cells["fp32"]).smallest, gate.limits(cells["fp32"]).bits) == (0.01, "ignore")
-    assert (gate.limits(cells["bf16"]).smallest, gate.limits(cells["bf16"]).bits) == (0.005, "fail")
+    cells = {
+        cell.axes.precision: cell
+        for cell in load(tmp_path / "sweep.yaml").cells
+        if cell.workload.label == "mlp"
+    }
+    assert (gate.limits(cells["fp32"]).min_effect, gate.limits(cells["fp32"]).bits) == (
+        0.01,
+        "ignore",
+    )
+    assert (gate.limits(cells["bf16"]).min_effect, gate.limits(cells["bf16"]).bits) == (
+        0.005,
+        "fail",
+    )

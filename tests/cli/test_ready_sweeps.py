@@ -28,7 +28,14 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
     long. The accuracy to be reached stays.
     """
     results = tmp_path / "results"
-    given = ["--set", "threads=1", "--cluster", str(local_profile(tmp_path)), "--results", str(results)]
+    given = [
+        "--set",
+        "num_threads=1",
+        "--cluster",
+        str(local_profile(tmp_path)),
+        "--results",
+        str(results),
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["run", *arguments, *given])
     assert not ended.value.code
@@ -37,7 +44,7 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
 
 def final(records: list[Record], label: str) -> list[float]:
     """The target metric of a workload's trials after their last step."""
-    mine = [one.summary for one in records if one.trial.cell.choice.label == label]
+    mine = [one.summary for one in records if one.trial.cell.workload.label == label]
     return [summary.final for summary in mine if summary and summary.final is not None]
 
 
@@ -49,8 +56,12 @@ def data() -> Path:
 
 
 @pytest.mark.timeout(2400)
-def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(tmp_path: Path, data: Path) -> None:
-    records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]")
+def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(
+    tmp_path: Path, data: Path
+) -> None:
+    records = run(
+        tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]"
+    )
     assert len(records) == 3
     assert fmean(final(records, "mlp")) >= 0.95
 
@@ -65,8 +76,8 @@ def test_mnist_the_cnn_reaches_98_percent(tmp_path: Path, data: Path) -> None:
 @pytest.mark.timeout(2400)
 def test_tickets_a_distilbert_from_scratch_reaches_85_percent(tmp_path: Path, data: Path) -> None:
     (found,) = run(tmp_path, "tickets", "--data", str(data / "banking77"))
-    assert found.learned is not None
-    metrics = found.learned.evaluations[-1].metrics
+    assert found.rank0 is not None
+    metrics = found.rank0.evaluations[-1].metrics
     assert metrics["accuracy"] >= 0.85
     assert metrics["macro_f1"] >= 0.85
 
@@ -86,6 +97,8 @@ def test_every_ready_sweep_says_what_it_is_for(name: str, data: Path) -> None:
 
 def test_the_matrix_has_48_cells_that_differ(data: Path) -> None:
     digits, texts = data / "mnist10k", data / "banking77"
-    sweep = load(ready_sweeps()["matrix"], data=[f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"])
+    sweep = load(
+        ready_sweeps()["matrix"], data=[f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"]
+    )
     assert len({cell.id for cell in sweep.cells}) == 48
     assert sweep.excluded == []

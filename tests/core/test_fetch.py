@@ -22,8 +22,14 @@ from harness.core import fetch
 from harness.core.errors import BadInput, HarnessError
 from harness.core.fetch import DataSet, File
 
-CONTENTS = {f"{name}.gz": random.Random(name).randbytes(200_000 + len(name)) for name in ("images", "labels")}
-FILES = tuple(File(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items())
+CONTENTS = {
+    f"{name}.gz": random.Random(name).randbytes(200_000 + len(name))
+    for name in ("images", "labels")
+}
+FILES = tuple(
+    File(name, len(content), hashlib.sha256(content).hexdigest())
+    for name, content in CONTENTS.items()
+)
 IMAGES = FILES[0]
 CONTENT = CONTENTS[IMAGES.name]
 CUT = 90_000
@@ -146,26 +152,34 @@ def part(to: Path) -> Path:
 
 
 def is_whole(to: Path) -> bool:
-    return [path.name for path in to.iterdir()] == [IMAGES.name] and (to / IMAGES.name).read_bytes() == CONTENT
+    return [path.name for path in to.iterdir()] == [IMAGES.name] and (
+        to / IMAGES.name
+    ).read_bytes() == CONTENT
 
 
 def test_downloads_and_reports(server: Server, to: Path) -> None:
     seen: list[tuple[int, int]] = []
-    fetch.get(IMAGES, [server.mirror("good")], to, lambda so_far, total: seen.append((so_far, total)))
+    fetch.get(
+        IMAGES, [server.mirror("good")], to, lambda so_far, total: seen.append((so_far, total))
+    )
     assert is_whole(to)
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == ((0, len(CONTENT)), (len(CONTENT), len(CONTENT)))
 
 
 @pytest.mark.parametrize("folders", [("once",), ("never", "good")])
-def test_after_a_cut_only_the_rest_is_asked_for(server: Server, to: Path, folders: tuple[str, ...]) -> None:
+def test_after_a_cut_only_the_rest_is_asked_for(
+    server: Server, to: Path, folders: tuple[str, ...]
+) -> None:
     get(server, to, *folders)
     assert is_whole(to)
     assert server.asked == [(folders[0], None), (folders[-1], f"bytes={CUT}-")]
 
 
 def test_what_came_before_all_mirrors_failed_is_continued(server: Server, to: Path) -> None:
-    with pytest.raises(HarnessError, match=rf"never/: connection cut after 90,000 of .* {CUT:,} of .* are kept"):
+    with pytest.raises(
+        HarnessError, match=rf"never/: connection cut after 90,000 of .* {CUT:,} of .* are kept"
+    ):
         get(server, to, "never")
     assert part(to).read_bytes() == CONTENT[:CUT]
     assert not (to / IMAGES.name).exists()
@@ -181,7 +195,10 @@ def test_a_killed_download_is_continued(server: Server, to: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", program, str(to)]) as child:
         deadline = time.monotonic() + 20
-        while not (part(to).exists() and part(to).stat().st_size == CUT) and time.monotonic() < deadline:
+        while (
+            not (part(to).exists() and part(to).stat().st_size == CUT)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         child.kill()
     assert [path.name for path in to.iterdir()] == [part(to).name]
@@ -232,7 +249,9 @@ def test_a_wrong_file_is_refused(server: Server, to: Path, folder: str) -> None:
     with pytest.raises(HarnessError) as caught:
         get(server, to, folder)
     message = str(caught.value)
-    assert message.startswith(f"{IMAGES.name}: no mirror gave it: {server.mirror(folder)}: wrong file refused (sha256 ")
+    assert message.startswith(
+        f"{IMAGES.name}: no mirror gave it: {server.mirror(folder)}: wrong file refused (sha256 "
+    )
     assert IMAGES.sha256 in message
     assert "\n" not in message
     assert list(to.iterdir()) == []
@@ -252,7 +271,9 @@ def test_the_next_mirror_is_tried(server: Server, to: Path, bad: str) -> None:
 
 def test_every_mirror_has_its_reason(server: Server, to: Path) -> None:
     closed = "http://127.0.0.1:9/"
-    with pytest.raises(HarnessError, match=r"gone/: HTTP 404 .*mute/: timed out; .*:9/: .*refused$") as caught:
+    with pytest.raises(
+        HarnessError, match=r"gone/: HTTP 404 .*mute/: timed out; .*:9/: .*refused$"
+    ) as caught:
         fetch.get(IMAGES, [server.mirror("gone"), server.mirror("mute"), closed], to, timeout=0.4)
     assert caught.value.exit_code == 1
     assert list(to.iterdir()) == []
@@ -260,14 +281,18 @@ def test_every_mirror_has_its_reason(server: Server, to: Path) -> None:
 
 def test_a_different_file_under_the_name_is_left_alone(to: Path) -> None:
     (to / IMAGES.name).write_bytes(b"my own")
-    with pytest.raises(BadInput, match=rf"{IMAGES.name}: found a different file \(sha256 .*{IMAGES.sha256}"):
+    with pytest.raises(
+        BadInput, match=rf"{IMAGES.name}: found a different file \(sha256 .*{IMAGES.sha256}"
+    ):
         fetch.missing(DataSet((), FILES), to)
     assert (to / IMAGES.name).read_bytes() == b"my own"
 
 
 def test_a_folder_that_can_not_be_made_is_bad_input(to: Path) -> None:
     (to / "file").touch()
-    with pytest.raises(BadInput, match="can't be used: Not a directory; allowed: a folder that can be written"):
+    with pytest.raises(
+        BadInput, match="can't be used: Not a directory; allowed: a folder that can be written"
+    ):
         fetch.missing(DataSet((), FILES), to / "file" / "folder")
 
 
@@ -283,7 +308,11 @@ def test_an_unknown_name_is_bad_input() -> None:
 
 
 def test_every_set_has_the_files_that_the_workloads_read() -> None:
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    names = [
+        f"{part}-{kind}-ubyte.gz"
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
     for data in fetch.SETS.values():
         assert [file.name for file in data.files] == names
         assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in data.files)
@@ -314,4 +343,6 @@ def test_the_command(
 def test_the_command_with_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["data", "fetch", "mnits", "--to", "nowhere"])
-    assert capsys.readouterr().err.startswith("harness: data set 'mnits': unknown; did you mean 'mnist'? allowed: ")
+    assert capsys.readouterr().err.startswith(
+        "harness: data set 'mnits': unknown; did you mean 'mnist'? allowed: "
+    )

@@ -23,21 +23,21 @@ VALUES: dict[str, list[Any]] = {
     "strategy": ["ddp", "fsdp2"],
     "execution": ["eager", "compile"],
     "precision": ["fp32", "bf16", "fp16", "bf16:fsdp2"],
-    "accumulation": [1, 2],
+    "grad_accum_steps": [1, 2],
     "input": ["loader", "resident"],
-    "workers": [0, 2],
+    "num_workers": [0, 2],
     "persistent_workers": [True, False],
     "prefetch_factor": [2, 1],
     "bucket_cap_mb": [None, 1e-4],  # 104 bytes: the model's gradients have 644
     "gradient_as_bucket_view": [False, True],
     "static_graph": [False, True],
-    "wrap": ["blocks", "root"],
-    "reshard": ["auto", "always", "never"],
+    "fsdp_wrap": ["layers", "root"],
+    "reshard_after_forward": ["auto", "always", "never"],
     "dynamic": ["auto", "never"],
     "fullgraph": [False, True],
     "activation_checkpointing": [False, True],
-    "clip": [None, 1e6],
-    "implementation": ["for-loop", "foreach", "fused"],
+    "max_grad_norm": [None, 1e6],
+    "optimizer_impl": ["for-loop", "foreach", "fused"],
 }
 # Of the loss, against one process in fp32: bf16 has 8 bits of mantissa, fp16 11.
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2, "bf16": 5e-2, "bf16:fsdp2": 5e-2}
@@ -55,27 +55,53 @@ def rule(*axes: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 
 
 # As the covering set wants them: each over few axes. That they are those of `conflict` is tested below.
-CONSTRAINTS = [sensible(need, dependent) for need in NEEDS for dependent in need.dependents if dependent in VALUES]
+CONSTRAINTS = [
+    sensible(need, dependent)
+    for need in NEEDS
+    for dependent in need.dependents
+    if dependent in VALUES
+]
 CONSTRAINTS += [
-    rule("precision", "strategy", holds=lambda row: row["precision"] != "bf16:fsdp2" or row["strategy"] == "fsdp2"),
-    rule("execution", "bucket_cap_mb", holds=lambda row: row["execution"] == "eager" or row["bucket_cap_mb"] is None),
-    rule("static_graph", "accumulation", holds=lambda row: not row["static_graph"] or row["accumulation"] == 1),
+    rule(
+        "precision",
+        "strategy",
+        holds=lambda row: row["precision"] != "bf16:fsdp2" or row["strategy"] == "fsdp2",
+    ),
+    rule(
+        "execution",
+        "bucket_cap_mb",
+        holds=lambda row: row["execution"] == "eager" or row["bucket_cap_mb"] is None,
+    ),
+    rule(
+        "static_graph",
+        "grad_accum_steps",
+        holds=lambda row: not row["static_graph"] or row["grad_accum_steps"] == 1,
+    ),
     rule(
         "strategy",
         "fullgraph",
-        "wrap",
-        holds=lambda row: not row["fullgraph"] or (row["strategy"], row["wrap"]) == ("fsdp2", "root"),
+        "fsdp_wrap",
+        holds=lambda row: (
+            not row["fullgraph"] or (row["strategy"], row["fsdp_wrap"]) == ("fsdp2", "root")
+        ),
     ),
 ]
 SALT = "55"  # of ninety tried, the one with the fewest rows that compile, which cost several times the others
-COVERING: list[dict[str, Any]] = [{"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS, salt=SALT)]
+COVERING: list[dict[str, Any]] = [
+    {"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS, salt=SALT)
+]
 
 
 def test_every_pair_that_makes_sense_is_covered() -> None:
     for first, second in itertools.combinations(VALUES, 2):
         for one, other in itertools.product(VALUES[first], VALUES[second]):
             if possible({first: one, second: other}):
-                assert any((row[first], row[second]) == (one, other) for row in COVERING), (first, one, second, other)
+                assert any((row[first], row[second]) == (one, other) for row in COVERING), (
+                    first,
+                    one,
+                    second,
+                    other,
+                )
 
 
 def test_every_row_makes_sense() -> None:
@@ -84,16 +110,19 @@ def test_every_row_makes_sense() -> None:
 
 def possible(pair: dict[str, Any]) -> bool:
     """Whether some choice of the axes that others need goes with the pair."""
-    needed = ("strategy", "wrap", "execution", "input", "workers", "accumulation")
+    needed = ("strategy", "fsdp_wrap", "execution", "input", "num_workers", "grad_accum_steps")
     free = [axis for axis in needed if axis not in pair]
     return any(
-        conflict(Axes(batch_size=32, world_size=2, **pair, **dict(zip(free, choice, strict=True)))) is None
+        conflict(Axes(batch_size=32, world_size=2, **pair, **dict(zip(free, choice, strict=True))))
+        is None
         for choice in itertools.product(*(VALUES[axis] for axis in free))
     )
 
 
 def train(folder: Path, axes: dict[str, Any]) -> Record:
-    (record,) = run(line_sweep(folder, {"line": {"axes": axes}}, length={"steps": 12}, evaluate={"steps": 12}))
+    (record,) = run(
+        line_sweep(folder, {"line": {"axes": axes}}, length={"steps": 12}, evaluate={"steps": 12})
+    )
     return record
 
 
@@ -111,18 +140,24 @@ def test_combination(reference: Record, tmp_path: Path, axes: dict[str, Any]) ->
     assert record.loss is not None
     assert reference.loss is not None
     found, expected = record.loss.unpack(), reference.loss.unpack()
-    if axes["precision"] == "fp16":  # the first steps, whose scale is too high, are skipped by all ranks alike
+    if (
+        axes["precision"] == "fp16"
+    ):  # the first steps, whose scale is too high, are skipped by all ranks alike
         assert len({rank.loss_scale for rank in record.ranks}) == 1
         found, expected = found[:1], expected[:1]
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE[axes["precision"]])
     if axes["precision"] != "fp32":
-        assert not np.allclose(found, expected, rtol=1e-6), "as exact as fp32: the precision was not applied"
+        assert not np.allclose(found, expected, rtol=1e-6), (
+            "as exact as fp32: the precision was not applied"
+        )
     assert ("compile" in record.phases) == (axes["execution"] == "compile")
     for rank in record.ranks:
-        assert set(rank.step_phases) == {phase.name for phase in Phase if phase != Phase.host_to_device}
+        assert set(rank.step_phases) == {
+            phase.name for phase in Phase if phase != Phase.host_to_device
+        }
         assert (rank.compiled is not None) == (axes["execution"] == "compile")
         assert (rank.loss_scale is not None) == (axes["precision"] == "fp16")
-        assert rank.loader_workers == axes["workers"]
+        assert rank.loader_workers == axes["num_workers"]
         if rank.compiled:
             assert rank.compiled.graphs >= 1
             assert rank.compiled.seconds > 0

@@ -12,7 +12,12 @@ from tests.support.running import processes_below
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1800)]
 
-LOUD = ("--smallest", "33%", "--budget", "20")  # differences that stand out from whatever else the machine does
+LOUD = (
+    "--min-effect",
+    "33%",
+    "--budget",
+    "20",
+)  # differences that stand out from whatever else the machine does
 OTHER = (
     "\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
     "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"

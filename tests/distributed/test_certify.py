@@ -22,7 +22,16 @@ pytestmark = pytest.mark.distributed
 
 def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
-    asked = ("certify", str(repository.sweep), "--results", results, "--seconds", "0.3", "--smallest", "50%")
+    asked = (
+        "certify",
+        str(repository.sweep),
+        "--results",
+        results,
+        "--seconds",
+        "0.3",
+        "--min-effect",
+        "50%",
+    )
     first = harness(*asked, "--comparisons", "1")
     assert first.code == 0, first.err + first.out
     (path,) = (tmp_path / "results" / "certificates").iterdir()
@@ -47,11 +56,16 @@ def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
 def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_path: Path) -> None:
     repository, other = Repository(tmp_path / "a"), Repository(tmp_path / "b")
     other.write(0.0, more=f"\n\n{wrong}\n")
-    trees = {key: Tree(name=key, top=repository.path, place=one.path) for key, one in (("a", repository), ("b", other))}
+    trees = {
+        key: Tree(name=key, top=repository.path, place=one.path)
+        for key, one in (("a", repository), ("b", other))
+    }
     (cell,) = load(repository.sweep).cells
-    budget = Budget(smallest=0.5, seconds=1.0, alpha=0.05)
+    budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match=words):
-        measure(cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng())
+        measure(
+            cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng()
+        )
 
 
 def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None:
@@ -61,6 +75,8 @@ def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None
     (tmp_path / "b" / "harness" / "__init__.py").touch()
     trees = {key: Tree(name=key, top=repository.path, place=tmp_path / key) for key in "ab"}
     (cell,) = load(repository.sweep).cells
-    budget = Budget(smallest=0.5, seconds=1.0, alpha=0.05)
+    budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):
-        measure(cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng())
+        measure(
+            cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng()
+        )

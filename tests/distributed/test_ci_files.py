@@ -62,7 +62,9 @@ class Repository:
 
     def commit(self, seconds: float) -> None:
         source = printed("spiral.py", self.path)
-        source.write_text(source.read_text(encoding="utf-8") + LOSS.format(seconds=seconds), encoding="utf-8")
+        source.write_text(
+            source.read_text(encoding="utf-8") + LOSS.format(seconds=seconds), encoding="utf-8"
+        )
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", f"{seconds} s a step")
 
@@ -77,7 +79,9 @@ def bash(script: str, folder: Path, **variables: str) -> subprocess.CompletedPro
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, "PYTHONPATH": str(TOP), **variables}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.distributed
@@ -109,9 +113,14 @@ def test_githubs_job_lets_a_pull_request_in_that_changes_nothing(tmp_path: Path)
 def test_gitlabs_job_fails_a_slower_merge_request(tmp_path: Path) -> None:
     repository, job = Repository(tmp_path, slower=0.5), gitlab_job()
     script = "\n".join(line for line in job["script"] if not line.startswith("pip "))
-    done = bash(script, tmp_path, CI_MERGE_REQUEST_DIFF_BASE_SHA=repository.git("rev-parse", "main"))
+    done = bash(
+        script, tmp_path, CI_MERGE_REQUEST_DIFF_BASE_SHA=repository.git("rev-parse", "main")
+    )
     assert done.returncode == 1, done.stderr + done.stdout
-    assert parse(tmp_path / job["artifacts"]["reports"]["junit"]).getroot().find("testcase/failure") is not None
+    assert (
+        parse(tmp_path / job["artifacts"]["reports"]["junit"]).getroot().find("testcase/failure")
+        is not None
+    )
     assert job["allow_failure"]["exit_codes"] == 3
 
 
@@ -126,17 +135,27 @@ def test_githubs_job_warns_where_nothing_can_be_told(tmp_path: Path, code: int) 
 @pytest.mark.parametrize(
     ("gh", "last", "told"),
     [
-        ('[ "$1 $2" != "api --paginate" ] || printf "7\\n9\\n"', "--method PATCH repos/us/it/issues/comments/9", ""),
+        (
+            '[ "$1 $2" != "api --paginate" ] || printf "7\\n9\\n"',
+            "--method PATCH repos/us/it/issues/comments/9",
+            "",
+        ),
         ("true", "repos/us/it/issues/5/comments", ""),
         ('[ "$2" = --paginate ]', "repos/us/it/issues/5/comments", "::notice::no comment"),
     ],
     ids=["again", "first", "fork"],
 )
-def test_githubs_job_writes_one_comment_and_renews_it(tmp_path: Path, gh: str, last: str, told: str) -> None:
+def test_githubs_job_writes_one_comment_and_renews_it(
+    tmp_path: Path, gh: str, last: str, told: str
+) -> None:
     (tmp_path / "gate.md").write_text("### Training speed of `spiral`: passes\n", encoding="utf-8")
     script = f'gh() {{ echo "$*" >> called; {gh}; }}\n' + github_step("Tell")
-    done = bash(script, tmp_path, GITHUB_STEP_SUMMARY="step.md", GITHUB_REPOSITORY="us/it", PULL_REQUEST="5")
+    done = bash(
+        script, tmp_path, GITHUB_STEP_SUMMARY="step.md", GITHUB_REPOSITORY="us/it", PULL_REQUEST="5"
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "step.md").read_bytes() == (tmp_path / "gate.md").read_bytes()
-    assert (tmp_path / "called").read_text(encoding="utf-8").splitlines()[-1] == f"api {last} -F body=@gate.md"
+    assert (tmp_path / "called").read_text(encoding="utf-8").splitlines()[
+        -1
+    ] == f"api {last} -F body=@gate.md"
     assert done.stdout.startswith(told)

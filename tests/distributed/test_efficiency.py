@@ -36,8 +36,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
 
 
 def moved(record: Record) -> float | None:
-    assert record.learned is not None, record.failure
-    return record.learned.bytes_per_sample
+    assert record.rank0 is not None, record.failure
+    return record.rank0.bytes_per_sample
 
 
 @pytest.mark.parametrize("label", ["ddp", "ddp in a static graph", "compiled"])
@@ -61,8 +61,12 @@ def test_of_sharded_parameters_it_is_unknown(records: dict[str, Record]) -> None
 def test_every_trial_is_held_against_the_measured_peak(records: dict[str, Record]) -> None:
     for label, record in records.items():
         assert record.summary is not None
-        assert record.learned is not None
+        assert record.rank0 is not None
         assert record.summary.throughput is not None
-        achieved = record.summary.throughput * record.learned.flops_per_sample / record.trial.cell.axes.world_size
+        achieved = (
+            record.summary.throughput
+            * record.rank0.flops_per_sample
+            / record.trial.cell.axes.world_size
+        )
         assert record.summary.mfu_measured == pytest.approx(achieved / 100e9), label
         assert record.summary.mfu is None, "no vendor says what a CPU can do"

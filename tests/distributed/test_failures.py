@@ -52,7 +52,9 @@ def test_a_loss_that_is_no_number_is_named_at_its_step_and_rank(records: dict[st
     assert "step 17 of 40" in found.message
 
 
-def test_an_exception_is_the_ranks_own_with_host_and_log(records: dict[str, Record], folder: Path) -> None:
+def test_an_exception_is_the_ranks_own_with_host_and_log(
+    records: dict[str, Record], folder: Path
+) -> None:
     found = failure(records, "raises")
     assert (found.kind, found.message, found.rank) == ("ValueError", "the dog ate batch 17", 1)
     assert found.host
@@ -74,7 +76,9 @@ def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> N
     assert "SIGKILL" in found.message
 
 
-def test_a_rank_that_exits_without_a_word_is_named_with_its_code(records: dict[str, Record]) -> None:
+def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
+    records: dict[str, Record],
+) -> None:
     found = failure(records, "exits")
     assert (found.kind, found.rank, found.log) == ("Exited", 1, "logs/rank1.log")
     assert found.message.startswith("with code 7; the last words of its log: ")
@@ -86,7 +90,9 @@ def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[st
 
 
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
-    (record,) = run(line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=15))
+    (record,) = run(
+        line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=15)
+    )
     assert record.failure is not None
     assert record.failure.kind == "Timeout"
     assert 15 <= record.ended - record.started < 30
@@ -110,7 +116,9 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
 
 
 def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path) -> None:
-    path = line_sweep(tmp_path, {"raises": {"options": {"raise_at": 1}}, "fine": {}}, length={"steps": 4})
+    path = line_sweep(
+        tmp_path, {"raises": {"options": {"raise_at": 1}}, "fine": {}}, length={"steps": 4}
+    )
     before = by_label(run(path))
     kept = by_label(run(path, redo="missing"))
     assert kept == before

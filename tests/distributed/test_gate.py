@@ -14,8 +14,13 @@ from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
 
-LOUDER = ("--smallest", "90%", "--budget", "20")
-LOUD = ("--smallest", "33%", "--budget", "20")  # differences that stand out from whatever else the machine does
+LOUDER = ("--min-effect", "90%", "--budget", "20")
+LOUD = (
+    "--min-effect",
+    "33%",
+    "--budget",
+    "20",
+)  # differences that stand out from whatever else the machine does
 
 
 def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -> None:
@@ -23,7 +28,15 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     repository.write(1.0)
     summary, junit = tmp_path / "gate.md", tmp_path / "gate.xml"
     found = harness(
-        "gate", "--against", "main", str(repository.sweep), *LOUD, "--summary", str(summary), "--junit", str(junit)
+        "gate",
+        "--against",
+        "main",
+        str(repository.sweep),
+        *LOUD,
+        "--summary",
+        str(summary),
+        "--junit",
+        str(junit),
     )
     assert found.code == 1, found.err + found.out
     assert "slower than main" in found.out.splitlines()[-2]
@@ -36,7 +49,9 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
 
 def test_the_same_code_passes_with_the_same_bits_and_its_control(tmp_path: Path) -> None:
     repository = Repository(tmp_path, axes={"strategy": "ddp", "world_size": 2})
-    found = harness("gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--control", "--bits", "--json")
+    found = harness(
+        "gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--control", "--bits", "--json"
+    )
     assert found.code == 0, found.err + found.out
     (cell,) = json.loads(found.out)["cells"]
     assert cell["found"]["same_bits"] is True
@@ -50,7 +65,16 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
         more="\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
         "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n",
     )
-    found = harness("gate", "--against", "HEAD", str(repository.sweep), "--smallest", "90%", "--bits", "--json")
+    found = harness(
+        "gate",
+        "--against",
+        "HEAD",
+        str(repository.sweep),
+        "--min-effect",
+        "90%",
+        "--bits",
+        "--json",
+    )
     (cell,) = json.loads(found.out)["cells"]
     assert found.code == 1
     assert cell["found"]["same_bits"] is False

@@ -24,11 +24,11 @@ from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed
 
-TWO = {"world_size": 2, "schedule": "one-cycle"}
+TWO = {"world_size": 2, "lr_schedule": "one-cycle"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", **TWO},
     "ddp, compiled": {"strategy": "ddp", "execution": "compile", **TWO},
-    "fsdp2, workers": {"strategy": "fsdp2", "workers": 2, **TWO},
+    "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO},
 }
 
 
@@ -37,7 +37,13 @@ def trained(place: Path, axes: dict[str, Any], words: str, **more: Any) -> Recor
     place.mkdir()
     told = place / "interrupt"
     told.write_text(words, encoding="utf-8")
-    options = {"dropout": 0.3, "noise": 0.1, "interrupt": str(told), "rank": axes.get("world_size", 1) - 1, **more}
+    options = {
+        "dropout": 0.3,
+        "noise": 0.1,
+        "interrupt": str(told),
+        "rank": axes.get("world_size", 1) - 1,
+        **more,
+    }
     line = {"line": {"options": options, "axes": axes}}
     (found,) = run(line_sweep(place, line, length={"steps": 30}, evaluate={"steps": 12}), slots=4)
     assert told.read_text(encoding="utf-8") == ""
@@ -54,15 +60,19 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, variant: str) -> None:
     assert (whole.status, cut.status) == ("done", "done"), (whole.failure, cut.failure)
     assert [failure.kind for failure in cut.earlier] == ["Interrupted"] * times
     assert cut.earlier[0].message == "SIGUSR2 after step 1 of 30"
-    assert whole.learned is not None
-    assert cut.learned is not None
-    assert cut.learned.parameter_digest == whole.learned.parameter_digest
+    assert whole.rank0 is not None
+    assert cut.rank0 is not None
+    assert cut.rank0.parameter_digest == whole.rank0.parameter_digest
     assert cut.loss == whole.loss
     assert cut.order_digest == whole.order_digest
-    assert [one.metrics for one in cut.learned.evaluations] == [one.metrics for one in whole.learned.evaluations]
+    assert [one.metrics for one in cut.rank0.evaluations] == [
+        one.metrics for one in whole.rank0.evaluations
+    ]
     for rank in cut.ranks:
         assert [one.by for one in rank.interruptions] == ["SIGUSR2"] * times
-        assert [one.step for one in rank.interruptions] == [one.step for one in cut.ranks[0].interruptions]
+        assert [one.step for one in rank.interruptions] == [
+            one.step for one in cut.ranks[0].interruptions
+        ]
         assert all(one.lost > 0 for one in rank.interruptions)
     folder = Results(tmp_path / "cut" / "results").sweep("line").trial(cut.trial.id)
     assert not folder.resume.exists()
@@ -80,7 +90,9 @@ def test_a_rank_started_by_hand_ends_with_a_code_of_its_own(tmp_path: Path) -> N
     """With threads, which NumPy starts when it is imported."""
     told = tmp_path / "interrupt"
     told.write_text("2", encoding="utf-8")
-    sweep = spec.load(line_sweep(tmp_path, {"line": {"options": {"interrupt": str(told)}}}, length={"steps": 30}))
+    sweep = spec.load(
+        line_sweep(tmp_path, {"line": {"options": {"interrupt": str(told)}}}, length={"steps": 30})
+    )
     folder = TrialFolder(tmp_path / "trial")
     assignment = Assignment(trial=sweep.trials()[0], base=str(tmp_path), device="cpu")
     write_whole(folder.assignment, json.dumps(asdict(assignment)))
@@ -98,7 +110,7 @@ def test_a_trial_is_not_taken_up_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     told.write_text("1 1 1", encoding="utf-8")
     path = line_sweep(place, {"line": {"options": {"interrupt": str(told)}}}, length={"steps": 30})
     (found,) = run(path)
-    assert (found.status, found.attempt, found.learned) == ("interrupted", 2, None)
+    assert (found.status, found.attempt, found.rank0) == ("interrupted", 2, None)
     folder = Results(place / "results").sweep("line").trial(found.trial.id)
     assert folder.resume.exists()
     (found,) = run(path, redo="missing")

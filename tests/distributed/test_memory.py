@@ -15,7 +15,9 @@ from tests.support.running import by_label, line_sweep, run
 pytestmark = pytest.mark.distributed
 
 BALLAST = f"{Path(__file__).parent.parent / 'support' / 'ballast.py'}:Ballast"
-HAND_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # bytes from which on glibc keeps nothing that was freed
+HAND_BACK = {
+    "MALLOC_MMAP_THRESHOLD_": "131072"
+}  # bytes from which on glibc keeps nothing that was freed
 
 
 def mebibytes(record: Record) -> list[float]:
@@ -30,7 +32,9 @@ def test_a_known_allocation_is_found_within_5_percent(tmp_path: Path) -> None:
     entries: dict[str, Any] = {"single": {"uses": BALLAST}, "ddp": {"uses": BALLAST, "axes": ddp}}
     found = by_label(run(line_sweep(tmp_path, entries, length={"steps": 4})))
     assert mebibytes(found["single"]) == pytest.approx([512], rel=0.05)
-    assert mebibytes(found["ddp"]) == pytest.approx([512 + 128] * 2, rel=0.05)  # and buckets of gradients that stay
+    assert mebibytes(found["ddp"]) == pytest.approx(
+        [512 + 128] * 2, rel=0.05
+    )  # and buckets of gradients that stay
 
 
 @pytest.fixture
@@ -47,10 +51,14 @@ def distilbert(texts: dict[str, Any], axes: dict[str, Any], **options: Any) -> d
     return {"uses": "distilbert", "data": texts, "options": given, "axes": axes}
 
 
-def test_activation_checkpointing_lowers_what_activations_take(tmp_path: Path, texts: dict[str, Any]) -> None:
+def test_activation_checkpointing_lowers_what_activations_take(
+    tmp_path: Path, texts: dict[str, Any]
+) -> None:
     """Of four layers it keeps what goes in, and one at a time inside: less than half of it all."""
     entries = {
-        str(asked): distilbert(texts, {"activation_checkpointing": asked}, size="small", sequence=64)
+        str(asked): distilbert(
+            texts, {"activation_checkpointing": asked}, size="small", sequence=64
+        )
         for asked in (False, True)
     }
     path = line_sweep(tmp_path, entries, length={"steps": 2}, warmup=0, axes={"batch_size": 32})
@@ -62,7 +70,9 @@ def test_activation_checkpointing_lowers_what_activations_take(tmp_path: Path, t
 def test_fsdp2_lowers_what_parameters_take(tmp_path: Path, texts: dict[str, Any]) -> None:
     """DDP holds parameters, gradients, their buckets and Adam's two moments: 5 times 165 MiB; FSDP2 halves the most."""
     entries = {
-        strategy: distilbert(texts, {"strategy": strategy, "world_size": 2}, size="base", sequence=8)
+        strategy: distilbert(
+            texts, {"strategy": strategy, "world_size": 2}, size="base", sequence=8
+        )
         for strategy in ("ddp", "fsdp2")
     }
     path = line_sweep(tmp_path, entries, length={"steps": 2}, warmup=0, axes={"batch_size": 8})

@@ -39,7 +39,9 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def ended(results: Results, cpu: str) -> Ended:
-    return harness("peak", "--quick", "--ranks", "2", "--cluster", cpu, "--results", str(results.path))
+    return harness(
+        "peak", "--quick", "--ranks", "2", "--cluster", cpu, "--results", str(results.path)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,10 @@ def machine(results: Results, ended: Ended) -> Machine:
 
 
 def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: Machine) -> None:
-    assert sorted(path.name for path in results.peaks.iterdir()) == [f"{machine.key}.json", f"{machine.key}.png"]
+    assert sorted(path.name for path in results.peaks.iterdir()) == [
+        f"{machine.key}.json",
+        f"{machine.key}.png",
+    ]
     height, width, _ = matplotlib.image.imread(results.peaks / f"{machine.key}.png").shape
     assert width > 2 * height > 1000
     assert processes_below(results.path) == []
@@ -58,7 +63,13 @@ def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: 
 def test_says_what_it_found(results: Results, machine: Machine, ended: Ended) -> None:
     largest = max(one.bytes for one in machine.copies)
     assert largest >= 2**28
-    for words in ("product, GFLOP/s", "copy, GB/s", "all-reduce, 2 ranks", "512 × 512", size(largest)):
+    for words in (
+        "product, GFLOP/s",
+        "copy, GB/s",
+        "all-reduce, 2 ranks",
+        "512 × 512",
+        size(largest),
+    ):
         assert words in ended.out
     assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")
 
@@ -82,13 +93,18 @@ def test_copies(machine: Machine) -> None:
         assert main is not None
         assert cache is not None
         assert 1e7 < main <= cache < 1e13
-    assert machine.cache_bytes is None or max(one.bytes for one in machine.copies) >= 4 * machine.cache_bytes
+    assert (
+        machine.cache_bytes is None
+        or max(one.bytes for one in machine.copies) >= 4 * machine.cache_bytes
+    )
 
 
 def test_all_reduces(machine: Machine) -> None:
     small, large = machine.all_reduces
     assert (small.bytes, large.bytes, small.ranks) == (4, MIB, 2)
-    assert 1e-7 < small.timing.best < large.timing.median, "4 bytes take their latency, a mebibyte more"
+    assert 1e-7 < small.timing.best < large.timing.median, (
+        "4 bytes take their latency, a mebibyte more"
+    )
     assert large.work / large.timing.best < 1e12
 
 
@@ -106,11 +122,15 @@ def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_is_named_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from harness.spec.cluster import Profile
 
     results = Results(tmp_path)
-    with pytest.raises(HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"):
+    with pytest.raises(
+        HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"
+    ):
         measure(
             results,
             Profile(device="cuda", environment={"CUDA_VISIBLE_DEVICES": ""}),
@@ -128,5 +148,7 @@ def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
     (results.peaks / "here.json").write_text("{", encoding="utf-8")
     ended = harness("run", "quickstart", "--results", str(tmp_path))
     assert ended.code == 2
-    assert ended.err.startswith(f"harness: {results.peaks / 'here.json'}: can't be read as a record of peaks: ")
+    assert ended.err.startswith(
+        f"harness: {results.peaks / 'here.json'}: can't be read as a record of peaks: "
+    )
     assert ended.err.count("\n") == 1

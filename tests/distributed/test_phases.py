@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "single": {},
-    "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "accumulation": 2}},
+    "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "grad_accum_steps": 2}},
     "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}},
 }
 OWN = {"data_wait", "forward", "backward", "optimizer"}  # on the CPU nothing is moved to a device
@@ -22,7 +22,9 @@ OWN = {"data_wait", "forward", "backward", "optimizer"}  # on the CPU nothing is
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    return by_label(run(line_sweep(tmp_path_factory.mktemp("phases"), VARIANTS, length={"steps": 40})))
+    return by_label(
+        run(line_sweep(tmp_path_factory.mktemp("phases"), VARIANTS, length={"steps": 40}))
+    )
 
 
 @pytest.mark.parametrize("label", VARIANTS)
@@ -32,17 +34,32 @@ def test_phases_add_up_to_steps(records: dict[str, Record], label: str) -> None:
     for rank in record.ranks:
         assert rank.step_seconds is not None
         assert set(rank.step_phases) == (OWN if label == "single" else {*OWN, "communication"})
-        phases = {name: series.unpack().astype(np.float64) for name, series in rank.step_phases.items()}
+        phases = {
+            name: series.unpack().astype(np.float64) for name, series in rank.step_phases.items()
+        }
         np.testing.assert_allclose(sum(phases.values()), rank.step_seconds.unpack(), rtol=1e-5)
         assert all((seconds > 0).all() for seconds in phases.values())
 
 
 @pytest.mark.parametrize("label", VARIANTS)
-def test_what_comes_before_and_after_training_is_told_apart(records: dict[str, Record], label: str) -> None:
+def test_what_comes_before_and_after_training_is_told_apart(
+    records: dict[str, Record], label: str
+) -> None:
     phases = records[label].phases
-    assert {"startup", "data", "build", "loader", "warmup", "train", "evaluate", "fingerprint"} <= set(phases)
+    assert {
+        "startup",
+        "data",
+        "build",
+        "loader",
+        "warmup",
+        "train",
+        "evaluate",
+        "fingerprint",
+    } <= set(phases)
     whole = records[label].ended - records[label].started
-    assert 0 < sum(phases.values()) < whole * 1.05  # each of the rank that took longest, so little more than the whole
+    assert (
+        0 < sum(phases.values()) < whole * 1.05
+    )  # each of the rank that took longest, so little more than the whole
 
 
 @pytest.mark.parametrize("label", [label for label in VARIANTS if label != "single"])

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
-    "single": {"axes": {"workers": 1}},
+    "single": {"axes": {"num_workers": 1}},
     "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "execution": "compile"}},
-    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2, "schedule": "one-cycle"}},
+    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2, "lr_schedule": "one-cycle"}},
 }
 
 
@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(folder: Path) -> dict[str, Record]:
-    return by_label(run(line_sweep(folder, VARIANTS, length={"steps": 6}, profile={"steps": STEPS})))
+    return by_label(
+        run(line_sweep(folder, VARIANTS, length={"steps": 6}, profile={"steps": STEPS}))
+    )
 
 
 def place(folder: Path, record: Record) -> TrialFolder:
@@ -50,18 +52,25 @@ def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
         assert rank.phases["profile"] > 0
         path = place(folder, record).trace(rank.rank)
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        assert len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}) == STEPS
+        assert (
+            len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
+            == STEPS
+        )
         assert sum(event["name"] == "fetch" and event["ph"] == "X" for event in events) == STEPS
-        assert "Optimizer.step#Adam.step" in (path.parent / f"rank{rank.rank}.txt").read_text(encoding="utf-8")
+        assert "Optimizer.step#Adam.step" in (path.parent / f"rank{rank.rank}.txt").read_text(
+            encoding="utf-8"
+        )
 
 
-def test_a_profile_changes_nothing_that_is_recorded(records: dict[str, Record], tmp_path: Path) -> None:
+def test_a_profile_changes_nothing_that_is_recorded(
+    records: dict[str, Record], tmp_path: Path
+) -> None:
     (plain,) = run(line_sweep(tmp_path, {"fsdp2": VARIANTS["fsdp2"]}, length={"steps": 6}))
     profiled = records["fsdp2"]
-    assert plain.learned is not None
-    assert profiled.learned is not None
+    assert plain.rank0 is not None
+    assert profiled.rank0 is not None
     assert profiled.trial.id == plain.trial.id
     assert profiled.loss == plain.loss
     assert profiled.order_digest == plain.order_digest
-    assert profiled.learned.parameter_digest == plain.learned.parameter_digest
+    assert profiled.rank0.parameter_digest == plain.rank0.parameter_digest
     assert not place(tmp_path, plain).profile.exists()

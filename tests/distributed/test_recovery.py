@@ -29,7 +29,17 @@ TWO = {"strategy": "ddp", "world_size": 2}
 def command(sweep: Path, **keys: bool) -> list[str]:
     """`harness run`, with these keys in its profile."""
     profile, results = str(local_profile(sweep.parent, **keys)), str(sweep.parent / "results")
-    return [sys.executable, "-m", "harness.cli.main", "run", str(sweep), "--cluster", profile, "--results", results]
+    return [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "run",
+        str(sweep),
+        "--cluster",
+        profile,
+        "--results",
+        results,
+    ]
 
 
 def quiet() -> dict[str, str]:
@@ -62,7 +72,9 @@ def heed_interrupts() -> None:
 
 
 @contextmanager
-def running(sweep: Path, trial: TrialFolder, step: int = 1, **keys: bool) -> Iterator[subprocess.Popen[str]]:
+def running(
+    sweep: Path, trial: TrialFolder, step: int = 1, **keys: bool
+) -> Iterator[subprocess.Popen[str]]:
     """`harness run`, in the middle of a trial."""
     began = time.time()
     process = subprocess.Popen(
@@ -100,7 +112,9 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40}, seeds=[0, 1])
     first, second = folders(sweep)
 
-    with running(sweep, first) as harness:  # a rank is killed, then in the next trial what has forked its ranks
+    with running(
+        sweep, first
+    ) as harness:  # a rank is killed, then in the next trial what has forked its ranks
         (forkserver,) = children(harness.pid)
         (parent,) = children(forkserver)
         os.kill(children(parent)[-1], signal.SIGKILL)
@@ -120,7 +134,9 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     assert failure_kind(first) == "Lost"
 
     with running(sweep, first) as harness:  # the harness itself
-        refused = subprocess.run(command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False)
+        refused = subprocess.run(
+            command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False
+        )
         assert refused.returncode == 2
         assert f"process {harness.pid} is at work on this sweep" in refused.stderr
         harness.kill()
@@ -138,7 +154,10 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
     found = [record.read(trial.record) for trial in (first, second)]
     assert [one.status for one in found] == ["done", "done"]
-    assert [[failure.kind for failure in one.earlier] for one in found] == [["Killed", "Lost"], ["Lost"]]
+    assert [[failure.kind for failure in one.earlier] for one in found] == [
+        ["Killed", "Lost"],
+        ["Lost"],
+    ]
     assert len(Results(tmp_path / "results").sweep("line").records()) == 2
     assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
     assert processes_below(tmp_path) == []
@@ -158,8 +177,14 @@ def test_a_torchrun_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
     wait_until(lambda: processes_below(tmp_path) == [], 15)
 
 
-def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"length": {"steps": 60}, "evaluate": {"steps": 10}, "checkpoint": "best"}
+def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
+    keys: dict[str, Any] = {
+        "length": {"steps": 60},
+        "evaluate": {"steps": 10},
+        "checkpoint": "best",
+    }
     hold = tmp_path / "hold"
     options = {"dropout": 0.3, "hold_at": 35, "hold": str(hold)}
     whole_folder, cut_folder = tmp_path / "whole", tmp_path / "cut"
@@ -176,10 +201,12 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(tm
     (taken_up,) = resumed.ranks[0].interruptions
     assert taken_up.by is None
     assert taken_up.step in (10, 20, 30)
-    assert whole.learned is not None
-    assert resumed.learned is not None
-    assert resumed.learned.parameter_digest == whole.learned.parameter_digest
+    assert whole.rank0 is not None
+    assert resumed.rank0 is not None
+    assert resumed.rank0.parameter_digest == whole.rank0.parameter_digest
     assert resumed.order_digest == whole.order_digest
     assert resumed.loss == whole.loss
-    assert [one.metrics for one in resumed.learned.evaluations] == [one.metrics for one in whole.learned.evaluations]
-    assert resumed.learned.checkpoint == whole.learned.checkpoint
+    assert [one.metrics for one in resumed.rank0.evaluations] == [
+        one.metrics for one in whole.rank0.evaluations
+    ]
+    assert resumed.rank0.checkpoint == whole.rank0.checkpoint

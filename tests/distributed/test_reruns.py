@@ -17,7 +17,9 @@ PROFILE = "device: cpu\nslots: 2\nvalidity: {data_wait: %s, reruns: 1}\n"
 
 
 def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
-    sweep = line_sweep(tmp_path, {"one": {}, "two": {"options": {"samples": 128}}}, length={"steps": 8})
+    sweep = line_sweep(
+        tmp_path, {"one": {}, "two": {"options": {"samples": 128}}}, length={"steps": 8}
+    )
     profile = tmp_path / "profile.yaml"
     results = Results(tmp_path / "results")
     given = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
@@ -44,7 +46,10 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     for path in paths:
         last = records.read(path)
         assert (last.status, last.attempt, len(last.earlier)) == ("done", 3, 2)
-        assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {"invalid-1.json", "invalid-2.json"}
+        assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {
+            "invalid-1.json",
+            "invalid-2.json",
+        }
     assert "already there" in harness("run", *given).out
 
     paths[0].write_text("{}", encoding="utf-8")

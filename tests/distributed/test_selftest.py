@@ -25,7 +25,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
     """By world size."""
     results = Results(tmp_path_factory.mktemp("selftest"))
     found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], Silent())
-    assert [record.status for record in found] == ["done"] * 3, [record.failure or record.invalid for record in found]
+    assert [record.status for record in found] == ["done"] * 3, [
+        record.failure or record.invalid for record in found
+    ]
     return {record.trial.cell.axes.world_size: record for record in found}
 
 
@@ -55,17 +57,25 @@ def batch(record: Record) -> int:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_known_times_come_back_within_1_percent(records: dict[int, Record], world_size: int) -> None:
+def test_known_times_come_back_within_1_percent(
+    records: dict[int, Record], world_size: int
+) -> None:
     checks = selftest.check(records[world_size])
     assert len(checks) == (4 if world_size == 1 else 6)
     assert [check for check in checks if not check.passed] == []
 
 
 THROUGHPUT: dict[str, Callable[[Record], float]] = {
-    "the volume of the whole run over the mean step": lambda r: len(steps(r)) * batch(r) / steps(r).mean(),
-    "ranks averaged instead of summed": lambda r: batch(r) / r.trial.cell.axes.world_size / window(r).mean(),
+    "the volume of the whole run over the mean step": lambda r: (
+        len(steps(r)) * batch(r) / steps(r).mean()
+    ),
+    "ranks averaged instead of summed": lambda r: (
+        batch(r) / r.trial.cell.axes.world_size / window(r).mean()
+    ),
     "warm-up counted": lambda r: batch(r) / steps(r).mean(),
-    "the fastest and the slowest step dropped": lambda r: batch(r) / np.sort(window(r))[1:-1].mean(),
+    "the fastest and the slowest step dropped": lambda r: (
+        batch(r) / np.sort(window(r))[1:-1].mean()
+    ),
     "the median step": lambda r: batch(r) / np.median(window(r)),
     "the mean of each step's rate": lambda r: float((batch(r) / window(r)).mean()),
     "one reading at an arbitrary step": lambda r: batch(r) / steps(r)[17],
@@ -88,19 +98,26 @@ def _moved(record: Record, source: str, target: str) -> Record:
         phases = {name: unpack(series) for name, series in rank.step_phases.items()}
         phases[target] = phases[target] + phases.pop(source)
         phases[source] = np.zeros_like(phases[target])
-        return replace(rank, step_phases={name: Series.pack(values) for name, values in phases.items()})
+        return replace(
+            rank, step_phases={name: Series.pack(values) for name, values in phases.items()}
+        )
 
     ranks = [move(rank) for rank in record.ranks]
-    assert record.learned is not None
-    return replace(record, ranks=ranks, summary=summarize(ranks, record.learned, batch(record), 0))
+    assert record.rank0 is not None
+    return replace(record, ranks=ranks, summary=summarize(ranks, record.rank0, batch(record), 0))
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
     [("data_wait", "forward"), ("communication", "backward"), ("communication", "optimizer")],
 )
-def test_a_phase_put_down_to_another_is_caught(records: dict[int, Record], source: str, target: str) -> None:
-    assert any(source.replace("_", " ") in quantity for quantity in _off(_moved(records[2], source, target)))
+def test_a_phase_put_down_to_another_is_caught(
+    records: dict[int, Record], source: str, target: str
+) -> None:
+    assert any(
+        source.replace("_", " ") in quantity
+        for quantity in _off(_moved(records[2], source, target))
+    )
 
 
 def test_the_straggler_is_named(records: dict[int, Record]) -> None:

@@ -22,11 +22,15 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     sweep = load(line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}}))
     here = Tree(name="here", top=tmp_path, place=tmp_path)
     usable = os.sched_getaffinity(0)
-    with Starter(sweep.cells[0], 0, {"a": here, "b": here}, sweep.base, Profile(device="cpu")) as starter:
+    with Starter(
+        sweep.cells[0], 0, {"a": here, "b": here}, sweep.base, Profile(device="cpu")
+    ) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):
                 ranks = psutil.Process(starter.process.pid).children()
                 cores = Counter(tuple(rank.cpu_affinity()) for rank in ranks)
             assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
             assert usable.issuperset(core for held in cores for core in held)
-            assert len(usable) < 2 or len({core for held in cores for core in held}) == sum(map(len, cores))
+            assert len(usable) < 2 or len({core for held in cores for core in held}) == sum(
+                map(len, cores)
+            )

@@ -32,12 +32,16 @@ class Reading:
     """Takes a commit for what its file `mark` says."""
 
     def __call__(self, a: Tree, b: Tree) -> Finding:
-        before, now = ((tree.place / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b))
+        before, now = (
+            (tree.place / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b)
+        )
         if now == "broken":
             raise HarnessError(f"{b.name}: its ranks did not start")
         if now == "interrupts":
             raise KeyboardInterrupt
-        return Finding(mark="good" if now == before else "skip" if now == "noisy" else "bad", words=now)
+        return Finding(
+            mark="good" if now == before else "skip" if now == "noisy" else "bad", words=now
+        )
 
     def narrowed(self, bad: Finding) -> Self:
         return self
@@ -132,7 +136,9 @@ def test_the_users_checkout_and_bisect_stay_as_they_are(repository: Repository, 
 
 def test_ends_between_which_there_is_nothing_to_find(repository: Repository) -> None:
     write(repository, "fast fast noisy broken")
-    with pytest.raises(BadInput, match=r"^BAD 1 against GOOD 0: fast; allowed: a revision that is slower$"):
+    with pytest.raises(
+        BadInput, match=r"^BAD 1 against GOOD 0: fast; allowed: a revision that is slower$"
+    ):
         search(repository, "0", "1")
     with pytest.raises(Inconclusive, match=r"^BAD 2 against GOOD 0: noisy; more time"):
         search(repository, "0", "2")
@@ -140,8 +146,12 @@ def test_ends_between_which_there_is_nothing_to_find(repository: Repository) -> 
         search(repository, "0", "3")
 
 
-def test_losses_that_are_never_the_same_tell_nothing(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reading, "__call__", lambda self, a, b: Finding(mark="bad", words="other losses"))
+def test_losses_that_are_never_the_same_tell_nothing(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Reading, "__call__", lambda self, a, b: Finding(mark="bad", words="other losses")
+    )
     write(repository, "fast slow")
     with pytest.raises(Inconclusive, match="GOOD 0: found other losses whenever it trains"):
         search(repository, "0", "1", bits=True)
@@ -150,10 +160,13 @@ def test_losses_that_are_never_the_same_tell_nothing(repository: Repository, mon
 def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: Repository) -> None:
     write(repository, "fast fast slow slow")
     found = search(repository, "0", "3")
-    doubted = Outcome(**{**vars(found), "own": Finding(mark="good", words="as fast, to within 1.0%")})
+    doubted = Outcome(
+        **{**vars(found), "own": Finding(mark="good", words="as fast, to within 1.0%")}
+    )
     assert doubted.exit_code == 3
-    assert "against its parent: as fast, to within 1.0%; so it can't be told for certain" in "\n".join(
-        view.lines(doubted)
+    assert (
+        "against its parent: as fast, to within 1.0%; so it can't be told for certain"
+        in "\n".join(view.lines(doubted))
     )
 
 
@@ -175,7 +188,9 @@ def test_bad_input_is_one_line(repository: Repository, arguments: list[str], wor
     assert words in found.err
 
 
-def test_a_cell_is_looked_for_among_sweeps_that_have_run(repository: Repository, tmp_path: Path) -> None:
+def test_a_cell_is_looked_for_among_sweeps_that_have_run(
+    repository: Repository, tmp_path: Path
+) -> None:
     write(repository, "fast slow slow")
     sweep = load(repository.sweep)
     results = Results(tmp_path / "results")
@@ -196,30 +211,48 @@ class TestSlower:
         """One for which measuring gives these words, and the budgets that it measured with."""
         left, budgets = list(words), []
 
-        def measure(cell: Any, seed: int, trees: Any, base: Path, profile: Any, budget: Budget, *_: object) -> Paired:
+        def measure(
+            cell: Any, seed: int, trees: Any, base: Path, profile: Any, budget: Budget, *_: object
+        ) -> Paired:
             budgets.append(budget)
             return Paired(word=left.pop(0), ratio=0.81, low=0.8, high=0.82)
 
         monkeypatch.setattr(judging, "measure", measure)
-        bench = Bench(cell=make_cell(), seed=0, base=Path(), profile=Profile(device="cpu"), told=lambda words: None)
-        return Slower(bench=bench, smallest=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)), budgets
+        bench = Bench(
+            cell=make_cell(),
+            seed=0,
+            base=Path(),
+            profile=Profile(device="cpu"),
+            told=lambda words: None,
+        )
+        return Slower(
+            bench=bench, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
+        ), budgets
 
-    def test_what_cannot_be_told_is_measured_longer_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_cannot_be_told_is_measured_longer_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tree = Tree(name="a", top=Path(), place=Path())
-        judge, budgets = self.judge(monkeypatch, "inconclusive", "slower", "inconclusive", "inconclusive", "faster")
+        judge, budgets = self.judge(
+            monkeypatch, "inconclusive", "slower", "inconclusive", "inconclusive", "faster"
+        )
         assert [judge(tree, tree).mark for _ in range(3)] == ["bad", "skip", "good"]
         assert [budget.seconds for budget in budgets] == [5.0, 15.0, 5.0, 15.0, 5.0]
 
-    def test_what_is_certainly_not_slower_is_good_however_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_certainly_not_slower_is_good_however_fast(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tree = Tree(name="a", top=Path(), place=Path())
         judge, budgets = self.judge(monkeypatch, "inconclusive")
-        found = replace(judge, smallest=0.25)(tree, tree)
+        found = replace(judge, min_effect=0.25)(tree, tree)
         assert (found.mark, len(budgets)) == ("good", 1)
         assert found.words == "not slower by 25.0% (-20.0% to -18.0%)"
 
-    def test_between_the_ends_half_of_the_certain_loss_is_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_between_the_ends_half_of_the_certain_loss_is_the_line(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tree = Tree(name="a", top=Path(), place=Path())
         judge, _ = self.judge(monkeypatch, "slower")
         found = judge(tree, tree)
         assert found.words == "19.0% slower (-20.0% to -18.0%)"
-        assert 1 - judge.narrowed(found).smallest == pytest.approx(math.sqrt(0.82))
+        assert 1 - judge.narrowed(found).min_effect == pytest.approx(math.sqrt(0.82))

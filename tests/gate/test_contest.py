@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.gate.arms import Side, Turn
-from harness.gate.paired import WARM_STEPS, Budget, Paired, contest
+from harness.gate.arms import Arm, Turn
+from harness.gate.paired import WARM_STEPS, Budget, Paired, run_paired
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
 
@@ -41,12 +41,18 @@ class Machine:
     kind: type[Simulated] | None = None
 
     @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Side]]:
-        luck = {"a": float(self.rng.normal(0, self.placement)), "b": float(self.rng.normal(0, self.placement))}
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
+        luck = {
+            "a": float(self.rng.normal(0, self.placement)),
+            "b": float(self.rng.normal(0, self.placement)),
+        }
         luck[keys[0]] -= self.head_start
         self.drawn.append(luck["a"] - luck["b"])
         kind = self.kind or Simulated
-        yield {key: kind(self, key, math.exp(luck[key]) * (1 + self.slower * (key == "b"))) for key in keys}
+        yield {
+            key: kind(self, key, math.exp(luck[key]) * (1 + self.slower * (key == "b")))
+            for key in keys
+        }
 
     def take(self, steps: int, factor: float) -> list[float]:
         self.turns.append(steps)
@@ -58,7 +64,7 @@ class Machine:
         return taken
 
 
-class Simulated(Side):
+class Simulated(Arm):
     def __init__(self, machine: Machine, key: str, factor: float) -> None:
         self.machine, self.key, self.factor = machine, key, factor
 
@@ -66,9 +72,9 @@ class Simulated(Side):
         return Turn(seconds=self.machine.take(steps, self.factor), losses="")
 
 
-def held(machine: Machine, seconds: float = 2.0, smallest: float = 0.001) -> Paired:
-    budget = Budget(smallest=smallest, seconds=seconds, alpha=0.05)
-    return contest(CELL, machine.pair, budget, machine.rng)
+def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> Paired:
+    budget = Budget(min_effect=min_effect, seconds=seconds, alpha=0.05)
+    return run_paired(CELL, machine.pair, budget, machine.rng)
 
 
 def test_luck_of_a_process_is_no_change() -> None:
@@ -82,14 +88,17 @@ def test_luck_of_a_process_is_no_change() -> None:
 def test_blocks_of_one_pair_taken_for_independent_would_be_fooled() -> None:
     rng = np.random.default_rng(0)
     luck = rng.normal(0, 0.02, (300, 1)) - rng.normal(0, 0.02, (300, 1))
-    found = stop(luck + rng.normal(0, 0.01, (300, 20)), smallest=0.001)
+    found = stop(luck + rng.normal(0, 0.01, (300, 20)), min_effect=0.001)
     assert np.mean(np.abs(found.sign) == 1) > 0.5
 
 
 @pytest.mark.parametrize(("slower", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
 def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
     rng = np.random.default_rng(1)
-    found = [held(Machine(rng=rng, slower=slower, placement=0.003), seconds, smallest=0.01) for _ in range(40)]
+    found = [
+        held(Machine(rng=rng, slower=slower, placement=0.003), seconds, min_effect=0.01)
+        for _ in range(40)
+    ]
     assert sum(one.word == "slower" for one in found) >= 38
     assert max(one.seconds for one in found) < seconds * 1.2
 
@@ -97,14 +106,20 @@ def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
 def test_who_starts_first_is_left_to_chance() -> None:
     rng = np.random.default_rng(4)
     words = [held(Machine(rng=rng, placement=0.01, head_start=0.02)).word for _ in range(100)]
-    assert sum(word in ("faster", "slower") for word in words) <= 100 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100))
+    assert sum(word in ("faster", "slower") for word in words) <= 100 * (
+        0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100)
+    )
 
 
-@pytest.mark.parametrize(("axes", "steps"), [({}, 3), ({"workers": 2, "prefetch_factor": 3}, 8)])
-def test_what_was_prepared_while_the_other_side_trained_is_not_counted(axes: dict[str, Any], steps: int) -> None:
+@pytest.mark.parametrize(
+    ("axes", "steps"), [({}, 3), ({"num_workers": 2, "prefetch_factor": 3}, 8)]
+)
+def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
+    axes: dict[str, Any], steps: int
+) -> None:
     machine = Machine(rng=np.random.default_rng(5))
-    budget = Budget(smallest=0.5, seconds=0.1, alpha=0.05)
-    one = contest(make_cell(**axes), machine.pair, budget, machine.rng)
+    budget = Budget(min_effect=0.5, seconds=0.1, alpha=0.05)
+    one = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
     assert set(machine.turns) == {WARM_STEPS, steps}
     assert one.seconds == pytest.approx(2 * STEP * one.blocks, rel=0.05)
 
@@ -120,7 +135,10 @@ class InSequence(Simulated):
     """Trains all of its blocks as long after the other side as those take."""
 
     def train(self, steps: int) -> Turn:
-        now, self.machine.now = self.machine.now, self.machine.now + (1.0 if self.key == "b" else 0.0)
+        now, self.machine.now = (
+            self.machine.now,
+            self.machine.now + (1.0 if self.key == "b" else 0.0),
+        )
         turn = super().train(steps)
         self.machine.now = now + sum(turn.seconds)
         return turn

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pytest
@@ -24,20 +25,33 @@ CELL = make_cell()
 
 
 def paired(word: Word, ratio: float = 1.0, **changes: object) -> Paired:
-    known = {"low": ratio - 0.01, "high": ratio + 0.01, "a_rate": 1000.0, "b_rate": 1000.0 * ratio, "pairs": 20}
+    known = {
+        "low": ratio - 0.01,
+        "high": ratio + 0.01,
+        "a_rate": 1000.0,
+        "b_rate": 1000.0 * ratio,
+        "pairs": 20,
+    }
     return Paired(**{"word": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
 
 
 COMMIT = "f8fea52b" * 5
 CONDITIONS = Conditions(
-    hardware="Fast-CPU-2-cores", torch="2.13.0", certificate="A/A certificate of this hardware: none"
+    hardware="Fast-CPU-2-cores",
+    torch="2.13.0",
+    certificate="A/A certificate of this hardware: none",
 )
 FAILED = Paired(failure="main: rank 0 on node1: ValueError: no")
 
 
-def outcome(*found: Paired, control: Paired | None = None, **asked: object) -> Outcome:
+def outcome(*found: Paired, control: Paired | None = None, **asked: Any) -> Outcome:
     verdicts = [Verdict(cell=CELL, found=one, control=control) for one in found]
-    return Outcome(asked=Asked(**{"against": "main", **asked}), conditions=CONDITIONS, commit=COMMIT, verdicts=verdicts)  # type: ignore[arg-type]
+    return Outcome(
+        asked=Asked(**{"against": "main", **asked}),
+        conditions=CONDITIONS,
+        commit=COMMIT,
+        verdicts=verdicts,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +83,10 @@ def test_words_for_a_tired_engineer() -> None:
     )
     assert view.lines(outcome(paired("same"))) == []
     (line,) = view.lines(outcome(paired("inconclusive", seconds=30.0, low=0.962, high=1.046)))
-    assert "can't be told after 30 s of measuring: between 3.8% slower and 4.6% faster than main;" in line
+    assert (
+        "can't be told after 30 s of measuring: between 3.8% slower and 4.6% faster than main;"
+        in line
+    )
     (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
     assert "can't be told after 2 s of measuring: too little for any bound" in line
     (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
@@ -83,7 +100,10 @@ def test_words_for_a_tired_engineer() -> None:
     [
         (outcome(paired("same"), paired("faster", 1.1)), "passes: nothing is slower than main"),
         (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells"),
-        (outcome(paired("slower", 0.9), paired("inconclusive")), "fails: 1 of 2 cells; of 1 more it can't be told"),
+        (
+            outcome(paired("slower", 0.9), paired("inconclusive")),
+            "fails: 1 of 2 cells; of 1 more it can't be told",
+        ),
         (outcome(paired("same"), paired("inconclusive")), "can't tell: 1 of 2 cells"),
     ],
 )
@@ -138,10 +158,17 @@ def test_json_has_all_of_it() -> None:
     assert (found["exit_code"], found["cells"][0]["failed"]) == (1, True)
 
 
-def test_what_it_was_measured_on_and_how_far_to_trust_it_is_said_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_was_measured_on_and_how_far_to_trust_it_is_said_everywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = outcome(paired("same"))
     view.show_outcome(found)
-    for text in (capsys.readouterr().out, view.as_json(found), view.markdown(found, "a"), view.junit(found, "a")):
+    for text in (
+        capsys.readouterr().out,
+        view.as_json(found),
+        view.markdown(found, "a"),
+        view.junit(found, "a"),
+    ):
         assert all(words in text for words in asdict(CONDITIONS).values())
 
 
@@ -157,12 +184,19 @@ def test_the_other_tree_is_the_revision_and_goes_away(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_code_is_imported_from_the_other_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_imported_from_the_other_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "src").mkdir()
     monkeypatch.setattr(sys, "path", ["/usr/lib/python3", str(tmp_path / "src")])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'more'}{os.pathsep}/elsewhere")
     other = Tree(name="main", top=tmp_path, place=Path("/other"))
-    assert other.python_path.split(os.pathsep) == ["/other", "/other/src", "/other/more", "/elsewhere"]
+    assert other.python_path.split(os.pathsep) == [
+        "/other",
+        "/other/src",
+        "/other/more",
+        "/elsewhere",
+    ]
 
 
 def test_a_revision_that_there_is_not(tmp_path: Path) -> None:

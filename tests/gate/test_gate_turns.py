@@ -16,7 +16,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder, write_whole
 from harness.gate import paired
-from harness.gate.arms import ENDLESS, Side, _join
+from harness.gate.arms import ENDLESS, Arm, _join
 from harness.gate.paired import Budget
 from harness.gate.turn_worker import Turns, play
 from harness.spec.cell import Assignment, Cell, Trial
@@ -29,15 +29,17 @@ ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 
 
 @contextmanager
-def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, Side]]]:
+def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, Arm]]]:
     """Sides `a` and `b` of the test workload; `options` are those of b."""
-    cells = [load(line_sweep(folder, {"line": {"options": kinds}})).cells[0] for kinds in ({}, options)]
+    cells = [
+        load(line_sweep(folder, {"line": {"options": kinds}})).cells[0] for kinds in ({}, options)
+    ]
     with threads(folder, cells, [folder, folder]) as found:
         yield cells[0], found
 
 
 @contextmanager
-def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Iterator[dict[str, Side]]:
+def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Iterator[dict[str, Arm]]:
     with ExitStack() as stack:
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(str(folder / "turns"))
@@ -46,12 +48,15 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
         for key, cell, base in zip("ab", cells, bases, strict=True):
             place = TrialFolder(folder / key)
             trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
-            write_whole(place.assignment, json.dumps(asdict(Assignment(trial=trial, base=str(base), device="cpu"))))
+            write_whole(
+                place.assignment,
+                json.dumps(asdict(Assignment(trial=trial, base=str(base), device="cpu"))),
+            )
             player = threading.Thread(target=_play, args=(place, str(folder / "turns")))
             player.start()
             stack.callback(player.join)
             connection = stack.enter_context(listening.accept()[0])
-            found[key] = Side(key, place.launch_log)
+            found[key] = Arm(key, place.launch_log)
             found[key].join(connection, stack.enter_context(connection.makefile("r")), 0)
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
             assert found[key].hear(0, 60)["ready"]
@@ -89,12 +94,14 @@ def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
 
 def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: Path) -> None:
     heard: list[str] = []
-    budget = Budget(smallest=0.2, seconds=20.0, alpha=0.05)
+    budget = Budget(min_effect=0.2, seconds=20.0, alpha=0.05)
     fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
     slow.write(1.0)
     (cell,) = load(fast.sweep).cells
     with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as found:
-        one = paired.contest(cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0), heard.append)
+        one = paired.run_paired(
+            cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0), heard.append
+        )
     assert one.word == "slower"
     assert len(heard) == one.pairs == len(one.log_ratios) >= 3
     assert one.blocks >= paired.TURNS * one.pairs
@@ -103,9 +110,11 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: P
 
 
 def test_other_losses_are_seen(tmp_path: Path) -> None:
-    budget = Budget(smallest=0.9, seconds=0.05, alpha=0.05)
+    budget = Budget(min_effect=0.9, seconds=0.05, alpha=0.05)
     with line_sides(tmp_path, momentum=0.5) as (cell, found):
-        one = paired.contest(cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0))
+        one = paired.run_paired(
+            cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0)
+        )
     assert one.same_bits is False
 
 
@@ -118,7 +127,7 @@ def test_a_rank_that_fails_in_its_turn_is_heard(tmp_path: Path) -> None:
 
 def test_a_rank_that_called_before_it_ended_is_told_of_in_its_own_words(tmp_path: Path) -> None:
     """The forkserver may tell of its end while others are still waited for."""
-    side = Side("HEAD", tmp_path / "log")
+    side = Arm("HEAD", tmp_path / "log")
     side.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
     with ExitStack() as stack:
 
@@ -134,5 +143,7 @@ def test_a_rank_that_called_before_it_ended_is_told_of_in_its_own_words(tmp_path
         rank = said(failure="rank 0 on n1: ValueError: the dog ate the model")
         side.join(rank, stack.enter_context(rank.makefile("r", encoding="utf-8")), 0)
         _join(said(lost=0), {"a": side}, stack)
-        with pytest.raises(HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "):
+        with pytest.raises(
+            HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "
+        ):
             side.hear(0, 5)

@@ -24,7 +24,7 @@ from tests.support.commands import harness
 from tests.support.results import make_result
 
 DAY = 1.79e9  # 2026-09-21
-SETTINGS = Settings(cell="mlp-1", label="mlp", seconds=1.0, smallest=0.01, alpha=0.05)
+SETTINGS = Settings(cell="mlp-1", label="mlp", seconds=1.0, min_effect=0.01, alpha=0.05)
 
 
 def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Certificate:
@@ -41,7 +41,12 @@ def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Ce
         )
         for number, change in enumerate(changes)
     ]
-    hardware: dict[str, object] = {"cpu": "Fast CPU", "cpu_version": None, "usable_cores": 2, "gpus": []}
+    hardware: dict[str, object] = {
+        "cpu": "Fast CPU",
+        "cpu_version": None,
+        "usable_cores": 2,
+        "gpus": [],
+    }
     known: dict[str, Any] = {
         "device": "cpu",
         "hardware": hardware,
@@ -72,7 +77,9 @@ def test_it_holds_unless_false_alarms_are_certainly_too_many(alarms: int, holds:
 def test_what_was_measured_is_told() -> None:
     told = lines(made(1, 20))
     assert told[0] == "mlp against itself on Fast-CPU-2-cores"
-    assert told[1].startswith("19 same, 1 slower; 1.1 s of measuring each in the median, 1 s at most")
+    assert told[1].startswith(
+        "19 same, 1 slower; 1.1 s of measuring each in the median, 1 s at most"
+    )
 
 
 def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path) -> None:
@@ -93,10 +100,14 @@ def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path)
         ({"settings": 1}, "no whole certificate"),
     ],
 )
-def test_what_is_no_certificate_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_is_no_certificate_is_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     results, found = Results(tmp_path), made(1, 3)
     path = certificate.write(results, found)
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8"
+    )
     with pytest.raises(BadInput, match=words) as caught:
         certificate.read(results, found.key)
     assert "harness certify --anew" in str(caught.value)
@@ -115,7 +126,9 @@ def test_only_like_is_gone_on_with() -> None:
 
 def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path) -> None:
     results, profile = Results(tmp_path), Profile(device="cpu")
-    begun = replace(prepare(results, profile, SETTINGS, anew=False), comparisons=made(0, 2).comparisons)
+    begun = replace(
+        prepare(results, profile, SETTINGS, anew=False), comparisons=made(0, 2).comparisons
+    )
     certificate.write(results, begun)
     assert prepare(results, profile, SETTINGS, anew=False) == begun
     assert prepare(results, profile, SETTINGS, anew=True).comparisons == ()
@@ -125,8 +138,12 @@ def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path
 def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:
     results, found = Results(tmp_path), made(3, 200)
     certificate.write(results, found)
-    assert cite(results, [found.key, found.key]) == [f"A/A certificate of this hardware: {found.words}"]
-    assert cite(results, ["other"]) == ["A/A certificate of this hardware: none; harness certify measures it"]
+    assert cite(results, [found.key, found.key]) == [
+        f"A/A certificate of this hardware: {found.words}"
+    ]
+    assert cite(results, ["other"]) == [
+        "A/A certificate of this hardware: none; harness certify measures it"
+    ]
     assert cite(results, [found.key, "other"]) == []
     other = made(0, 20, hardware={"cpu": "Other", "usable_cores": 4})
     certificate.write(results, other)
@@ -139,7 +156,7 @@ def test_how_much_the_speed_moves_is_known_from_its_comparisons(tmp_path: Path) 
     known = drifts(results, [found.key, "other"])
     assert known == {found.key: found.drift}
     assert known[found.key].deviation == pytest.approx(math.log(1.01))
-    assert known[found.key].freedom == 2
+    assert known[found.key].degrees_of_freedom == 2
     assert made(0, 1).drift is None
 
 
@@ -148,7 +165,9 @@ def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_
     certificate.write(results, found)
     speeds = [1000.0, 1001.0, 1002.0]
     for name, started in (("before", BEGUN), ("now", BEGUN + 1e6)):
-        cell = make_result(speeds, conditions={"hardware": [found.key]}, started=[started + n for n in range(3)])
+        cell = make_result(
+            speeds, conditions={"hardware": [found.key]}, started=[started + n for n in range(3)]
+        )
         baseline.save(Results(tmp_path / name), [cell])
     before, now = (str(next((tmp_path / name).rglob("*.json"))) for name in ("before", "now"))
     ended = harness("compare", before, now, "--results", str(tmp_path))
@@ -164,7 +183,9 @@ def test_compare_cites_it(tmp_path: Path) -> None:
     assert f"A/A certificate of this hardware: {found.words}" in ended.out.splitlines()
 
 
-@pytest.mark.parametrize("arguments", [["--cluster", "slurm"], ["--seconds", "0"], ["--smallest", "little"]])
+@pytest.mark.parametrize(
+    "arguments", [["--cluster", "slurm"], ["--seconds", "0"], ["--min-effect", "little"]]
+)
 def test_what_it_does_not_take(arguments: list[str]) -> None:
     ended = harness("certify", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

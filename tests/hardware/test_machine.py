@@ -56,7 +56,9 @@ class TestKey:
     def test_of_a_cpu(self) -> None:
         assert key(CPU, "cpu") == "AMD-EPYC-25.1.1-2-cores"
 
-    @pytest.mark.parametrize("change", [{"cpu": "Intel"}, {"cpu_version": "26.2.1"}, {"usable_cores": 4}])
+    @pytest.mark.parametrize(
+        "change", [{"cpu": "Intel"}, {"cpu_version": "26.2.1"}, {"usable_cores": 4}]
+    )
     def test_differs_with_what_decides_speed(self, change: dict[str, Any]) -> None:
         assert key(CPU | change, "cpu") != key(CPU, "cpu")
 
@@ -95,7 +97,9 @@ class TestOnDisk:
     @pytest.mark.parametrize("schema", [0, 2, "1", None])
     def test_of_another_schema_is_refused(self, tmp_path: Path, schema: Any) -> None:
         path = damaged(tmp_path, lambda content: content.update(schema=schema))
-        with pytest.raises(BadInput, match=r": schema: found .*allowed: 1; harness peak makes a new one$"):
+        with pytest.raises(
+            BadInput, match=r": schema: found .*allowed: 1; harness peak makes a new one$"
+        ):
             machines.read_all(tmp_path)
         assert path.exists()
 
@@ -110,11 +114,23 @@ class TestOnDisk:
             lambda content: content["copies"][0]["timing"].update(seconds=[0.1, 0.0]),
             lambda content: content["copies"].append(None),
         ],
-        ids=["no-device", "unknown-key", "no-hardware", "no-timing", "no-repeat", "no-time", "no-copy"],
+        ids=[
+            "no-device",
+            "unknown-key",
+            "no-hardware",
+            "no-timing",
+            "no-repeat",
+            "no-time",
+            "no-copy",
+        ],
     )
-    def test_that_is_not_whole_is_refused(self, tmp_path: Path, damage: Callable[[dict[str, Any]], None]) -> None:
+    def test_that_is_not_whole_is_refused(
+        self, tmp_path: Path, damage: Callable[[dict[str, Any]], None]
+    ) -> None:
         path = damaged(tmp_path, damage)
-        with pytest.raises(BadInput, match=r"no whole record of peaks: .*harness peak makes a new one$") as found:
+        with pytest.raises(
+            BadInput, match=r"no whole record of peaks: .*harness peak makes a new one$"
+        ) as found:
             machines.read(path)
         assert "\n" not in str(found.value)
 

@@ -66,17 +66,25 @@ def test_products_of_every_layout_are_products(dtype: torch.dtype) -> None:
     calls = products(32, dtype, torch.device("cpu"))
     results = {layout: call() for layout, call in calls.items()}
     assert set(results) == {"nn", "nt", "tn"}
-    assert all(isinstance(result, torch.Tensor) and result.abs().sum() > 0 for result in results.values())
+    assert all(
+        isinstance(result, torch.Tensor) and result.abs().sum() > 0 for result in results.values()
+    )
 
 
 class TestCaches:
     def test_last_level_of_all_sockets(self, tmp_path: Path) -> None:
         for cpu in range(4):
             shared = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}"
-            for index, (level, size, who) in enumerate([(1, 32, str(cpu)), (2, 512, str(cpu)), (3, 32768, shared)]):
+            for index, (level, size, who) in enumerate(
+                [(1, 32, str(cpu)), (2, 512, str(cpu)), (3, 32768, shared)]
+            ):
                 folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
                 folder.mkdir(parents=True)
-                for name, value in (("level", level), ("size", f"{size}K"), ("shared_cpu_list", who)):
+                for name, value in (
+                    ("level", level),
+                    ("size", f"{size}K"),
+                    ("shared_cpu_list", who),
+                ):
                     (folder / name).write_text(f"{value}\n", encoding="utf-8")
         assert cache_bytes(tmp_path) == 2 * 32 * MIB
 
@@ -86,7 +94,9 @@ class TestCaches:
         assert cache_bytes(tmp_path) is None
 
     @pytest.mark.parametrize(("cache", "array"), [(None, 256), (1 * MIB, 256), (64 * MIB, 512)])
-    def test_the_array_is_far_larger(self, cache: int | None, array: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_array_is_far_larger(
+        self, cache: int | None, array: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(peak, "cache_bytes", lambda: cache)
         assert far_larger_than_cache(torch.device("cpu")) == array * MIB
 
@@ -106,8 +116,13 @@ class TestView:
             Copy(path=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
             for path in ("memory", "to-device", "from-device")
         ]
-        machine = make_machine(device="cuda", hardware={"gpus": gpus}, matmuls=matmuls, copies=copies, cache_bytes=None)
-        assert all(words in printed(machine) for words in ("host to GPU", "GPU to host", "memory copy", "fp32"))
+        machine = make_machine(
+            device="cuda", hardware={"gpus": gpus}, matmuls=matmuls, copies=copies, cache_bytes=None
+        )
+        assert all(
+            words in printed(machine)
+            for words in ("host to GPU", "GPU to host", "memory copy", "fp32")
+        )
         assert draw(machine).get_suptitle().startswith("2 × NVIDIA L4 · torch")
 
     @pytest.mark.parametrize("ranks", [2, 4])
@@ -118,7 +133,9 @@ class TestView:
         ]
         drawn = draw(make_machine(all_reduces=reduces))
         assert len(drawn.axes) == 3
-        assert len(drawn.axes[2].lines) == (1 if ranks == 2 else 2), "at two ranks both bandwidths are the same"
+        assert len(drawn.axes[2].lines) == (1 if ranks == 2 else 2), (
+            "at two ranks both bandwidths are the same"
+        )
         chart.save(drawn, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
         assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
@@ -126,14 +143,21 @@ class TestView:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(4, "4 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")]
+    ("value", "text"),
+    [(4, "4 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
 )
 def test_sizes(value: int, text: str) -> None:
     assert chart.size(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(208e9, "208 GFLOP/s"), (3.35e12, "3.35 TFLOP/s"), (12.0, "12 FLOP/s"), (9.9e15, "9.9 PFLOP/s")]
+    ("value", "text"),
+    [
+        (208e9, "208 GFLOP/s"),
+        (3.35e12, "3.35 TFLOP/s"),
+        (12.0, "12 FLOP/s"),
+        (9.9e15, "9.9 PFLOP/s"),
+    ],
 )
 def test_rates(value: float, text: str) -> None:
     assert chart.rate(value, "FLOP") == text

@@ -31,7 +31,15 @@ def test_known_gpus(name: str, precision: str, tera: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H1000", "NVIDIA A100", "NVIDIA Graphics Device", "", "H100"]
+    "name",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H1000",
+        "NVIDIA A100",
+        "NVIDIA Graphics Device",
+        "",
+        "H100",
+    ],
 )
 def test_unknown_gpus_have_no_peak(name: str) -> None:
     assert vendor(name) is None
@@ -44,7 +52,9 @@ def test_a_dtype_that_the_gpu_lacks_has_no_peak() -> None:
 
 
 def test_different_gpus_in_one_machine_have_no_common_peak() -> None:
-    assert vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), "bf16") is not None
+    assert (
+        vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), "bf16") is not None
+    )
     assert vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A10"), "bf16") is None
     assert vendor_peak(hardware(), "fp32") is None
     assert vendor_peak({}, "fp32") is None

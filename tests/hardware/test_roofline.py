@@ -12,7 +12,7 @@ import pytest
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import device_of, held_against, machine_of, mfu, rated, stand
+from harness.hardware.roofline import device_of, held_against, machine_of, mfu, stand, with_mfu
 from harness.launch.assemble import assemble
 from harness.records.record import Record
 from harness.render.terminal.roofline import draw, known_peaks, placed, roofline_lines
@@ -27,18 +27,25 @@ FLOPS = 1e6  # a sample
 
 
 def measured(
-    *, throughput: float | None = 20_000.0, moved: float | None = 2.5e5, hosts: int = 1, gpu: str = "", **axes: Any
+    *,
+    throughput: float | None = 20_000.0,
+    moved: float | None = 2.5e5,
+    hosts: int = 1,
+    gpu: str = "",
+    **axes: Any,
 ) -> Record:
     """A record with these numbers; `gpu` names the GPUs that it ran on."""
     found = make_record(make_cell(**axes))
     assert found.summary is not None
-    assert found.learned is not None
+    assert found.rank0 is not None
     names = [{"name": gpu, "memory_bytes": 1}] if gpu else []
     environment = ENVIRONMENT | {"hardware": ENVIRONMENT["hardware"] | {"gpus": names}}
     return replace(
         found,
         summary=replace(found.summary, throughput=throughput),
-        learned=replace(found.learned, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment),
+        rank0=replace(
+            found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment
+        ),
         ranks=[
             replace(rank, host=f"node{rank.rank % hosts}", memory={"allocated": 1} if gpu else {})
             for rank in found.ranks
@@ -52,54 +59,64 @@ class TestMfu:
 
     def test_of_a_gpu_is_of_the_vendors_peak(self) -> None:
         record = measured(gpu="NVIDIA A100-SXM4-80GB", throughput=3.12e7, precision="bf16")
-        assert rated(record, {}).summary == replace(summary(record), mfu=pytest.approx(0.1))
+        assert with_mfu(record, {}).summary == replace(summary(record), mfu=pytest.approx(0.1))
 
     def test_of_an_unknown_gpu_is_unknown(self) -> None:
         record = measured(gpu="NVIDIA Z900", precision="bf16")
-        assert rated(record, {}).summary == record.summary
+        assert with_mfu(record, {}).summary == record.summary
 
     def test_of_a_gpu_against_what_was_measured(self) -> None:
         record = measured(gpu="NVIDIA Z900", throughput=2e4)
-        assert record.learned is not None
+        assert record.rank0 is not None
         found = [replace(one, threads=None) for one in make_machine().matmuls]
-        machine = make_machine(device="cuda", hardware=record.learned.environment["hardware"], matmuls=found)
-        assert summary(rated(record, {machine.key: machine})).mfu_measured == pytest.approx(2e10 / 180e9)
+        machine = make_machine(
+            device="cuda", hardware=record.rank0.environment["hardware"], matmuls=found
+        )
+        assert summary(with_mfu(record, {machine.key: machine})).mfu_measured == pytest.approx(
+            2e10 / 180e9
+        )
 
     def test_of_a_cpu_is_of_the_measured_peak_alone(self) -> None:
-        record = rated(measured(), known(make_machine()))
+        record = with_mfu(measured(), known(make_machine()))
         assert summary(record).mfu is None
         assert summary(record).mfu_measured == pytest.approx(20_000 * FLOPS / 100e9)
 
     def test_of_two_ranks_is_of_both(self) -> None:
-        record = rated(measured(strategy="ddp", world_size=2), known(make_machine()))
+        record = with_mfu(measured(strategy="ddp", world_size=2), known(make_machine()))
         assert summary(record).mfu_measured == pytest.approx(20_000 * FLOPS / 2 / 100e9)
 
     @pytest.mark.parametrize(
         "record",
         [
             measured(precision="fp16"),
-            measured(threads=3),
-            measured(strategy="ddp", world_size=2, threads=2),
+            measured(num_threads=3),
+            measured(strategy="ddp", world_size=2, num_threads=2),
             measured(strategy="ddp", world_size=4),
             measured(throughput=None),
         ],
-        ids=["dtype", "threads", "more-threads-than-cores", "more-ranks-than-cores", "no-throughput"],
+        ids=[
+            "dtype",
+            "num_threads",
+            "more-threads-than-cores",
+            "more-ranks-than-cores",
+            "no-throughput",
+        ],
     )
     def test_what_was_not_measured_is_unknown(self, record: Record) -> None:
-        assert summary(rated(record, known(make_machine()))).mfu_measured is None
+        assert summary(with_mfu(record, known(make_machine()))).mfu_measured is None
 
     def test_ranks_on_two_nodes_have_the_cores_of_both(self) -> None:
         record = measured(strategy="ddp", world_size=4, hosts=2)
-        assert summary(rated(record, known(make_machine()))).mfu_measured is not None
+        assert summary(with_mfu(record, known(make_machine()))).mfu_measured is not None
 
     def test_another_machine_is_not_held_against(self) -> None:
         other = make_machine(hardware=ENVIRONMENT["hardware"] | {"usable_cores": 64})
-        assert rated(measured(), known(other)) == measured()
+        assert with_mfu(measured(), known(other)) == measured()
         assert machine_of(measured(), known(other)) is None
 
     def test_of_a_failed_trial_there_is_none(self) -> None:
         failed = make_record(status="failed")
-        assert rated(failed, known(make_machine())) == failed
+        assert with_mfu(failed, known(make_machine())) == failed
 
     def test_device_is_that_whose_memory_was_used(self) -> None:
         assert (device_of(measured()), device_of(measured(gpu="NVIDIA L4"))) == ("cpu", "cuda")
@@ -110,7 +127,7 @@ class TestMfu:
         record = replace(record, trial=replace(record.trial, cell=sweep.cells[0]))
         headers = [column.header for column in result_table(sweep, [record]).columns]
         assert not [header for header in headers if "MFU" in str(header)]
-        record = rated(record, known(make_machine()))
+        record = with_mfu(record, known(make_machine()))
         assert scalars(record)["mfu_measured"] == pytest.approx(0.2)
         assert scalars(record)["intensity_flop_per_byte"] == 4.0
         assert "mfu" not in scalars(record)
@@ -147,18 +164,25 @@ class TestStanding:
         assert held_against(apart, make_machine())[1] == pytest.approx(10e9)
 
     def test_of_all_threads(self) -> None:
-        peak, bandwidth = held_against(measured(threads=2), make_machine())
+        peak, bandwidth = held_against(measured(num_threads=2), make_machine())
         assert peak == pytest.approx(180e9)
         assert bandwidth == pytest.approx(16e9)
 
-    @pytest.mark.parametrize("record", [measured(moved=None), measured(throughput=None), measured(precision="fp16")])
+    @pytest.mark.parametrize(
+        "record", [measured(moved=None), measured(throughput=None), measured(precision="fp16")]
+    )
     def test_without_traffic_throughput_or_peak_there_is_none(self, record: Record) -> None:
         assert stand(record, make_machine()) is None
 
 
 class TestPlot:
-    def test_is_drawn_where_the_machine_was_measured(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        sweep, results = load(tmp_path, matrix={"batch_size": [32, 64]}), Results(tmp_path / "results")
+    def test_is_drawn_where_the_machine_was_measured(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        sweep, results = (
+            load(tmp_path, matrix={"batch_size": [32, 64]}),
+            Results(tmp_path / "results"),
+        )
         records = [with_cell(measured(), cell) for cell in sweep.cells]
         conclude(sweep, records, results)
         assert "harness peak" in capsys.readouterr().out
@@ -174,7 +198,9 @@ class TestPlot:
 
     def test_places_each_cell_at_the_mean_of_its_trials(self, tmp_path: Path) -> None:
         sweep = load(tmp_path)
-        records = [with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)]
+        records = [
+            with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)
+        ]
         (cell,) = placed(sweep, records, make_machine())
         assert cell.standing.flops_per_s == pytest.approx(20e9)
 
@@ -199,7 +225,9 @@ class TestPlot:
         assert list(found) == [make_machine().key]
 
 
-def test_a_record_is_assembled_with_its_mfu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_assembled_with_its_mfu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The numbers are in the record, so that the tracker needs nothing else."""
     from dataclasses import asdict
 
@@ -209,20 +237,40 @@ def test_a_record_is_assembled_with_its_mfu(tmp_path: Path, monkeypatch: pytest.
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:
-        records.write(folder.result(rank.rank), replace(rank, learned=made.learned))
-    environment = dict(asdict(made)["learned"]["environment"])
+        records.write(folder.result(rank.rank), replace(rank, rank0=made.rank0))
+    environment = dict(asdict(made)["rank0"]["environment"])
     assignment = Assignment(
-        trial=made.trial, base=str(tmp_path), checkpoint="best", device="cpu", attempt=1, environment=environment
+        trial=made.trial,
+        base=str(tmp_path),
+        checkpoint="best",
+        device="cpu",
+        attempt=1,
+        environment=environment,
     )
     peaks = known(make_machine())
     found = assemble(
-        folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=ValidityRules(), peaks=peaks
+        folder,
+        "demo",
+        assignment,
+        started=0.0,
+        ended=9.0,
+        earlier=(),
+        stopped=None,
+        rules=ValidityRules(),
+        peaks=peaks,
     )
     throughput = summary(found).throughput
     assert throughput is not None
     assert summary(found).mfu_measured == pytest.approx(throughput * FLOPS / 100e9)
     without = assemble(
-        folder, "demo", assignment, started=0.0, ended=9.0, earlier=(), stopped=None, rules=ValidityRules()
+        folder,
+        "demo",
+        assignment,
+        started=0.0,
+        ended=9.0,
+        earlier=(),
+        stopped=None,
+        rules=ValidityRules(),
     )
     assert summary(without).mfu_measured is None
 

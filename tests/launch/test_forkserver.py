@@ -37,7 +37,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(log: Path, *arguments: str, **variables: str) -> Process:
-    return forkserver.start([sys.executable, "-m", "here", *arguments], {**os.environ, **variables}, log)
+    return forkserver.start(
+        [sys.executable, "-m", "here", *arguments], {**os.environ, **variables}, log
+    )
 
 
 def test_it_is_as_if_started_anew(module: Path) -> None:
@@ -53,9 +55,7 @@ def test_it_is_as_if_started_anew(module: Path) -> None:
 
 def test_each_is_as_the_first(module: Path) -> None:
     """What one leaves behind, the next one does not find."""
-    text = (
-        "import os, sys, torch\nprint(torch.rand(1).item(), os.environ.pop('MINE', None))\nsys.modules['torch'] = None"
-    )
+    text = "import os, sys, torch\nprint(torch.rand(1).item(), os.environ.pop('MINE', None))\nsys.modules['torch'] = None"
     module.write_text(text, encoding="utf-8")
     logs = [module.with_name(f"{number}.log") for number in range(3)]
     assert [start(log, MINE="1").wait(300) for log in logs] == [0, 0, 0]
@@ -118,8 +118,13 @@ def test_it_ends_with_whoever_asked_for_it(module: Path) -> None:
         "time.sleep(600)\n"
     )
     top = str(TOP)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([top, os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment) as asking:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([top, os.environ.get("PYTHONPATH", "")]),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment
+    ) as asking:
         assert asking.stdout is not None
         pids = asking.stdout.readline().split()
         asking.kill()
@@ -132,5 +137,8 @@ def test_a_thread_in_the_server_is_refused(module: Path) -> None:
     sneaked = "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()\n"
     module.with_name("sitecustomize.py").write_text(sneaked, encoding="utf-8")
     path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
-    with pytest.raises(HarnessError, match=r"has 2 threads where it may have one; `forkserver: false` in the profile"):
+    with pytest.raises(
+        HarnessError,
+        match=r"has 2 threads where it may have one; `forkserver: false` in the profile",
+    ):
         start(module.with_name("log"), PYTHONPATH=path)

@@ -30,7 +30,11 @@ class Machine:
     def check(self, record: Record) -> list[selftest.Check]:
         ranks = record.trial.cell.axes.world_size
         back = ranks != 2 or self.tries.pop(0)
-        return [selftest.Check(ranks=ranks, quantity="median step (s)", expected=1.0, measured=1.0 if back else 1.1)]
+        return [
+            selftest.Check(
+                ranks=ranks, quantity="median step (s)", expected=1.0, measured=1.0 if back else 1.1
+            )
+        ]
 
 
 @pytest.fixture
@@ -47,7 +51,9 @@ def run(machine: Machine, results: Results, monkeypatch: pytest.MonkeyPatch) -> 
     return [(one.trial.cell.axes.world_size, one.trial.repeat) for one in found]
 
 
-def test_what_was_off_alone_is_tried_again(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_off_alone_is_tried_again(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine([False, False, True])
     assert run(machine, results, monkeypatch) == [(1, 1), (2, 3), (4, 1)]
     assert machine.ran == [[1, 2, 4], [2], [2]]
@@ -59,6 +65,8 @@ def test_what_is_off_each_time_stays_so(results: Results, monkeypatch: pytest.Mo
     assert run(machine, results, monkeypatch) == [(1, 1), (2, selftest.TRIES), (4, 1)]
 
 
-def test_a_trial_that_failed_is_not_tried_again(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_failed_is_not_tried_again(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine([], status="failed")
     assert run(machine, results, monkeypatch) == [(1, 1), (2, 1), (4, 1)]

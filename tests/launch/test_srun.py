@@ -28,15 +28,27 @@ class TestCommand:
         ]  # fmt: skip
         assert words[0] == "srun"
 
-    @pytest.mark.parametrize(("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)])
+    @pytest.mark.parametrize(
+        ("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)]
+    )
     def test_fills_nodes_from_the_first_on(self, ranks: int, nodes: int, each: int) -> None:
         words = launcher().command("harness.training.worker", TrialFolder(Path("t")), ranks)
-        assert {f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={each}", "--relative=0"} <= set(words)
+        assert {
+            f"--nodes={nodes}",
+            f"--ntasks={ranks}",
+            f"--ntasks-per-node={each}",
+            "--relative=0",
+        } <= set(words)
         assert "--cpus-per-task=8" in words  # srun does not take it from sbatch since 22.05
 
     def test_ranks_know_where_to_meet(self) -> None:
         found = launcher().variables(3)
-        asked = {"MASTER_ADDR": "node7", "MASTER_PORT": "1234", "OMP_NUM_THREADS": "3", "OWN": "a b"}
+        asked = {
+            "MASTER_ADDR": "node7",
+            "MASTER_PORT": "1234",
+            "OMP_NUM_THREADS": "3",
+            "OWN": "a b",
+        }
         assert {name: found[name] for name in asked} == asked
 
 
@@ -155,5 +167,9 @@ def test_the_end_of_a_step_is_named(name: str) -> None:
 
 
 def test_only_scancel_is_somebodys_wish() -> None:
-    wished = {name for name, (words, _) in RECORDED.items() if any(by_user(c.message) for c in first_cause(words, 0.0))}
+    wished = {
+        name
+        for name, (words, _) in RECORDED.items()
+        if any(by_user(c.message) for c in first_cause(words, 0.0))
+    }
     assert wished == {"scancel"}

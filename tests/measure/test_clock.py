@@ -33,7 +33,9 @@ def test_phases_add_up_to_their_steps() -> None:
     times = clock.stop()
     np.testing.assert_allclose(times.steps * 1e3, [10, 11])
     expected = {"data_wait": [1, 1], "forward": [2, 3], "backward": [4, 6], "optimizer": [3, 1]}
-    assert {name: (seconds * 1e3).round(6).tolist() for name, seconds in times.phases.items()} == expected
+    assert {
+        name: (seconds * 1e3).round(6).tolist() for name, seconds in times.phases.items()
+    } == expected
 
 
 def test_micro_steps_add_to_the_phases_of_their_step() -> None:
@@ -44,9 +46,9 @@ def test_micro_steps_add_to_the_phases_of_their_step() -> None:
     clock.lap()
     times = clock.stop()
     assert times.steps * 1e3 == pytest.approx([32])
-    assert {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()} == pytest.approx(
-        {"data_wait": 1, "forward": 1 + 4, "backward": 2 + 8, "optimizer": 16}
-    )
+    assert {
+        name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()
+    } == pytest.approx({"data_wait": 1, "forward": 1 + 4, "backward": 2 + 8, "optimizer": 16})
 
 
 def test_a_collective_within_a_phase_is_communication() -> None:
@@ -80,6 +82,6 @@ def test_a_collective_while_data_is_waited_for_ends_in_the_wait() -> None:
         pass
     clock.lap()
     times = clock.stop()
-    assert {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()} == pytest.approx(
-        {"data_wait": 1 + 4, "communication": 2}
-    )
+    assert {
+        name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()
+    } == pytest.approx({"data_wait": 1 + 4, "communication": 2})

@@ -61,7 +61,9 @@ def test_readings_come_in_their_units(install: Install) -> None:
 def test_only_want_of_power_and_of_cooling_is_throttling(install: Install) -> None:
     install(FakeDriver(ANSWERS))
     assert NvmlGpu(UUID).throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown"}
-    install(FakeDriver({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x8 | 0x20 | 0x80}))  # an older driver
+    install(
+        FakeDriver({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x8 | 0x20 | 0x80})
+    )  # an older driver
     names = {"hw_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
     assert NvmlGpu(UUID).throttle_reasons() == names
 
@@ -71,11 +73,18 @@ def test_what_is_refused_is_absent(install: Install, status: str | None) -> None
     answers = dict.fromkeys(ANSWERS, Failing(getattr(pynvml, status))) if status else {}
     install(FakeDriver(answers))
     gpu = NvmlGpu(UUID)
-    assert (gpu.read(), gpu.energy(), gpu.throttle_reasons(), gpu.processes()) == ({}, None, None, set())
+    assert (gpu.read(), gpu.energy(), gpu.throttle_reasons(), gpu.processes()) == (
+        {},
+        None,
+        None,
+        set(),
+    )
 
 
 def test_what_fails_otherwise_raises(install: Install) -> None:
-    install(FakeDriver({**ANSWERS, "nvmlDeviceGetPowerUsage": Failing(pynvml.NVML_ERROR_GPU_IS_LOST)}))
+    install(
+        FakeDriver({**ANSWERS, "nvmlDeviceGetPowerUsage": Failing(pynvml.NVML_ERROR_GPU_IS_LOST)})
+    )
     with pytest.raises(pynvml.NVMLError, match="GPU is lost"):
         NvmlGpu(UUID).read()
 
@@ -103,7 +112,10 @@ def test_it_feeds_telemetry(install: Install) -> None:
     assert found.trouble == {}
     assert found.foreign == []
     assert found.throttled
-    assert {name for name, share in found.throttled.items() if share} == {"sw_power_cap", "hw_thermal_slowdown"}
+    assert {name for name, share in found.throttled.items() if share} == {
+        "sw_power_cap",
+        "hw_thermal_slowdown",
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

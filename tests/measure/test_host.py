@@ -63,7 +63,9 @@ def test_follows_the_kernels_counters(tmp_path: Path) -> None:
         found.append(host.counters())
     host.close()
     spent = found[1] - found[0]
-    assert (spent.total, spent.busy, spent.stolen) == pytest.approx((1000 / hertz, 480 / hertz, 20 / hertz))
+    assert (spent.total, spent.busy, spent.stolen) == pytest.approx(
+        (1000 / hertz, 480 / hertz, 20 / hertz)
+    )
 
 
 def test_resident_memory_and_steal_are_the_kernels_own() -> None:
@@ -77,7 +79,10 @@ def test_resident_memory_and_steal_are_the_kernels_own() -> None:
 
 def test_shares_of_no_time_are_unknown() -> None:
     assert Counters().shares() == {}
-    assert Counters(wall=1, total=1, stolen=float("nan")).shares() == {"cpu_use": 0, "process_cpu": 0}
+    assert Counters(wall=1, total=1, stolen=float("nan")).shares() == {
+        "cpu_use": 0,
+        "process_cpu": 0,
+    }
 
 
 def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line() -> None:
@@ -86,7 +91,12 @@ def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line
     with subprocess.Popen(parent) as other:
         try:
             below = psutil.Process(other.pid)
-            wait_until(lambda: below.cmdline() == parent and [one.cmdline() for one in below.children()] == [sleep])
+            wait_until(
+                lambda: (
+                    below.cmdline() == parent
+                    and [one.cmdline() for one in below.children()] == [sleep]
+                )
+            )
             (child,) = below.children()
             host = ThisHost()
             host.command = parent  # as though we were a rank beside it

@@ -27,7 +27,9 @@ def test_the_peak_since_is_told_though_there_was_a_higher_one_before() -> None:
     assert training_bytes(peak_of(100)) == pytest.approx(100 * MIB, rel=0.05)
 
 
-def test_a_peak_that_cannot_be_reset_counts_once_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_that_cannot_be_reset_counts_once_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "_reset_peak", lambda: False)
     assert training_bytes(peak_of(1)) is None
     life = memory._peak() // MIB

@@ -36,7 +36,9 @@ def searched(make: Callable[[np.random.Generator], Any], start: int = 0) -> list
 
 
 @pytest.mark.parametrize("make", [noise, drift, spikes])
-def test_what_is_steady_from_the_start_is_measured_whole(make: Callable[[np.random.Generator], Any]) -> None:
+def test_what_is_steady_from_the_start_is_measured_whole(
+    make: Callable[[np.random.Generator], Any],
+) -> None:
     found = searched(make)
     assert np.mean([one.first == 0 for one in found]) >= 0.9
     assert np.mean([one.settled is True for one in found]) >= 0.9

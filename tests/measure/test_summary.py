@@ -15,7 +15,9 @@ from tests.factories import make_cell, make_record
 RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=40))
 
 
-def rank(number: int, phases: dict[str, list[float]], resumed_at: tuple[int, ...] = ()) -> RankResult:
+def rank(
+    number: int, phases: dict[str, list[float]], resumed_at: tuple[int, ...] = ()
+) -> RankResult:
     rows = {name: np.asarray(seconds, dtype=np.float64) for name, seconds in phases.items()}
     return replace(
         RECORD.ranks[number],
@@ -23,13 +25,15 @@ def rank(number: int, phases: dict[str, list[float]], resumed_at: tuple[int, ...
         loss=Series.pack(np.zeros(len(rows["forward"]), dtype=np.float32)),
         step_seconds=Series.pack(np.sum(list(rows.values()), axis=0)),
         step_phases={name: Series.pack(row) for name, row in rows.items()},
-        interruptions=[Interruption(step=step, at=0.0, by="SIGUSR2", lost=1.0) for step in resumed_at],
+        interruptions=[
+            Interruption(step=step, at=0.0, by="SIGUSR2", lost=1.0) for step in resumed_at
+        ],
     )
 
 
 def summary(*ranks: RankResult, warmup: int = 0) -> Summary:
-    assert RECORD.learned is not None
-    return summarize(ranks, RECORD.learned, 64, warmup)
+    assert RECORD.rank0 is not None
+    return summarize(ranks, RECORD.rank0, 64, warmup)
 
 
 def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
@@ -45,12 +49,16 @@ def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
 
 
 def test_who_is_slowest_is_unknown_where_communication_is() -> None:
-    assert summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None
+    assert (
+        summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None
+    )
     assert summary(rank(0, {"forward": [1.0] * 40, "communication": [3.0] * 40})).slowest is None
 
 
 def test_warm_up_is_in_no_number() -> None:
-    found = summary(rank(0, {"forward": [5.0] * 10 + [1.0] * 30, "optimizer": [0.0] * 10 + [1.0] * 30}))
+    found = summary(
+        rank(0, {"forward": [5.0] * 10 + [1.0] * 30, "optimizer": [0.0] * 10 + [1.0] * 30})
+    )
     assert (found.window_start, found.window_steps) == (10, 30)
     assert found.throughput == pytest.approx(32)
     assert found.shares == pytest.approx({"forward": 0.5, "optimizer": 0.5})

@@ -36,7 +36,9 @@ def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
     return telemetry.account()
 
 
-def metered(monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: int = 1) -> records.Telemetry:
+def metered(
+    monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: int = 1
+) -> records.Telemetry:
     """The account of stretches of 10 steps and 0.1 s, which are long enough; no thread takes part."""
     monkeypatch.setattr("harness.measure.telemetry.METERED", 0.05)
     telemetry = Telemetry(FakeGpu(energy=energy), FakeHost())
@@ -49,7 +51,9 @@ def metered(monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: in
 
 class TestSamples:
     def test_hold_what_was_read_and_nan_for_what_was_not(self) -> None:
-        gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}])
+        gpu = FakeGpu(
+            readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}]
+        )
         found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
         readings = {name: series.unpack() for name, series in found.readings.items()}
         assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
@@ -61,7 +65,9 @@ class TestSamples:
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
         telemetry = Telemetry(
-            FakeGpu(throttled=[{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, ()]), FakeHost(), every=QUICK
+            FakeGpu(throttled=[{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, ()]),
+            FakeHost(),
+            every=QUICK,
         )
         found = watch(telemetry)
         assert found.throttled
@@ -69,7 +75,9 @@ class TestSamples:
         assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
     def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
-        assert watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), every=QUICK)).throttled is None
+        assert (
+            watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), every=QUICK)).throttled is None
+        )
         assert watch(Telemetry(None, FakeHost(), every=QUICK)).throttled is None
 
     def test_outside_stretches_do_not_count(self) -> None:
@@ -126,14 +134,28 @@ class TestSamples:
 class TestForeignProcess:
     def test_is_seen_and_named(self) -> None:
         gpu = FakeGpu(pids=[{ME}, {ME, 77}, {ME}])
-        assert watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)).foreign == ["pid 77 miner"]
+        assert watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)).foreign == [
+            "pid 77 miner"
+        ]
 
     def test_is_not_one_of_the_trial(self) -> None:
-        assert watch(Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), every=QUICK)).foreign == []
+        assert (
+            watch(
+                Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), every=QUICK)
+            ).foreign
+            == []
+        )
 
-    @pytest.mark.parametrize("pids", [None, (), {77}], ids=["refused", "hidden", "of-another-namespace"])
+    @pytest.mark.parametrize(
+        "pids", [None, (), {77}], ids=["refused", "hidden", "of-another-namespace"]
+    )
     def test_is_unknown_where_our_own_is_not_listed(self, pids: Any) -> None:
-        assert watch(Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), every=QUICK)).foreign is None
+        assert (
+            watch(
+                Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), every=QUICK)
+            ).foreign
+            is None
+        )
 
 
 class TestEnergy:
@@ -148,10 +170,14 @@ class TestEnergy:
             (0, 2**31, None),
         ],
     )
-    def test_is_the_difference_of_a_counter_that_may_wrap(self, before: int, after: int, joules: float | None) -> None:
+    def test_is_the_difference_of_a_counter_that_may_wrap(
+        self, before: int, after: int, joules: float | None
+    ) -> None:
         assert joules_between(before, after, 2.0) == joules
 
-    def test_adds_up_over_stretches_and_leaves_out_what_lies_between(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_adds_up_over_stretches_and_leaves_out_what_lies_between(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = metered(monkeypatch, [1_000, 31_000, 999_000, 1_019_000], stretches=2)
         assert (found.joules, found.metered_steps, found.trouble) == (50.0, 20, {})
 
@@ -159,10 +185,14 @@ class TestEnergy:
         found = metered(monkeypatch, [2**32 - 10_000, 20_000])
         assert (found.joules, found.metered_steps) == (30.0, 10)
 
-    def test_of_a_counter_that_was_set_back_is_unknown_and_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_counter_that_was_set_back_is_unknown_and_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = metered(monkeypatch, [9_000_000, 100])
         assert (found.joules, found.metered_steps) == (None, 0)
-        assert found.trouble["gpu energy"].startswith("the counter went from 9000000 to 100 mJ in 0.1")
+        assert found.trouble["gpu energy"].startswith(
+            "the counter went from 9000000 to 100 mJ in 0.1"
+        )
 
     def test_of_stretches_too_short_for_the_counter_is_unknown(self) -> None:
         telemetry = Telemetry(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
@@ -195,7 +225,9 @@ class TestShares:
         }
 
     def test_of_a_sample_cover_the_time_since_the_one_before_it_in_its_stretch(self) -> None:
-        script = [Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))]
+        script = [
+            Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))
+        ]
         found = watch(Telemetry(None, FakeHost(script), every=QUICK), samples=3)
         assert found.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
 
@@ -211,13 +243,25 @@ class TestTrouble:
         assert set(found.readings) == {"load_per_core"}
 
     def test_of_the_host_stops_no_training(self) -> None:
-        found = watch(Telemetry(FakeGpu(readings=[{"gpu_power_w": 1.0}]), FakeHost([OSError("no /proc")]), every=QUICK))
+        found = watch(
+            Telemetry(
+                FakeGpu(readings=[{"gpu_power_w": 1.0}]),
+                FakeHost([OSError("no /proc")]),
+                every=QUICK,
+            )
+        )
         assert found.trouble == {"host counters": "OSError: no /proc"}
         assert (found.shares, found.steps) == ({}, 10)
         assert set(found.readings) == {"gpu_power_w", "load_per_core"}
 
     def test_that_passes_is_still_told(self) -> None:
-        found = watch(Telemetry(FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]), FakeHost(), every=QUICK))
+        found = watch(
+            Telemetry(
+                FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]),
+                FakeHost(),
+                every=QUICK,
+            )
+        )
         assert found.trouble == {"gpu": "ValueError: once"}
         assert found.readings["gpu_power_w"].unpack()[1] == 1.0
 
@@ -268,16 +312,22 @@ class TestThread:
 def test_where_there_is_no_nvml_the_account_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = type("Properties", (), {"uuid": UUID})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound()))
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound())
+    )
     telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
     assert telemetry.gpu is None
-    assert telemetry.account().trouble == {"gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"}
+    assert telemetry.account().trouble == {
+        "gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"
+    }
 
 
 def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
     gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], pids=[{ME, 77}])
     (rank,) = make_record().ranks
-    rank = replace(rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)))
+    rank = replace(
+        rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK))
+    )
     records.write(tmp_path / "rank0.json", rank)
     assert records.read_rank(tmp_path / "rank0.json").telemetry == rank.telemetry
 
@@ -286,7 +336,8 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def account(power: float, energy: int, throttled: set[str]) -> records.Telemetry:
         found = metered(monkeypatch, [0, energy])
         gpu = FakeGpu(
-            readings=[{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}], throttled=[throttled]
+            readings=[{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}],
+            throttled=[throttled],
         )
         seen = watch(Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), every=QUICK))
         return replace(seen, joules=found.joules, metered_steps=found.metered_steps)
@@ -310,7 +361,9 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.distributed
 def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: Path) -> None:
-    path = line_sweep(tmp_path, {"slow": {"options": {"step_seconds": 0.04}}}, length={"steps": 80}, seeds=[0])
+    path = line_sweep(
+        tmp_path, {"slow": {"options": {"step_seconds": 0.04}}}, length={"steps": 80}, seeds=[0]
+    )
     (record,) = by_label(run(path)).values()
     assert record.status == "done", record.failure
     (rank,) = record.ranks
@@ -321,7 +374,12 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     assert 0 < found.steps < 80
     assert measured.sum() <= found.seconds < measured.sum() + 0.5
     assert found.at.count >= 1
-    assert 0 <= found.shares["cpu_steal"] <= found.shares["cpu_use"] + found.shares["cpu_steal"] <= 1.001
+    assert (
+        0
+        <= found.shares["cpu_steal"]
+        <= found.shares["cpu_use"] + found.shares["cpu_steal"]
+        <= 1.001
+    )
     assert found.readings["resident_bytes"].unpack().min() > 50 * 2**20
     assert (found.joules, found.throttled, found.foreign, found.trouble) == (None, None, None, {})
     assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(scalars(record))

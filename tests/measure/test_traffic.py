@@ -41,7 +41,20 @@ class TestOperators:
 
     def test_views_move_nothing(self) -> None:
         a = torch.ones(6, 4)
-        assert counted(lambda: (a.t(), a.view(24), a[1:3], a.expand(2, 6, 4), a.detach(), a.chunk(2), a.unbind())) == 0
+        assert (
+            counted(
+                lambda: (
+                    a.t(),
+                    a.view(24),
+                    a[1:3],
+                    a.expand(2, 6, 4),
+                    a.detach(),
+                    a.chunk(2),
+                    a.unbind(),
+                )
+            )
+            == 0
+        )
 
     def test_an_operand_that_is_used_twice_is_read_once(self) -> None:
         a = torch.ones(10)
@@ -136,7 +149,9 @@ def test_lower_precision_moves_other_bytes() -> None:
     samples = workload.splits().train.batch(range(64))
     module = workload.build_model()
     full = bytes_per_sample(workload, module, samples, nullcontext)
-    half = bytes_per_sample(workload, module, samples, lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    half = bytes_per_sample(
+        workload, module, samples, lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    )
     assert full != half
 
 
@@ -146,7 +161,9 @@ def test_lack_of_memory_is_no_error() -> None:
             raise torch.OutOfMemoryError("there is not enough")
 
     module = nn.Linear(8, 1)
-    assert bytes_per_sample(Large(Options(), None), module, (torch.ones(2, 8),), nullcontext) is None
+    assert (
+        bytes_per_sample(Large(Options(), None), module, (torch.ones(2, 8),), nullcontext) is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,20 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 def telemetry(**changes: Any) -> Telemetry:
     nothing = Series.pack(np.empty(0))
     quiet = Telemetry(
-        seconds=10.0, steps=20, at=nothing, readings={}, shares={"cpu_steal": 0.0}, throttled={}, foreign=[]
+        seconds=10.0,
+        steps=20,
+        at=nothing,
+        readings={},
+        shares={"cpu_steal": 0.0},
+        throttled={},
+        foreign=[],
     )
     return replace(quiet, **changes)
 
 
-def judged(rules: ValidityRules = ValidityRules(), *, waits: float = 0.1, **changes: Any) -> list[str]:  # noqa: B008
+def judged(
+    rules: ValidityRules = ValidityRules(), *, waits: float = 0.1, **changes: Any
+) -> list[str]:  # noqa: B008
     """What is found when rank 1 of two saw `changes`."""
     assert RECORD.summary is not None
     summary: Summary = replace(RECORD.summary, shares={"data_wait": waits})
@@ -45,7 +53,10 @@ def test_a_quiet_machine_breaks_no_rule() -> None:
             {"throttled": {"hw_thermal": 0.2}},
             "throttled: rank 1 on node1: hw_thermal: found 20.0%; allowed: at most 5.0%",
         ),
-        ({"foreign": ["pid 7 python"]}, "foreign_processes: rank 1 on node1: pid 7 python on its GPU; allowed: 0"),
+        (
+            {"foreign": ["pid 7 python"]},
+            "foreign_processes: rank 1 on node1: pid 7 python on its GPU; allowed: 0",
+        ),
         (
             {"shares": {"cpu_steal": 0.07}},
             "steal: rank 1 on node1: CPU time taken by others: found 7.0%; allowed: at most 5.0%",
@@ -74,7 +85,9 @@ def test_what_could_not_be_read_breaks_no_rule() -> None:
 
 
 def elapsed(*seconds: float | None) -> list[RankResult]:
-    return [replace(RECORD.ranks[0], rank=rank, elapsed=value) for rank, value in enumerate(seconds)]
+    return [
+        replace(RECORD.ranks[0], rank=rank, elapsed=value) for rank, value in enumerate(seconds)
+    ]
 
 
 def test_clocks_that_disagree_are_found() -> None:

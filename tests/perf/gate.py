@@ -27,7 +27,9 @@ SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hid
 CASES = [("2%", 10.0), ("5%", 2.0)]  # how much slower, and seconds of measuring
 
 
-def tries(slower: float, seconds: float, count: int, smallest: float, folder: Path) -> list[Paired]:
+def tries(
+    slower: float, seconds: float, count: int, min_effect: float, folder: Path
+) -> list[Paired]:
     """As many contests of a workload with itself, the second slower by this share."""
     keys = {"workloads": {"own": SMALL}, "axes": {"batch_size": 16}}
     before, now = Repository(folder / "before", **keys), Repository(folder / "now", **keys)
@@ -37,7 +39,7 @@ def tries(slower: float, seconds: float, count: int, smallest: float, folder: Pa
         "b": Tree(name="now", top=before.path, place=now.path),
     }
     (cell,) = load(before.sweep).cells
-    budget = Budget(smallest=smallest, seconds=seconds, alpha=ALPHA)
+    budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
     rng = np.random.default_rng()
     found = []
     for number in range(count):
@@ -65,8 +67,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.perf.gate", description=__doc__)
     parser.add_argument("--tries", type=int, default=20, help="of each case (default 20)")
     parser.add_argument("--slower", help="one case only, as in 2%%")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)")
-    parser.add_argument("--smallest", default="1%", help="change that matters (default 1%%)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)"
+    )
+    parser.add_argument("--min-effect", default="1%", help="change that matters (default 1%%)")
     given = parser.parse_args()
     cases = [(given.slower, given.seconds)] if given.slower else CASES
     lines = []
@@ -74,8 +78,10 @@ def main() -> None:
         slower = fraction(text, "--slower")
         print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
         with tempfile.TemporaryDirectory() as name:
-            smallest = fraction(given.smallest, "--smallest")
-            lines.append(told(slower, tries(slower, seconds, given.tries, smallest, Path(name)), seconds))
+            min_effect = fraction(given.min_effect, "--min-effect")
+            lines.append(
+                told(slower, tries(slower, seconds, given.tries, min_effect, Path(name)), seconds)
+            )
     print("\n".join(lines))
 
 

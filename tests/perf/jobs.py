@@ -21,7 +21,10 @@ from tests.support.sweeps import write
 
 HARNESS = str(Path(sys.executable).with_name("harness"))
 SEEDS, DONE = 250, 600  # of four cells: 1,000 trials, of which so many have records of 500 steps
-CELLS = {"matrix": {"batch_size": [32, 64]}, "zip": [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]}
+CELLS = {
+    "matrix": {"batch_size": [32, 64]},
+    "zip": [{"strategy": ["single", "ddp"], "world_size": [1, 2]}],
+}
 
 
 def seconds(command: Sequence[str]) -> float:
@@ -36,20 +39,31 @@ def main() -> None:
         folder = Path(name)
         slurm = recorded_slurm(folder / "bin", os.environ.__setitem__)
         results, profile = Results(folder / "results"), folder / "profile.yaml"
-        profile.write_text(yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": {"nodes": 2}}))
+        profile.write_text(
+            yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": {"nodes": 2}})
+        )
         sweep = write(folder, seeds=list(range(SEEDS)), length={"steps": 500}, **CELLS)
         place = ["--results", str(results.path)]
         spent = seconds([HARNESS, "submit", str(sweep), "--cluster", str(profile), *place])
         trials = load(sweep).trials()
-        print(f"harness submit: {len(trials)} trials, {spent:.2f} s, {len(slurm.scripts())} calls of sbatch")
+        print(
+            f"harness submit: {len(trials)} trials, {spent:.2f} s, {len(slurm.scripts())} calls of sbatch"
+        )
 
         (one,) = submission.read_all(results.sweep("demo"))
         jobs = [one.arrays[number].job_id(element) for number, element, _ in one.elements()]
-        slurm.queue("".join(f"{job}|PENDING|N/A||{one.name(0)}|Priority\n" for job in jobs * (1000 // len(jobs))))
+        slurm.queue(
+            "".join(
+                f"{job}|PENDING|N/A||{one.name(0)}|Priority\n" for job in jobs * (1000 // len(jobs))
+            )
+        )
         for trial in trials[:DONE]:
             write_record(results.sweep("demo"), make_record(trial.cell, seed=trial.seed))
         times = [seconds([HARNESS, "status", "demo", *place]) for _ in range(5)]
-        print(f"harness status: {min(times):.2f} s at best of {len(times)}, {max(times):.2f} s at worst, ", end="")
+        print(
+            f"harness status: {min(times):.2f} s at best of {len(times)}, {max(times):.2f} s at worst, ",
+            end="",
+        )
         print(f"{len(slurm.asked('squeue')) // len(times)} call of squeue each, {DONE} records")
 
 

@@ -41,7 +41,9 @@ class Harness:
 
     def __init__(self, assignment: Assignment, folder: Path, ranks: Ranks) -> None:
         cpu = torch.device("cpu")
-        self.training = _Unevaluated(assignment, load_workload(assignment), TrialFolder(folder), ranks, cpu, Trace())
+        self.training = _Unevaluated(
+            assignment, load_workload(assignment), TrialFolder(folder), ranks, cpu, Trace()
+        )
 
     def train(self, steps: int) -> None:
         self.training.steps = self.training.step + steps
@@ -73,7 +75,9 @@ class Bare:
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, cell.length.in_steps(order.steps))
         seed_everything(trial.seed, ranks.rank)
-        loader = DataLoader(_Rows(samples), batch_sampler=order, collate_fn=_whole, generator=torch.Generator())
+        loader = DataLoader(
+            _Rows(samples), batch_sampler=order, collate_fn=_whole, generator=torch.Generator()
+        )
         self.batches = _epochs(loader, order)
         self.losses: list[float] = []
 
@@ -103,7 +107,9 @@ class Textbook:
             group["fused"] = None
         rows = TensorDataset(*samples.batch(range(len(samples))))
         size = trial.cell.axes.batch_size
-        self.schedule = workload.schedule(self.optimizer, trial.cell.length.in_steps(len(samples) // size))
+        self.schedule = workload.schedule(
+            self.optimizer, trial.cell.length.in_steps(len(samples) // size)
+        )
         self.batches = _epochs(DataLoader(rows, batch_size=size, shuffle=True, drop_last=True))
         self.losses: list[float] = []
 

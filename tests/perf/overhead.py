@@ -27,7 +27,7 @@ from scipy import stats
 
 from harness.records.environment import describe_hardware
 from harness.spec.cell import Assignment
-from harness.training.ranks import Ranks, from_first, process_group
+from harness.training.ranks import Ranks, broadcast_from_rank_0, process_group
 from harness.training.worker import load_workload
 from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
 from tests.support.sweeps import load
@@ -63,7 +63,9 @@ class Contest:
     """Loops that train in turn, each with random numbers of its own."""
 
     def __init__(
-        self, makers: Mapping[str, Callable[[], Loop]], clock: Callable[[], float] = time.perf_counter
+        self,
+        makers: Mapping[str, Callable[[], Loop]],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
         self.random: dict[str, list[torch.Tensor]] = {name: [] for name in makers}
@@ -78,7 +80,7 @@ class Contest:
         for name in self.loops:
             self.train(name, 5)
         fastest = min(self.train(name, 20) for name in self.loops)
-        steps: int = from_first(math.ceil(BLOCK * 20 / fastest))
+        steps: int = broadcast_from_rank_0(math.ceil(BLOCK * 20 / fastest))
         for number in range(blocks):
             for name in list(self.loops)[:: 1 if number % 2 == 0 else -1]:
                 self.seconds[name].append(self.train(name, steps))
@@ -99,7 +101,7 @@ def _wait() -> None:
         dist.barrier()
 
 
-def contest(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Contest:
+def run_paired(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Contest:
     """The harness, the bare loop and, for one rank alone, the textbook's."""
     trial = assignment.trial
     makers: dict[str, Callable[[], Loop]] = {
@@ -117,24 +119,31 @@ def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignmen
     entries: dict[str, Any] = {
         "mlp": {"data": images},
         "cnn": {"data": images},
-        "distilbert": {"data": {"source": "tickets"}, "options": {"sequence": 32, "padding": "fixed"}},
+        "distilbert": {
+            "data": {"source": "tickets"},
+            "options": {"sequence": 32, "padding": "fixed"},
+        },
     }
     axes = {"world_size": ranks.world_size, "strategy": "ddp" if ranks.world_size > 1 else "single"}
     sweep = load(folder, entries, axes=axes, length={"steps": PLANNED}, evaluate={"steps": PLANNED})
     return [Assignment(trial=trial, base=str(folder), device="cpu") for trial in sweep.trials()]
 
 
-def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int, clock: str) -> list[str]:
+def measure(
+    assignment: Assignment, folder: Path, ranks: Ranks, blocks: int, clock: str
+) -> list[str]:
     """A row of the table; raises RuntimeError if harness and bare loop did not do the same."""
-    race = contest(assignment, folder, ranks, clock)
+    race = run_paired(assignment, folder, ranks, clock)
     steps = race.run(blocks)
     if list(race.loops["harness"].losses) != list(race.loops["bare"].losses):
-        raise RuntimeError(f"{assignment.trial.cell.choice.label}: the harness and the bare loop computed other losses")
+        raise RuntimeError(
+            f"{assignment.trial.cell.workload.label}: the harness and the bare loop computed other losses"
+        )
     seconds = race.seconds
     samples = steps * assignment.trial.cell.axes.batch_size
     other = seconds.get("textbook")
     return [
-        f"{assignment.trial.cell.choice.label} ×{ranks.world_size}",
+        f"{assignment.trial.cell.workload.label} ×{ranks.world_size}",
         str(steps),
         f"{samples / float(np.median(seconds['harness'])):,.0f}",
         str(ratio(seconds["harness"], seconds["bare"])),
@@ -144,15 +153,24 @@ def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int, clo
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.perf.overhead", description=__doc__)
-    parser.add_argument("--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files")
-    parser.add_argument("--blocks", type=int, default=20, help="of each loop for each workload (default 20)")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu where others use the machine (default wall)"
+        "--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=20, help="of each loop for each workload (default 20)"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu where others use the machine (default wall)",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
-    table = Table("workload", "steps", "samples/s", "harness : bare", "harness : textbook", box=None)
+    table = Table(
+        "workload", "steps", "samples/s", "harness : bare", "harness : textbook", box=None
+    )
     with (
         tempfile.TemporaryDirectory() as name,
         process_group(ranks, torch.device("cpu"), needed=ranks.world_size > 1, timeout=600),
@@ -167,7 +185,11 @@ def main() -> None:
 
 
 def _conditions(data: Path | None, blocks: int, clock: str) -> str:
-    images, cpu, load = data.name if data else "digits", describe_hardware()["cpu"], os.getloadavg()[0]
+    images, cpu, load = (
+        data.name if data else "digits",
+        describe_hardware()["cpu"],
+        os.getloadavg()[0],
+    )
     return (
         f"{blocks} blocks of so many steps for each loop, one thread a rank; samples/s: the harness's median;\n"
         f"ratios of samples/s ({clock} time) are geometric means with 95% intervals over the paired blocks.\n"

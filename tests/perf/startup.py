@@ -22,7 +22,9 @@ COMMANDS = {
 
 def milliseconds(command: Sequence[str], folder: str) -> float:
     began = time.perf_counter()
-    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    subprocess.run(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True
+    )
     return (time.perf_counter() - began) * 1e3
 
 
@@ -35,9 +37,13 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, command in COMMANDS.items():
                 times[name].append(milliseconds(command, folder))
-    print(f"medians of {ROUNDS} interleaved runs, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(
+        f"medians of {ROUNDS} interleaved runs, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
     for name, found in times.items():
-        print(f"{name:24} {statistics.median(found):6.0f} ms   (least {min(found):.0f}, most {max(found):.0f})")
+        print(
+            f"{name:24} {statistics.median(found):6.0f} ms   (least {min(found):.0f}, most {max(found):.0f})"
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from harness.measure.host import ThisHost
 from harness.measure.telemetry import EVERY, Telemetry
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
-from harness.spec.cell import Assignment, Cell, Choice, Length, Trial
+from harness.spec.cell import Assignment, Cell, Length, Trial, WorkloadRef
 from harness.training.loader import Fetched
 from harness.training.ranks import Ranks
 from harness.training.train import Trace, Training
@@ -56,16 +56,31 @@ def make_training(folder: Path) -> Training:
         pixels = (28, 28) if "images" in name else ()
         values = noise.integers(0, 256 if pixels else 10, (count, *pixels), dtype=np.uint8)
         (folder / name).write_bytes(idx(values.shape, values.tobytes()))
-    choice = Choice(label="mlp", uses="mlp", options={}, data={"source": "idx", "path": str(folder)}, identity={})
-    axes = Axes(batch_size=BATCH, threads=1)
-    cell = Cell(choice=choice, axes=axes, length=FOREVER, evaluate=FOREVER, warmup=0)
+    choice = WorkloadRef(
+        label="mlp",
+        uses="mlp",
+        options={},
+        data={"source": "idx", "path": str(folder)},
+        identity={},
+    )
+    axes = Axes(batch_size=BATCH, num_threads=1)
+    cell = Cell(workload=choice, axes=axes, length=FOREVER, evaluate=FOREVER, warmup=0)
     assignment = Assignment(trial=Trial(cell=cell, seed=0), base=str(folder), device="cpu")
     torch.set_num_threads(1)
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    return Training(assignment, load_workload(assignment), TrialFolder(folder), ranks, torch.device("cpu"), Trace())
+    return Training(
+        assignment,
+        load_workload(assignment),
+        TrialFolder(folder),
+        ranks,
+        torch.device("cpu"),
+        Trace(),
+    )
 
 
-def alternate(training: Training, telemetry: Telemetry, seconds: float, steps: int) -> NDArray[np.float64]:
+def alternate(
+    training: Training, telemetry: Telemetry, seconds: float, steps: int
+) -> NDArray[np.float64]:
     """Of pairs of blocks of so many steps, with telemetry and without, which take turns in coming first.
 
     [pairs, with and without, the timed region's seconds and the CPU seconds of the training's thread in all]
@@ -77,13 +92,18 @@ def alternate(training: Training, telemetry: Telemetry, seconds: float, steps: i
             training.order.epoch += 1
             left, batches = training.order.steps, iter(training.loader)
         order = (True, False) if len(pairs) % 2 else (False, True)
-        spent = {watched: block(training, batches, steps, telemetry if watched else Without()) for watched in order}
+        spent = {
+            watched: block(training, batches, steps, telemetry if watched else Without())
+            for watched in order
+        }
         pairs.append([spent[True], spent[False]])
         left -= 2 * steps
     return np.array(pairs)
 
 
-def block(training: Training, batches: Iterator[Fetched], steps: int, telemetry: Any) -> tuple[float, float]:
+def block(
+    training: Training, batches: Iterator[Fetched], steps: int, telemetry: Any
+) -> tuple[float, float]:
     training.telemetry = telemetry
     began = time.thread_time()
     training._stretch(batches, training.step + steps)
@@ -110,7 +130,10 @@ def calls(telemetry: Telemetry, times: int = 200) -> float:
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     every = float(sys.argv[2]) if len(sys.argv) > 2 else EVERY
-    with tempfile.TemporaryDirectory() as folder, Telemetry(None, ThisHost(), every=every) as telemetry:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Telemetry(None, ThisHost(), every=every) as telemetry,
+    ):
         training = make_training(Path(folder))
         alternate(training, telemetry, 5, 20)  # so that all has been warmed up
         steps = math.ceil(BLOCK / np.quantile(training.trace.step_seconds, 0.1))
@@ -125,10 +148,14 @@ def main() -> None:
     print(
         f"{hardware['cpu']}, {hardware['usable_cores']} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
     )
-    print(f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s")
+    print(
+        f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s"
+    )
     print(f"cost in step time, scaled to one every {EVERY} s:      {cost(wall, apart / EVERY)}")
     print(f"the same in CPU time of the training's thread:   {cost(cpu, apart / EVERY)}")
-    print(f"the sampling thread's CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample")
+    print(
+        f"the sampling thread's CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample"
+    )
     print(f"begin and end, outside the timed region: {each * 1e6:.0f} µs a stretch")
 
 

@@ -28,7 +28,9 @@ def main() -> None:
         folder = place.sweep("demo")
         write_sweep(folder, found[:1], planned=[record.trial for record in found[1:]])
         tracker = Tracker(place)
-        show("the first, with a new database", [measure(lambda: tracker.deliver(folder, found[:1]))])
+        show(
+            "the first, with a new database", [measure(lambda: tracker.deliver(folder, found[:1]))]
+        )
         spent = []
         for record in found[1:]:
             write_record(folder, record)

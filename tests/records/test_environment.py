@@ -74,7 +74,12 @@ def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -103,7 +108,11 @@ def test_code_is_described_by_commit_and_whether_it_was_changed(checkout: Path) 
 
 
 def test_code_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
-    assert environment.describe_code() == {"version": harness.__version__, "commit": None, "dirty": None}
+    assert environment.describe_code() == {
+        "version": harness.__version__,
+        "commit": None,
+        "dirty": None,
+    }
 
 
 def test_checkout_without_a_commit_has_none(checkout: Path) -> None:

@@ -39,7 +39,8 @@ class TestSeries:
     def test_odd_numbers_come_back_to_the_bit(self, kind: type) -> None:
         payload = np.array([0x7FF8000000000123], dtype=np.uint64).view(np.float64)[0]
         values: Numbers = np.array(
-            [np.nan, payload, np.inf, -np.inf, -0.0, 0.0, SMALLEST, -SMALLEST, np.pi], dtype=np.float64
+            [np.nan, payload, np.inf, -np.inf, -0.0, 0.0, SMALLEST, -SMALLEST, np.pi],
+            dtype=np.float64,
         ).astype(kind)
         assert Series.pack(values).unpack().tobytes() == values.tobytes()
 
@@ -87,7 +88,9 @@ class TestRecord:
         records.write(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**content, "schema": schema}), encoding="utf-8")
-        with pytest.raises(BadInput, match=rf"^{re.escape(str(path))}: schema: found .*allowed: {records.SCHEMA}$"):
+        with pytest.raises(
+            BadInput, match=rf"^{re.escape(str(path))}: schema: found .*allowed: {records.SCHEMA}$"
+        ):
             records.read(path)
 
     def test_that_is_truncated_is_refused_wherever_it_ends(self, path: Path) -> None:
@@ -110,7 +113,9 @@ class TestRecord:
         ],
         ids=["no-status", "unknown-key", "no-trial", "no-axes", "unknown-axis", "no-rank"],
     )
-    def test_that_is_not_whole_is_refused(self, path: Path, damage: Callable[[dict[str, Any]], None]) -> None:
+    def test_that_is_not_whole_is_refused(
+        self, path: Path, damage: Callable[[dict[str, Any]], None]
+    ) -> None:
         records.write(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)

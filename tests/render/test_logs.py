@@ -57,7 +57,9 @@ def test_an_unknown_one_gets_the_nearest(trial: TrialFolder) -> None:
     assert trial.path.name in ended.err
 
 
-def test_follows_until_the_trial_has_ended(trial: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follows_until_the_trial_has_ended(
+    trial: TrialFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial.record.unlink()
 
     def meanwhile(seconds: float) -> None:

@@ -15,16 +15,48 @@ from tests.support.sweeps import load
 DDP = {"strategy": "ddp", "world_size": 2}
 
 
-def test_phases_of_every_cell_with_straggler_and_steadiness(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases_of_every_cell_with_straggler_and_steadiness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, include=[DDP])
     single, ddp = (make_record(cell) for cell in sweep.cells)
     assert ddp.summary is not None
-    shares = {"data_wait": 0.1, "forward": 0.25, "backward": 0.25, "communication": 0.3, "optimizer": 0.1}
-    summary = replace(ddp.summary, shares=shares, slowest=Slowest(rank=1, host="node2", skew=0.12), settled=False)
+    shares = {
+        "data_wait": 0.1,
+        "forward": 0.25,
+        "backward": 0.25,
+        "communication": 0.3,
+        "optimizer": 0.1,
+    }
+    summary = replace(
+        ddp.summary, shares=shares, slowest=Slowest(rank=1, host="node2", skew=0.12), settled=False
+    )
     show_phases(sweep, [single, replace(ddp, summary=summary)])
     heading, first, second, legend = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert heading[-8:] == ["data", "wait", "forward", "backward", "commun.", "optimizer", "skew", "steady"]
+    assert heading[-8:] == [
+        "data",
+        "wait",
+        "forward",
+        "backward",
+        "commun.",
+        "optimizer",
+        "skew",
+        "steady",
+    ]
     assert first[-9:] == ["10.0%", "40.0%", "30.0%", "–", "20.0%", "–", "from", "step", "2"]
-    assert second[-12:] == ["10.0%", "25.0%", "25.0%", "30.0%", "10.0%", "12.0%", "rank", "1", "never,", "1", "of", "1"]
+    assert second[-12:] == [
+        "10.0%",
+        "25.0%",
+        "25.0%",
+        "30.0%",
+        "10.0%",
+        "12.0%",
+        "rank",
+        "1",
+        "never,",
+        "1",
+        "of",
+        "1",
+    ]
     assert "█" * 32 in first
     assert legend.count("█") == 5

@@ -24,14 +24,30 @@ def lines(sweep: Sweep, records: list[Record], across: list[str]) -> list[str]:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    matrix = {"precision": ["fp32", "bf16"], "workers": [0, 2], "execution": ["eager", "compile"]}
-    return load(tmp_path, matrix=matrix, exclude=[{"workers": 2, "execution": "compile"}], length={"steps": 100})
+    matrix = {
+        "precision": ["fp32", "bf16"],
+        "num_workers": [0, 2],
+        "execution": ["eager", "compile"],
+    }
+    return load(
+        tmp_path,
+        matrix=matrix,
+        exclude=[{"num_workers": 2, "execution": "compile"}],
+        length={"steps": 100},
+    )
 
 
 def test_every_cell_stands_once_under_its_values(sweep: Sweep) -> None:
-    records = [make_record(cell, step_seconds=0.01 * (1 + number)) for number, cell in enumerate(sweep.cells)]
+    records = [
+        make_record(cell, step_seconds=0.01 * (1 + number))
+        for number, cell in enumerate(sweep.cells)
+    ]
     rate = {
-        (cell.axes.precision, cell.axes.workers, cell.axes.execution): f"{record.summary.throughput:,.0f}"
+        (
+            cell.axes.precision,
+            cell.axes.num_workers,
+            cell.axes.execution,
+        ): f"{record.summary.throughput:,.0f}"
         for cell, record in zip(sweep.cells, records, strict=True)
         if record.summary and record.summary.throughput
     }
@@ -54,20 +70,31 @@ def test_what_is_not_there_is_a_dash(sweep: Sweep) -> None:
 
 
 def test_an_axis_that_does_not_differ_is_refused(sweep: Sweep) -> None:
-    with pytest.raises(BadInput, match="--across: found 'strategy', in which the cells do not differ; allowed: exec"):
+    with pytest.raises(
+        BadInput,
+        match="--across: found 'strategy', in which the cells do not differ; allowed: exec",
+    ):
         show_pivot(sweep, [], ["strategy"])
 
 
 def test_ratios_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> None:
-    sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1, 2], length={"steps": 100})
+    sweep = load(
+        tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1, 2], length={"steps": 100}
+    )
     fp32, bf16 = sweep.cells
     # Seeds are of very different speed; within each, bf16 takes 2, 4 and 8 times as long.
     seconds = {0: 0.001, 1: 0.1, 2: 0.01}
     records = [make_record(fp32, seed=seed, step_seconds=step) for seed, step in seconds.items()]
-    records += [make_record(bf16, seed=seed, step_seconds=step * 2 ** (seed + 1)) for seed, step in seconds.items()]
+    records += [
+        make_record(bf16, seed=seed, step_seconds=step * 2 ** (seed + 1))
+        for seed, step in seconds.items()
+    ]
     console = Console(width=200)
     with console.capture() as captured:
         console.print(ratio_table(sweep, records, ["precision"]))
     # The mean of -1, -2 and -3 octaves is a quarter; Student's half width 4.303 / sqrt(3) octaves.
     low, high = 0.25 * 2 ** (-4.3027 / 3**0.5), 0.25 * 2 ** (4.3027 / 3**0.5)
-    assert " ".join(captured.get().splitlines()[1].split()) == f"mlp 0.25 [{low:.2f}, {high:.2f}], 3 pairs"
+    assert (
+        " ".join(captured.get().splitlines()[1].split())
+        == f"mlp 0.25 [{low:.2f}, {high:.2f}], 3 pairs"
+    )

@@ -23,7 +23,9 @@ def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
 
 def test_one_trial_has_no_interval_and_several_have_students(tmp_path: Path) -> None:
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
-    first, second = (make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * (1 + seed)) for seed in (0, 1))
+    first, second = (
+        make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * (1 + seed)) for seed in (0, 1)
+    )
     assert first.summary is not None
     assert second.summary is not None
     (row,) = rows(load(tmp_path, length={"steps": 100}, warmup=2), [first])
@@ -39,7 +41,9 @@ def test_one_trial_has_no_interval_and_several_have_students(tmp_path: Path) -> 
 def test_invalid_trials_are_counted_and_left_out_of_means(tmp_path: Path) -> None:
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
     good = make_record(sweep.cells[0], seed=0)
-    bad = make_record(sweep.cells[0], seed=1, status="invalid", invalid=["steal: a lot"], step_seconds=1.0)
+    bad = make_record(
+        sweep.cells[0], seed=1, status="invalid", invalid=["steal: a lot"], step_seconds=1.0
+    )
     (row,) = rows(sweep, [good, bad])
     assert good.summary is not None
     assert row[2] == f"{good.summary.throughput:,.0f}"

@@ -28,11 +28,16 @@ class Slurm:
     def ask(self, *command: str) -> str:
         """What a client such as squeue answers; raises CalledProcessError."""
         variables = {**os.environ, **self.environment}
-        return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, env=variables, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     def states(self) -> dict[str, str]:
         """Node -> its state in sinfo's words."""
-        return dict(line.split() for line in self.ask("sinfo", "-N", "-h", "-p", "debug", "-o", "%N %T").splitlines())
+        return dict(
+            line.split()
+            for line in self.ask("sinfo", "-N", "-h", "-p", "debug", "-o", "%N %T").splitlines()
+        )
 
     def start(self, daemon: str) -> None:
         """Start a daemon; returns when its process is there."""

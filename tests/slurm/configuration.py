@@ -83,14 +83,20 @@ class Configuration:
     cpus: int = 4  # of a node; more than the machine has are shared
     accounting: bool = False  # slurmdbd on MariaDB
     grace: int = 15  # seconds that a preempted job has to end
-    requeue_delay: int = 10  # seconds that a requeued job waits: the lifetime of Slurm's credentials, 120 by default
+    requeue_delay: int = (
+        10  # seconds that a requeued job waits: the lifetime of Slurm's credentials, 120 by default
+    )
     node_timeout: int = 20  # seconds after which a silent node is down
     password: str = field(default_factory=secrets.token_hex)  # slurmdbd's, for the database
-    private: dict[str, Path] = field(default_factory=dict)  # node -> a folder of which it sees only its own, empty copy
+    private: dict[str, Path] = field(
+        default_factory=dict
+    )  # node -> a folder of which it sees only its own, empty copy
 
     def __post_init__(self) -> None:
         if len(os.fsencode(self.folder)) > 70 or " " in str(self.folder):
-            raise ValueError(f"{self.folder}: sockets can't lie there; allowed: 70 bytes without spaces")
+            raise ValueError(
+                f"{self.folder}: sockets can't lie there; allowed: 70 bytes without spaces"
+            )
 
     @property
     def slurm_conf(self) -> Path:
@@ -137,7 +143,9 @@ def daemons(asked: Configuration) -> dict[str, list[str]]:
     """Name -> command, in the order in which they start; each stays in the foreground."""
     conf, folder = str(asked.slurm_conf), asked.folder
     found = {"munged": ["munged", "--foreground", "--force", f"--socket={asked.munge}"]}
-    found["munged"] += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+    found["munged"] += [
+        f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")
+    ]
     if asked.accounting:
         found["mariadbd"] = [
             "mariadbd", "--no-defaults", "--user=root", f"--datadir={folder}/mysql", f"--socket={folder}/mysql.socket",
@@ -148,6 +156,13 @@ def daemons(asked: Configuration) -> dict[str, list[str]]:
     for name in asked.nodes:
         slurmd = ["slurmd", "-D", "-N", name, "-f", conf]
         hidden = asked.private.get(name)
-        mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
+        mounted = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            'mount -t tmpfs none "$0" && exec "$@"',
+            str(hidden),
+        ]
         found[f"slurmd-{name}"] = [*mounted, *slurmd] if hidden else slurmd
     return found

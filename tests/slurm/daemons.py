@@ -32,7 +32,11 @@ ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 def missing(*, accounting: bool = False) -> str | None:
     """Why there can be no Slurm here, or None."""
-    absent = [name for name in (*PROGRAMS, *(ACCOUNTING if accounting else ())) if shutil.which(name) is None]
+    absent = [
+        name
+        for name in (*PROGRAMS, *(ACCOUNTING if accounting else ()))
+        if shutil.which(name) is None
+    ]
     if absent:
         return f"no {', '.join(absent)} here"
     if os.geteuid():
@@ -56,26 +60,47 @@ def running(folder: Path, **options: Any) -> Iterator[Slurm]:
         supervisor.terminate()
         ended = supervisor.wait()
     if ended:
-        raise RuntimeError(f"{folder}: its supervisor ended with {ended}, and may have left processes behind")
+        raise RuntimeError(
+            f"{folder}: its supervisor ended with {ended}, and may have left processes behind"
+        )
 
 
-def configure(folder: Path, *, nodes: Sequence[str] = ("n1", "n2"), **options: Any) -> Configuration:
+def configure(
+    folder: Path, *, nodes: Sequence[str] = ("n1", "n2"), **options: Any
+) -> Configuration:
     """With ports that are free now."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3 + len(nodes))]
+        held = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(3 + len(nodes))
+        ]
         numbers = [listening.getsockname()[1] for listening in held]
-    ports = Ports(controller=numbers[0], accounting=numbers[1], database=numbers[2], nodes=tuple(numbers[3:]))
+    ports = Ports(
+        controller=numbers[0], accounting=numbers[1], database=numbers[2], nodes=tuple(numbers[3:])
+    )
     return Configuration(folder=folder, ports=ports, nodes=tuple(nodes), **options)
 
 
 def supervise(asked: Configuration, *, with_parent: bool) -> subprocess.Popen[bytes]:
     """Start the process that will hold the daemons and, if `with_parent`, end with this one."""
     write_files(asked)
-    command = [sys.executable, "-m", "tests.slurm.supervisor", str(asked.folder), *[str(os.getpid())] * with_parent]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.slurm.supervisor",
+        str(asked.folder),
+        *[str(os.getpid())] * with_parent,
+    ]
     variables = {**os.environ, "SLURM_CONF": str(asked.slurm_conf)}
     with asked.log("supervisor").open("ab") as log:
         return subprocess.Popen(
-            command, cwd=TOP, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=TOP,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
@@ -106,7 +131,10 @@ def bring_up(slurm: Slurm) -> None:
             slurm.start(f"slurmd-{node}")
         wait_until(lambda: set(slurm.states().values()) == {"idle"})
     except (TimeoutError, subprocess.CalledProcessError) as error:
-        said = [f"{log.name}: {log.read_text(errors='replace')[-500:]}" for log in asked.folder.glob("*.log")]
+        said = [
+            f"{log.name}: {log.read_text(errors='replace')[-500:]}"
+            for log in asked.folder.glob("*.log")
+        ]
         raise RuntimeError("\n".join([f"no Slurm in {asked.folder}: {error}", *said])) from error
 
 

@@ -17,12 +17,30 @@ GRANT ALL ON slurm_acct_db.* TO 'slurm'@'localhost';
 def bring_up(slurm: Slurm) -> None:
     """Start MariaDB and slurmdbd; returns when slurmdbd knows the cluster."""
     asked = slurm.configuration
-    install = ["mariadb-install-db", "--no-defaults", "--user=root", "--auth-root-authentication-method=normal"]
-    subprocess.run([*install, f"--datadir={asked.folder / 'mysql'}"], check=True, capture_output=True)
+    install = [
+        "mariadb-install-db",
+        "--no-defaults",
+        "--user=root",
+        "--auth-root-authentication-method=normal",
+    ]
+    subprocess.run(
+        [*install, f"--datadir={asked.folder / 'mysql'}"], check=True, capture_output=True
+    )
     slurm.start("mariadbd")
     wait_until(lambda: listens(asked.ports.database))
-    client = ["mariadb", "--no-defaults", "--user=root", f"--socket={asked.folder / 'mysql.socket'}"]
-    subprocess.run(client, input=ACCOUNT.format(password=asked.password), text=True, check=True, capture_output=True)
+    client = [
+        "mariadb",
+        "--no-defaults",
+        "--user=root",
+        f"--socket={asked.folder / 'mysql.socket'}",
+    ]
+    subprocess.run(
+        client,
+        input=ACCOUNT.format(password=asked.password),
+        text=True,
+        check=True,
+        capture_output=True,
+    )
     slurm.start("slurmdbd")
     wait_until(lambda: listens(asked.ports.accounting))
     slurm.ask("sacctmgr", "-i", "add", "cluster", "local")

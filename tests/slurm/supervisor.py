@@ -28,7 +28,9 @@ POLL = 0.05  # seconds
 def main() -> None:
     """Ends with exit code 0 once nothing is left."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a step's processes leave slurmd, but not us
+    ctypes.CDLL(None).prctl(
+        PR_SET_CHILD_SUBREAPER, 1
+    )  # a step's processes leave slurmd, but not us
     folder, parent = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
     if parent:
         die_with_parent(signal.SIGTERM)

@@ -22,9 +22,18 @@ DROPOUT = {"dropout": 0.3, "step_seconds": 0.05}
 
 def profile(folder: Path, **slurm: Any) -> Path:
     """Two nodes with a rank each."""
-    keys = {"nodes": 2, "cpus_per_rank": 2, "exclusive": False, "time": "10", "array_parallelism": 2, **slurm}
+    keys = {
+        "nodes": 2,
+        "cpus_per_rank": 2,
+        "exclusive": False,
+        "time": "10",
+        "array_parallelism": 2,
+        **slurm,
+    }
     path = folder / "two.yaml"
-    path.write_text(yaml.safe_dump({"launcher": "slurm", "device": "cpu", "validity": ANYTHING, "slurm": keys}))
+    path.write_text(
+        yaml.safe_dump({"launcher": "slurm", "device": "cpu", "validity": ANYTHING, "slurm": keys})
+    )
     return path
 
 
@@ -36,13 +45,13 @@ def by_trial(results: Path, sweep: str = "line") -> dict[str, Record]:
 def computed(found: Record) -> dict[str, Any]:
     """All that must be equal to the bit wherever a trial has run."""
     assert found.status == "done", found.failure
-    assert found.learned is not None
+    assert found.rank0 is not None
     return {
         "loss": found.loss,
         "ranks": [rank.loss for rank in found.ranks],
         "order": found.order_digest,
-        "parameters": found.learned.parameter_digest,
-        "evaluations": [one.metrics for one in found.learned.evaluations],
+        "parameters": found.rank0.parameter_digest,
+        "evaluations": [one.metrics for one in found.rank0.evaluations],
     }
 
 
@@ -56,13 +65,22 @@ def here(sweep: Path, *, forkserver: bool = True) -> dict[str, Record]:
 
 
 def submit(sweep: Path, results: Path, **slurm: Any) -> None:
-    ended = harness("submit", str(sweep), "--cluster", str(profile(sweep.parent, **slurm)), "--results", str(results))
+    ended = harness(
+        "submit",
+        str(sweep),
+        "--cluster",
+        str(profile(sweep.parent, **slurm)),
+        "--results",
+        str(results),
+    )
     assert (ended.code, ended.err) == (0, ""), ended.out
 
 
 def status(results: Path, sweep: str = "line") -> dict[str, Any]:
     """What `harness status` says."""
-    found: dict[str, Any] = json.loads(harness("status", sweep, "--results", str(results), "--json").out)
+    found: dict[str, Any] = json.loads(
+        harness("status", sweep, "--results", str(results), "--json").out
+    )
     return found
 
 
@@ -73,7 +91,9 @@ def rows(results: Path, sweep: str = "line") -> list[dict[str, Any]]:
 
 
 def over(results: Path) -> bool:
-    return all(row["state"] in ("done", "failed", "invalid", "lost", "cancelled") for row in rows(results))
+    return all(
+        row["state"] in ("done", "failed", "invalid", "lost", "cancelled") for row in rows(results)
+    )
 
 
 def undisturbed(sweep: Path, results: Path) -> dict[str, Record]:

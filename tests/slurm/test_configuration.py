@@ -21,12 +21,18 @@ def configuration(**options: Any) -> Configuration:
 
 def settings(text: str) -> dict[str, str]:
     """The lines `Key=value` of a file, but those of nodes and partitions."""
-    return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith(("NodeName", "PartitionName")))
+    return dict(
+        line.split("=", 1)
+        for line in text.splitlines()
+        if not line.startswith(("NodeName", "PartitionName"))
+    )
 
 
 @pytest.mark.parametrize("accounting", [False, True])
 def test_all_that_is_written_lies_in_the_folder(accounting: bool) -> None:
-    found = settings(slurm_conf(configuration(accounting=accounting))) | settings(slurmdbd_conf(configuration()))
+    found = settings(slurm_conf(configuration(accounting=accounting))) | settings(
+        slurmdbd_conf(configuration())
+    )
     paths = [path for value in found.values() for path in re.findall(r"(?<![\w/])/[^,]+", value)]
     assert len(paths) > 5
     assert [path for path in paths if not path.startswith("/scratch/one/")] == []
@@ -36,7 +42,10 @@ def test_every_port_is_its_own() -> None:
     text = slurm_conf(configuration(accounting=True))
     found = settings(text)
     assert (found["SlurmctldPort"], found["AccountingStoragePort"]) == ("1001", "1004")
-    assert [line.split()[2] for line in text.splitlines() if line.startswith("NodeName")] == ["Port=1002", "Port=1003"]
+    assert [line.split()[2] for line in text.splitlines() if line.startswith("NodeName")] == [
+        "Port=1002",
+        "Port=1003",
+    ]
     database = settings(slurmdbd_conf(configuration(accounting=True)))
     assert (database["DbdPort"], database["StoragePort"]) == ("1004", "1005")
 
@@ -68,11 +77,17 @@ def test_a_folder_that_sockets_cannot_lie_in(folder: Path) -> None:
         Configuration(folder=folder, ports=PORTS)
 
 
-def test_without_slurm_tests_are_skipped_and_in_ci_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_tests_are_skipped_and_in_ci_they_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="no Slurm: no munged, slurmctld, slurmd, sbatch here"):
+    with pytest.raises(
+        pytest.skip.Exception, match="no Slurm: no munged, slurmctld, slurmd, sbatch here"
+    ):
         refuse(missing())
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="no Slurm: no munged, slurmctld, slurmd, sbatch here"):
+    with pytest.raises(
+        pytest.fail.Exception, match="no Slurm: no munged, slurmctld, slurmd, sbatch here"
+    ):
         refuse(missing())

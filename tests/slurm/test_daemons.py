@@ -12,8 +12,9 @@ import pytest
 
 from tests.slurm.cluster import Slurm, listens
 from tests.slurm.conftest import refuse
-from tests.slurm.daemons import TOP, missing, running
+from tests.slurm.daemons import missing, running
 from tests.support.running import processes_below, wait_until
+from tests.support.tree import TOP
 
 pytestmark = pytest.mark.slurm
 
@@ -21,6 +22,7 @@ HOLD = """\
 import sys, time
 from pathlib import Path
 from tests.slurm.daemons import running
+from tests.support.tree import TOP
 with running(Path(sys.argv[1])) as slurm:
     slurm.ask("sbatch", "--nodes=2", "--output=/dev/null", "--wrap", f"srun sleep 300 # {sys.argv[1]}")
     while "RUNNING" not in slurm.ask("squeue", "-h", "-o", "%T"):
@@ -35,11 +37,20 @@ def test_a_job_runs_on_both_nodes(slurm: Slurm) -> None:
     assert sorted(said.splitlines()) == ["0: n1", "1: n2"]
 
 
-def test_a_job_of_higher_priority_preempts_and_the_other_comes_back_soon(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_of_higher_priority_preempts_and_the_other_comes_back_soon(
+    slurm: Slurm, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     warned = f"echo warned >>{log}; scontrol requeue $SLURM_JOB_ID"
     script = f"trap '{warned}' USR2; echo start $SLURM_RESTART_COUNT >>{log}; sleep 300 & wait; wait; wait"
-    asked = ["--nodes=2", "--exclusive", "--requeue", "--signal=B:USR2@30", "--output=/dev/null", f"--wrap={script}"]
+    asked = [
+        "--nodes=2",
+        "--exclusive",
+        "--requeue",
+        "--signal=B:USR2@30",
+        "--output=/dev/null",
+        f"--wrap={script}",
+    ]
     slurm.ask("sbatch", *asked)
     wait_until(log.exists)
     slurm.ask("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
@@ -56,7 +67,10 @@ def test_daemons_can_be_ended_and_started_again(slurm: Slurm) -> None:
     assert not listens(slurm.configuration.ports.nodes[1])
     slurm.start("slurmd-n2")
     wait_until(lambda: listens(slurm.configuration.ports.nodes[1]))
-    assert sorted(slurm.ask("srun", "--nodes=2", "printenv", "SLURMD_NODENAME").split()) == ["n1", "n2"]
+    assert sorted(slurm.ask("srun", "--nodes=2", "printenv", "SLURMD_NODENAME").split()) == [
+        "n1",
+        "n2",
+    ]
 
 
 def test_nothing_is_left_after_the_block(short: Path) -> None:
@@ -70,7 +84,9 @@ def test_nothing_is_left_after_the_block(short: Path) -> None:
 
 def test_nothing_is_left_when_the_tests_are_killed(short: Path) -> None:
     refuse(missing())
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(short / "slurm")], cwd=TOP, stdout=subprocess.PIPE) as held:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(short / "slurm")], cwd=TOP, stdout=subprocess.PIPE
+    ) as held:
         assert held.stdout is not None
         assert held.stdout.readline() == b"up\n"
         os.kill(held.pid, signal.SIGKILL)
@@ -81,5 +97,7 @@ def test_two_side_by_side_and_one_keeps_accounts(slurm: Slurm, short: Path) -> N
     refuse(missing(accounting=True))
     with running(short / "slurm", accounting=True) as other:
         other.ask("srun", "true")
-        wait_until(lambda: other.ask("sacct", "-n", "-X", "-P", "-o", "JobName,State") == "true|COMPLETED")
+        wait_until(
+            lambda: other.ask("sacct", "-n", "-X", "-P", "-o", "JobName,State") == "true|COMPLETED"
+        )
         assert slurm.states() == other.states() == {"n1": "idle", "n2": "idle"}

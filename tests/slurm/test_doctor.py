@@ -17,8 +17,9 @@ import yaml
 from harness.slurm.doctor import job
 from tests.slurm.cluster import Slurm
 from tests.slurm.conftest import refuse
-from tests.slurm.daemons import TOP, missing, running
+from tests.slurm.daemons import missing, running
 from tests.support.commands import harness
+from tests.support.tree import TOP
 
 pytestmark = pytest.mark.slurm
 
@@ -46,7 +47,9 @@ def harmed_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
     refuse(missing())
     effective = re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text(encoding="utf-8"))
     if effective is None or not int(effective[1], 16) & CAP_SYS_ADMIN:
-        pytest.skip("no right to let a node see another folder")  # in CI too: a container gives it, no package does
+        pytest.skip(
+            "no right to let a node see another folder"
+        )  # in CI too: a container gives it, no package does
     private = tmp_path_factory.mktemp("private")
     nodes = ("n1", "n2", "nowhere-at-all")
     with running(tmp_path_factory.mktemp("harmed"), nodes=nodes, private={"n2": private}) as found:
@@ -66,17 +69,32 @@ def doctor(
     """Exit code, what failed and what is well of `harness doctor` for a profile with these keys."""
     profile = folder / "profile.yaml"
     section = {"nodes": 2, "exclusive": False} | keys
-    profile.write_text(yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": section}), encoding="utf-8")
-    given = ["--cluster", str(profile), "--results", str(results or folder / "results"), "--json", *more]
+    profile.write_text(
+        yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": section}), encoding="utf-8"
+    )
+    given = [
+        "--cluster",
+        str(profile),
+        "--results",
+        str(results or folder / "results"),
+        "--json",
+        *more,
+    ]
     ended = harness("doctor", *given)
     checks = json.loads(ended.out)["checks"]
     failed = {check["what"]: check["found"] for check in checks if not check["passed"]}
-    return ended.code, failed, {check["what"]: check["found"] for check in checks if check["passed"]}
+    return (
+        ended.code,
+        failed,
+        {check["what"]: check["found"] for check in checks if check["passed"]},
+    )
 
 
 def test_a_cluster_that_is_well(slurm: Slurm, tmp_path: Path) -> None:
     results = tmp_path / 'it\'s; $HOME "é"'
-    code, failed, well = doctor(tmp_path, results, ranks_per_node=2, interface="lo", prefix=["env", "A=b c;d"])
+    code, failed, well = doctor(
+        tmp_path, results, ranks_per_node=2, interface="lo", prefix=["env", "A=b c;d"]
+    )
     assert (code, failed) == (0, {})
     assert well["nodes"] == "n1, n2"
     assert well["all-reduce"].startswith("gloo over 4 ranks in ")
@@ -92,7 +110,9 @@ def test_a_folder_that_one_node_does_not_see(harmed: Harmed, tmp_path: Path) -> 
 
 
 def test_a_folder_that_the_first_node_does_not_see(harmed: Harmed, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, harmed.private / "results", nodes=1, options={"nodelist": "n2"})
+    code, failed, _ = doctor(
+        tmp_path, harmed.private / "results", nodes=1, options={"nodelist": "n2"}
+    )
     assert code == 1
     assert list(failed) == ["job"]
     assert "on n2 ended without a report (FAILED); it left no word in" in failed["job"]
@@ -117,11 +137,15 @@ def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
     assert "/no/such/python: No such file or directory; log: " in failed["job"]
 
 
-def test_a_harness_that_is_another_on_one_node(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_harness_that_is_another_on_one_node(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # where a job starts is where `python -m` looks first
     other = tmp_path / "other"
     for package in ("harness", "workloads", "clusters"):
-        shutil.copytree(TOP / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            TOP / package, other / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (other / "harness" / "newer.py").touch()
     python = tmp_path / "python"
     choice = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other}'
@@ -147,11 +171,16 @@ def test_an_interface_that_is_not_there(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_line_of_setup_that_fails(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, well = doctor(tmp_path, setup=["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"])
+    code, failed, well = doctor(
+        tmp_path, setup=["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
+    )
     assert code == 1
     assert failed == {"setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"}
     assert "all-reduce" in well
-    assert doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])[2]["setup"] == "every line ran"
+    assert (
+        doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])[2]["setup"]
+        == "every line ran"
+    )
 
 
 def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:

@@ -53,10 +53,14 @@ class TestChecks:
         profile = Profile(launcher="slurm", slurm=Slurm(nodes=2, interface="eth0"))
         checks = of_job(profile, Path("/shared/doctor"), SAME, found)
         assert all(check.passed for check in checks)
-        assert {check.what: check.found for check in checks}["all-reduce"] == "gloo over 4 ranks in 1.2 s"
+        assert {check.what: check.found for check in checks}[
+            "all-reduce"
+        ] == "gloo over 4 ranks in 1.2 s"
 
     def test_a_node_that_did_not_report(self) -> None:
-        found = failing(examined(report("n1"), reduced=None, n2="execve(): /python: No such file or directory"))
+        found = failing(
+            examined(report("n1"), reduced=None, n2="execve(): /python: No such file or directory")
+        )
         assert found == {
             "nodes": "n2 did not report: execve(): /python: No such file or directory",
             "all-reduce": "not tried",
@@ -68,20 +72,30 @@ class TestChecks:
 
     def test_a_folder_that_is_not_shared(self) -> None:
         found = failing(examined(report("n1"), report("n2", folder="No such file or directory")))
-        assert found == {"folder": "n2: /shared/doctor: No such file or directory; is it shared with this node?"}
+        assert found == {
+            "folder": "n2: /shared/doctor: No such file or directory; is it shared with this node?"
+        }
 
     @pytest.mark.parametrize(
         ("key", "other", "what"),
-        [("python", "3.12.1", "Python"), ("torch", "2.14.0", "torch"), ("harness", "0.2", "harness")],
+        [
+            ("python", "3.12.1", "Python"),
+            ("torch", "2.14.0", "torch"),
+            ("harness", "0.2", "harness"),
+        ],
     )
     def test_software_that_is_not_the_same(self, key: str, other: str, what: str) -> None:
         different = replace(SAME, **{key: other})
         (line,) = failing(examined(report("n1"), report("n2", software=different))).items()
         assert line[0] == what
-        assert line[1].startswith(f"n2 has {other}; this machine has {getattr(SAME, key)}: let all use")
+        assert line[1].startswith(
+            f"n2 has {other}; this machine has {getattr(SAME, key)}: let all use"
+        )
 
     def test_torch_that_is_missing(self) -> None:
-        (line,) = failing(examined(report("n1"), report("n2", software=replace(SAME, torch=None)))).values()
+        (line,) = failing(
+            examined(report("n1"), report("n2", software=replace(SAME, torch=None)))
+        ).values()
         assert line.startswith("n2 has none; this machine has 2.13.0")
 
     def test_a_python_of_the_nodes_own_may_differ_from_that_here(self) -> None:
@@ -89,17 +103,30 @@ class TestChecks:
         here = replace(SAME, python="3.13.0", torch=None)
         assert set(failing(found, here=here)) == {"Python", "torch"}
         assert failing(found, here=here, prefix=("apptainer", "exec", "x.sif")) == {}
-        assert failing(found, here=replace(here, harness="0.2"), python="/opt/python").keys() == {"harness"}
+        assert failing(found, here=replace(here, harness="0.2"), python="/opt/python").keys() == {
+            "harness"
+        }
 
     def test_names(self) -> None:
-        found = failing(examined(report("n1", unresolved={"n2": "Name or service not known"}), report("n2")))
-        assert found == {"names": "n1 can't look up n2 (Name or service not known): add it to DNS or /etc/hosts"}
+        found = failing(
+            examined(report("n1", unresolved={"n2": "Name or service not known"}), report("n2"))
+        )
+        assert found == {
+            "names": "n1 can't look up n2 (Name or service not known): add it to DNS or /etc/hosts"
+        }
 
     def test_ports(self) -> None:
         found = failing(
-            examined(report("n1"), report("n2", unreachable="n1, port 7: timed out", ahead=None), reduced=None)
+            examined(
+                report("n1"),
+                report("n2", unreachable="n1, port 7: timed out", ahead=None),
+                reduced=None,
+            )
         )
-        assert found == {"ports": "n2 can't reach n1, port 7: timed out: a firewall?", "all-reduce": "not tried"}
+        assert found == {
+            "ports": "n2 can't reach n1, port 7: timed out: a firewall?",
+            "all-reduce": "not tried",
+        }
 
     def test_clocks(self) -> None:
         assert failing(examined(report("n1"), report("n2", ahead=0.4))) == {}
@@ -107,11 +134,15 @@ class TestChecks:
         assert found == {"clocks": "n1 is behind n2: 3 s apart; allowed: 0.5 s (is NTP at work?)"}
 
     def test_interface(self) -> None:
-        found = failing(examined(report("n1", interfaces=["ib0"]), report("n2"), reduced=None), interface="ib0")
+        found = failing(
+            examined(report("n1", interfaces=["ib0"]), report("n2"), reduced=None), interface="ib0"
+        )
         assert found == {"interface": "n2 has no ib0; allowed: eth0, lo", "all-reduce": "not tried"}
 
     def test_gpus(self) -> None:
-        found = failing(examined(report("n1", gpus=4), report("n2", gpus=3)), ranks_per_node=4, gpus_per_rank=1)
+        found = failing(
+            examined(report("n1", gpus=4), report("n2", gpus=3)), ranks_per_node=4, gpus_per_rank=1
+        )
         assert found == {"GPUs": "n2 shows 3; needed: 4"}
 
     def test_ranks_that_cannot_talk(self) -> None:
@@ -122,13 +153,21 @@ class TestChecks:
 
 class TestWords:
     def test_reports_and_noise(self) -> None:
-        said = [f"{number}: {json.dumps(asdict(report(name)))}" for number, name in enumerate(NODES)]
-        reports, silent = understand(["srun: warning: something", said[1], "0: a warning on stderr", said[0]], NODES)
+        said = [
+            f"{number}: {json.dumps(asdict(report(name)))}" for number, name in enumerate(NODES)
+        ]
+        reports, silent = understand(
+            ["srun: warning: something", said[1], "0: a warning on stderr", said[0]], NODES
+        )
         assert reports == [report("n1"), report("n2")]
         assert silent == {}
 
     def test_the_last_own_words_of_a_silent_node(self) -> None:
-        lines = ["1: Traceback", "1: ModuleNotFoundError: No module named 'harness'", "srun: error: n2: task 1: Exited"]
+        lines = [
+            "1: Traceback",
+            "1: ModuleNotFoundError: No module named 'harness'",
+            "srun: error: n2: task 1: Exited",
+        ]
         assert understand(lines, NODES)[1] == {
             "n1": "no word of it",
             "n2": "ModuleNotFoundError: No module named 'harness'",
@@ -136,7 +175,9 @@ class TestWords:
 
     def test_or_the_last_that_name_it(self) -> None:
         lines = ["srun: error: n2: task 1: Exited with exit code 2", "srun: error: n22: unknown"]
-        assert understand(lines, NODES)[1]["n2"] == "srun: error: n2: task 1: Exited with exit code 2"
+        assert (
+            understand(lines, NODES)[1]["n2"] == "srun: error: n2: task 1: Exited with exit code 2"
+        )
 
     def test_a_report_of_another_harness_is_no_report(self) -> None:
         assert understand(['0: {"node": "n1", "colour": "red"}'], NODES)[0] == []
@@ -156,7 +197,10 @@ class TestNode:
     def test_a_port_that_is_closed(self, tmp_path: Path) -> None:
         port = free_port()
         found = node.look(tmp_path, "127.0.0.1", port, [])
-        assert (found.unreachable, found.ahead) == (f"127.0.0.1, port {port}: Connection refused", None)
+        assert (found.unreachable, found.ahead) == (
+            f"127.0.0.1, port {port}: Connection refused",
+            None,
+        )
 
     def test_a_folder_that_is_there(self, tmp_path: Path) -> None:
         node.token(tmp_path).write_text("secret")
@@ -168,7 +212,9 @@ class TestNode:
         assert list(tmp_path.iterdir()) == []
 
     def test_names(self) -> None:
-        assert list(node.unresolved(["localhost", "no-such-node.invalid"])) == ["no-such-node.invalid"]
+        assert list(node.unresolved(["localhost", "no-such-node.invalid"])) == [
+            "no-such-node.invalid"
+        ]
 
     def test_code_that_differs_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "harness").mkdir()
@@ -197,12 +243,16 @@ class TestCommand:
         profile = tmp_path / "p.yaml"
         profile.write_text("launcher: slurm\n")
         monkeypatch.setenv("PATH", "")
-        ended = harness("doctor", "--cluster", str(profile), "--results", str(tmp_path / "results"), "--json")
+        ended = harness(
+            "doctor", "--cluster", str(profile), "--results", str(tmp_path / "results"), "--json"
+        )
         assert ended.code == 1
         assert json.loads(ended.out) == {
             "cluster": str(profile),
             "well": False,
-            "checks": [{"what": "Slurm", "passed": False, "found": "scontrol: No such file or directory"}],
+            "checks": [
+                {"what": "Slurm", "passed": False, "found": "scontrol: No such file or directory"}
+            ],
         }
         assert not (tmp_path / "results").exists()
 

@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(24
 
 def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path) -> None:
     options = {"options": DROPOUT}
-    sweep = line_sweep(tmp_path, {"line": options}, length={"steps": 120}, evaluate={"steps": 50}, zip=STRATEGIES)
+    sweep = line_sweep(
+        tmp_path, {"line": options}, length={"steps": 120}, evaluate={"steps": 50}, zip=STRATEGIES
+    )
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
     for number, least in ((1, 5), (2, 60)):
@@ -34,7 +36,11 @@ def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_a_time_limit_that_is_too_short(slurm: Slurm, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
-    options = {**DROPOUT, "step_seconds": 0.1, "hurry": str(hurry)}  # a minute of training, whatever the machine
+    options = {
+        **DROPOUT,
+        "step_seconds": 0.1,
+        "hurry": str(hurry),
+    }  # a minute of training, whatever the machine
     sweep = line_sweep(tmp_path, {"line": {"options": options, "axes": DDP}}, length={"steps": 600})
     results = tmp_path / "results"
     submit(sweep, results, time="1", warning=40, requeues=30)
@@ -46,13 +52,17 @@ def test_a_time_limit_that_is_too_short(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_and_a_controller_that_restarts(slurm: Slurm, tmp_path: Path) -> None:
-    sweep = line_sweep(tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 200}, seeds=[0, 1])
+    sweep = line_sweep(
+        tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 200}, seeds=[0, 1]
+    )
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
     wait_until(lambda: step(results, 0) >= 20)
     slurm.stop("slurmctld", signal.SIGKILL)
     (first, second) = rows(results)
-    assert (first["state"], second["state"]) == ("running", "queued"), "the folder knows, without Slurm"
+    assert (first["state"], second["state"]) == ("running", "queued"), (
+        "the folder knows, without Slurm"
+    )
     slurm.start("slurmctld")
     wait_until(lambda: step(results, 1) >= 20)
     slurm.stop("slurmd-n2", signal.SIGKILL)
@@ -64,8 +74,12 @@ def test_a_node_that_dies_and_a_controller_that_restarts(slurm: Slurm, tmp_path:
     assert second_record.status == "done"
 
 
-def test_what_was_cancelled_goes_on_when_it_is_submitted_again(slurm: Slurm, tmp_path: Path) -> None:
-    sweep = line_sweep(tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 100}, seeds=[0, 1])
+def test_what_was_cancelled_goes_on_when_it_is_submitted_again(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    sweep = line_sweep(
+        tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 100}, seeds=[0, 1]
+    )
     results = tmp_path / "results"
     submit(sweep, results, array_parallelism=1)
     wait_until(lambda: step(results, 0) >= 20)

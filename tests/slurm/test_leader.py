@@ -19,10 +19,10 @@ from harness.launch.runner import Runner
 from harness.records import record as records
 from harness.records.record import Failure, Record
 from harness.slurm import leader, submission
-from harness.spec import slurm_partitions as partitions
 from harness.slurm.leader import Told
 from harness.slurm.packing import Array, Load, Packing
 from harness.slurm.submission import Submission
+from harness.spec import slurm_partitions as partitions
 from harness.spec.cell import Assignment, Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm_options import Slurm
@@ -42,7 +42,10 @@ def runner(tmp_path: Path, told: Told) -> Runner:
     sweep = load(tmp_path, seeds=[0, 1, 2, 3, 4])
     trials = sweep.trials()
     attempts = {trial.id: 1 for trial in trials} | {trials[4].id: 2}
-    packing = Packing(arrays=[Array(nodes=1, ranks_per_node=1, loads=[Load(trials=trials, seconds=None)])], remarks=[])
+    packing = Packing(
+        arrays=[Array(nodes=1, ranks_per_node=1, loads=[Load(trials=trials, seconds=None)])],
+        remarks=[],
+    )
     submitted = submission.new(sweep, Profile(launcher="slurm", device="cpu"), packing, attempts)
     return leader.runner_of(SweepFolder(tmp_path / "sweep"), submitted, 1, told)
 
@@ -76,7 +79,12 @@ class TestLeft:
         assert left(runner) == [2, 3]
 
     def test_what_was_interrupted(self, runner: Runner) -> None:
-        keep(runner, 0, status="interrupted", failure=Failure(kind="Interrupted", message="preempted"))
+        keep(
+            runner,
+            0,
+            status="interrupted",
+            failure=Failure(kind="Interrupted", message="preempted"),
+        )
         assert 0 in left(runner)
 
     def test_what_failed_through_no_fault_of_its_own_a_few_times(self, runner: Runner) -> None:
@@ -107,7 +115,9 @@ class TestLeft:
 
 
 class TestGivingUp:
-    def test_an_attempt_that_ended_with_its_job_is_recorded_and_counts(self, runner: Runner) -> None:
+    def test_an_attempt_that_ended_with_its_job_is_recorded_and_counts(
+        self, runner: Runner
+    ) -> None:
         trial = runner.sweep.trials()[2]
         place = begin(runner, trial, attempt=1)
         place.progress.touch()
@@ -146,15 +156,25 @@ class TestLead:
     """`lead` itself, in a job of which no trial gets to run."""
 
     @pytest.fixture
-    def submitted(self, tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submission]:
-        for name, value in {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}.items():
+    def submitted(
+        self, tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Submission]:
+        for name, value in {
+            "SLURM_JOB_ID": "71",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURMD_NODENAME": "n1",
+        }.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(leader, "requeue", lambda slurm: pytest.fail("it went back into the queue"))
+        monkeypatch.setattr(
+            leader, "requeue", lambda slurm: pytest.fail("it went back into the queue")
+        )
         trials = runner.sweep.trials()
         loads = [Load(trials=trials, seconds=None)]
         packing = Packing(arrays=[Array(nodes=1, ranks_per_node=1, loads=loads)], remarks=[])
         attempts = dict.fromkeys((trial.id for trial in trials), 1)
-        made = submission.new(runner.sweep, Profile(launcher="slurm", device="cpu"), packing, attempts)
+        made = submission.new(
+            runner.sweep, Profile(launcher="slurm", device="cpu"), packing, attempts
+        )
         submission.write(runner.folder, made)
         yield made
         for number in (SIGNAL, signal.SIGTERM):
@@ -189,11 +209,16 @@ class TestLead:
         begin(runner, runner.sweep.trials()[2], attempt=1)
         node = submission.folder_of(runner.folder, submitted.id).node("71")
         node.write_text("n2", encoding="utf-8")
-        with pytest.raises(HarnessError, match=r"job 71 was started again 6 times; slurm.requeues: 5"):
+        with pytest.raises(
+            HarnessError, match=r"job 71 was started again 6 times; slurm.requeues: 5"
+        ):
             self.lead(runner, submitted)
         failure = records.read(runner.folder.trial(runner.sweep.trials()[2].id).record).failure
         assert failure is not None
-        assert (failure.host, failure.message) == ("n2", "job 71 ended on n2 and was started again by Slurm")
+        assert (failure.host, failure.message) == (
+            "n2",
+            "job 71 ended on n2 and was started again by Slurm",
+        )
         assert node.read_text(encoding="utf-8") == "n1"
 
 
@@ -201,7 +226,9 @@ class TestRequeue:
     @pytest.fixture(autouse=True)
     def scontrol(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program = tmp_path / "scontrol"
-        program.write_text('#!/bin/sh\necho "$*" >>"$0.log"\n[ -z "$DOWN" ] || { echo "$DOWN" >&2; exit 1; }\n')
+        program.write_text(
+            '#!/bin/sh\necho "$*" >>"$0.log"\n[ -z "$DOWN" ] || { echo "$DOWN" >&2; exit 1; }\n'
+        )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setenv("SLURM_JOB_ID", "71")
@@ -219,11 +246,17 @@ class TestRequeue:
 
     def test_that_slurm_refuses_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DOWN", "Requested operation is presently disabled")
-        with pytest.raises(HarnessError, match="job 71 can't go back into the queue: Requested operation"):
+        with pytest.raises(
+            HarnessError, match="job 71 can't go back into the queue: Requested operation"
+        ):
             leader.requeue(Slurm(requeues=3))
 
-    def test_is_on_other_nodes_if_there_are_enough(self, scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(partitions, "ask", lambda: partitions.parse("gpu*|1-0|4|4|8000|(null)\n"))
+    def test_is_on_other_nodes_if_there_are_enough(
+        self, scontrol: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            partitions, "ask", lambda: partitions.parse("gpu*|1-0|4|4|8000|(null)\n")
+        )
         leader.leave_out(["n2", "n3"], Slurm(nodes=3))
         assert not scontrol.exists()
         leader.leave_out(["n2", "n3"], Slurm(nodes=2))
@@ -236,11 +269,17 @@ class TestAddress:
         assert leader.address(None) == "n1"
 
     def test_of_an_interface(self) -> None:
-        name = next(name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in {a.address for a in found})
+        name = next(
+            name
+            for name, found in psutil.net_if_addrs().items()
+            if "127.0.0.1" in {a.address for a in found}
+        )
         assert leader.address(name) == "127.0.0.1"
 
     def test_of_an_interface_that_there_is_not(self) -> None:
-        with pytest.raises(BadInput, match=r"slurm.interface: found 'ib7' without an address; allowed: "):
+        with pytest.raises(
+            BadInput, match=r"slurm.interface: found 'ib7' without an address; allowed: "
+        ):
             leader.address("ib7")
 
     def test_a_free_port_can_be_had(self) -> None:
@@ -248,7 +287,9 @@ class TestAddress:
         with socket.create_server(("", port)) as listening:
             assert listening.getsockname()[1] == port > 0
 
-    def test_a_free_port_is_none_that_someone_who_connects_may_be_given(self, tmp_path: Path) -> None:
+    def test_a_free_port_is_none_that_someone_who_connects_may_be_given(
+        self, tmp_path: Path
+    ) -> None:
         given = tmp_path / "range"
         given.write_text("32768\t60999\n", encoding="ascii")
         assert all(leader.LOWEST_PORT <= leader.free_port(given) < 32768 for _ in range(200))

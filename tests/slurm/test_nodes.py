@@ -47,7 +47,9 @@ def lose(slurm: Slurm, node: str) -> None:
 
 
 def bring_back(slurm: Slurm, node: str) -> None:
-    slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")  # a node that its daemon has reported refuses
+    slurm.ask(
+        "scontrol", "update", f"NodeName={node}", "State=RESUME"
+    )  # a node that its daemon has reported refuses
     slurm.start(f"slurmd-{node}")
 
 
@@ -56,13 +58,17 @@ def lost_with(found: Record) -> list[tuple[str, str | None]]:
 
 
 def test_a_node_that_is_drained_and_then_dies(two: Slurm, tmp_path: Path) -> None:
-    sweep = line_sweep(tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 300}, seeds=[0, 1])
+    sweep = line_sweep(
+        tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 300}, seeds=[0, 1]
+    )
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
     wait_until(lambda: step(results, 0) >= 20)
     two.ask("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=in mid-trial")
     wait_until(lambda: two.states()["n2"] == "drained")
-    assert [row["state"] for row in rows(results)] == ["done", "queued"], "what runs there may end, nothing else begins"
+    assert [row["state"] for row in rows(results)] == ["done", "queued"], (
+        "what runs there may end, nothing else begins"
+    )
     two.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
     wait_until(lambda: step(results, 1) >= 20)
     lose(two, "n2")
@@ -84,5 +90,5 @@ def test_a_node_that_dies_is_left_out_of_the_retry(three: Slurm, tmp_path: Path)
     bring_back(three, "n2")
     (found,) = undisturbed(sweep, results).values()
     assert lost_with(found) == [("NodeFailure", "n2")]
-    assert found.learned is not None
-    assert found.learned.environment["variables"]["SLURM_JOB_NODELIST"] == "n1,spare"
+    assert found.rank0 is not None
+    assert found.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n1,spare"

@@ -18,7 +18,9 @@ def block(*cells: Cell, seed: int = 0) -> list[Trial]:
     return [Trial(cell=cell, seed=seed) for cell in cells]
 
 
-def packed(blocks: Sequence[Sequence[Trial]], *, seconds: float | None = None, parallel: int = 4) -> Packing:
+def packed(
+    blocks: Sequence[Sequence[Trial]], *, seconds: float | None = None, parallel: int = 4
+) -> Packing:
     known = {} if seconds is None else {cell.id: seconds for cell in (ONE, TWO)}
     return pack(blocks, known, ranks_per_node=1, limit=HOUR, parallel=parallel)
 

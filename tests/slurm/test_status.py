@@ -19,7 +19,7 @@ from harness.records.record import Failure
 from harness.render.terminal.status import panel
 from harness.slurm import queue, submission
 from harness.slurm.packing import Array, Load, Packing
-from harness.slurm.status import Found, Outline, State, Status, TrialState, look, states
+from harness.slurm.status import Found, RecordHeader, State, Status, TrialState, look, states
 from harness.slurm.submission import Submission
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -53,7 +53,7 @@ def submitted(tmp_path: Path) -> Submission:
 
 
 def outline(status: Any = "done", attempt: int = 1, why: str = "") -> Found:
-    return Found(record=Outline(status=status, attempt=attempt, why=why))
+    return Found(record=RecordHeader(status=status, attempt=attempt, why=why))
 
 
 def asked(
@@ -85,13 +85,19 @@ class TestQueue:
         assert words[:3] == ["squeue", "--user=adam,eva", "--all"]  # hidden partitions too
         assert not [word for word in words if "job" in word]
 
-    @pytest.mark.parametrize("program", ["", "#!/bin/sh\necho 'slurm_load_jobs: Unable to contact' >&2; exit 1\n"])
-    def test_that_does_not_answer_is_said(self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "program", ["", "#!/bin/sh\necho 'slurm_load_jobs: Unable to contact' >&2; exit 1\n"]
+    )
+    def test_that_does_not_answer_is_said(
+        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if program:
             (tmp_path / "squeue").write_text(program, encoding="utf-8")
             (tmp_path / "squeue").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(queue.SlurmDown, match="Unable to contact" if program else "No such file"):
+        with pytest.raises(
+            queue.SlurmDown, match="Unable to contact" if program else "No such file"
+        ):
             queue.ask(["eva"])
 
 
@@ -101,7 +107,13 @@ class TestStates:
         rows = asked([submitted], found)
         assert words(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
         first = rows[0]
-        assert (first.job, first.nodes, first.step, first.steps, first.rate) == ("7_0", "n[1-2]", 30, 100, 512.5)
+        assert (first.job, first.nodes, first.step, first.steps, first.rate) == (
+            "7_0",
+            "n[1-2]",
+            30,
+            100,
+            512.5,
+        )
         assert rows[2].detail == "JobArrayTaskLimit"
         assert rows[6].detail == "ValueError: no"
 
@@ -109,13 +121,24 @@ class TestStates:
         rows = asked([submitted], {5: Found(progress=TOLD)}, text="")
         assert set(words(rows)) == {"lost"}
         log = f"jobs/{submitted.id}/7_0.log"
-        assert rows[0].detail == f"job 7_0 ended without a record of it; its last words: none; log: {log}"
+        assert (
+            rows[0].detail
+            == f"job 7_0 ended without a record of it; its last words: none; log: {log}"
+        )
 
     def test_one_that_was_cancelled_is_not_lost(self, submitted: Submission) -> None:
-        assert set(words(asked([replace(submitted, cancelled=1.0)], {0: outline()}, text=""))) == {"done", "cancelled"}
+        assert set(words(asked([replace(submitted, cancelled=1.0)], {0: outline()}, text=""))) == {
+            "done",
+            "cancelled",
+        }
 
-    def test_an_interrupted_one_waits_for_its_job_or_is_lost_with_it(self, submitted: Submission) -> None:
-        found = {2: outline("interrupted", why="Interrupted: SIGUSR2"), 6: outline("interrupted", why="SIGUSR2")}
+    def test_an_interrupted_one_waits_for_its_job_or_is_lost_with_it(
+        self, submitted: Submission
+    ) -> None:
+        found = {
+            2: outline("interrupted", why="Interrupted: SIGUSR2"),
+            6: outline("interrupted", why="SIGUSR2"),
+        }
         rows = asked([submitted], found)
         assert (rows[2].state, rows[2].live) == ("interrupted", True)
         assert (rows[6].state, rows[6].live) == ("lost", False)
@@ -123,24 +146,36 @@ class TestStates:
     def test_a_job_that_only_has_the_same_id_is_somebody_elses(self, submitted: Submission) -> None:
         other = queue.parse(SQUEUE.replace("NAME", "my-own-other-job"))
         assert queue.live([submitted], other) == {}
-        assert set(words(asked([submitted], text=SQUEUE.replace("NAME", "my-own-other-job")))) == {"lost"}
+        assert set(words(asked([submitted], text=SQUEUE.replace("NAME", "my-own-other-job")))) == {
+            "lost"
+        }
 
     def test_a_sweep_is_not_over_while_slurm_is_silent(self, submitted: Submission) -> None:
         rows = asked([submitted], text=None)
-        assert not Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble="squeue: timed out").over
+        assert not Status(
+            sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble="squeue: timed out"
+        ).over
         ended = [replace(row, state="failed") for row in rows]
-        assert Status(sweep=submitted.sweep, trials=ended, bad_nodes={}, trouble="squeue: timed out").over
+        assert Status(
+            sweep=submitted.sweep, trials=ended, bad_nodes={}, trouble="squeue: timed out"
+        ).over
 
-    def test_an_invalid_trial_is_not_over_while_its_job_may_run_it_again(self, submitted: Submission) -> None:
+    def test_an_invalid_trial_is_not_over_while_its_job_may_run_it_again(
+        self, submitted: Submission
+    ) -> None:
         invalid = {1: outline("invalid"), 6: outline("invalid")}
         rows = asked([submitted], invalid)
         assert (rows[1].live, rows[1].over) == (True, False)
         assert (rows[6].live, rows[6].over) == (False, True)
 
-    def test_one_that_was_lost_with_its_node_runs_again_while_its_job_is_there(self, submitted: Submission) -> None:
+    def test_one_that_was_lost_with_its_node_runs_again_while_its_job_is_there(
+        self, submitted: Submission
+    ) -> None:
         lost = Failure(kind="NodeFailure", message="n2 died", host="n2")
         for count, state in ((1, "queued"), (2, "queued"), (3, "failed")):
-            known = Outline(status="failed", attempt=count, why=str(lost), failures=[lost] * count)
+            known = RecordHeader(
+                status="failed", attempt=count, why=str(lost), failures=[lost] * count
+            )
             row = asked([submitted], {2: Found(record=known)})[2]
             assert row.state == state
             assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
@@ -150,8 +185,18 @@ class TestStates:
     def test_a_silent_slurm_makes_nothing_lost(self, submitted: Submission) -> None:
         found = {0: Found(progress=TOLD), 1: outline(), 2: outline("interrupted")}
         rows = asked([submitted], found, text=None)
-        assert words(rows) == ["running", "done", "interrupted", "queued", "queued", "queued", "queued"]
-        cancelled = asked([replace(submitted, cancelled=1.0)], {2: outline("interrupted")}, text=None)
+        assert words(rows) == [
+            "running",
+            "done",
+            "interrupted",
+            "queued",
+            "queued",
+            "queued",
+            "queued",
+        ]
+        cancelled = asked(
+            [replace(submitted, cancelled=1.0)], {2: outline("interrupted")}, text=None
+        )
         assert set(words(cancelled)) == {"cancelled"}
 
     def test_a_record_of_an_earlier_submission_does_not_count(self, submitted: Submission) -> None:
@@ -159,12 +204,16 @@ class TestStates:
         found = {2: outline("failed", attempt=1), 1: outline("failed", attempt=2)}
         assert words(asked([again], found))[1:3] == ["failed", "queued"]
 
-    def test_jobs_whose_ids_were_never_written_down_are_known_by_name(self, submitted: Submission) -> None:
+    def test_jobs_whose_ids_were_never_written_down_are_known_by_name(
+        self, submitted: Submission
+    ) -> None:
         died = replace(submitted, arrays=[replace(submitted.arrays[0], job=None)])
         assert words(asked([died], text=SQUEUE.replace("NAME", "other")))[0] == "lost"
         assert asked([died])[2].job == "7_2"
         text = SQUEUE.replace("NAME", died.name(0))
-        assert set(queue.live([died], queue.parse(text))) == {trial.id for trial in died.sweep.trials()[:6]}
+        assert set(queue.live([died], queue.parse(text))) == {
+            trial.id for trial in died.sweep.trials()[:6]
+        }
 
     def test_without_a_submission(self, submitted: Submission) -> None:
         trials: list[Trial] = submitted.sweep.trials()
@@ -177,7 +226,11 @@ class TestOfARunOnThisMachine:
 
     def test_what_is_left_is_queued_and_waited_for(self, submitted: Submission) -> None:
         trials = submitted.sweep.trials()
-        found = {trials[0].id: Found(progress=TOLD), trials[1].id: outline(), trials[2].id: outline("interrupted")}
+        found = {
+            trials[0].id: Found(progress=TOLD),
+            trials[1].id: outline(),
+            trials[2].id: outline("interrupted"),
+        }
         rows = states(trials, [], found, {}, here=True)
         assert words(rows)[:4] == ["running", "done", "interrupted", "queued"]
         assert [row.live for row in rows][:4] == [True, False, True, True]
@@ -200,9 +253,13 @@ class TestOfARunOnThisMachine:
         assert not found.over
         assert not waiting.path.exists()
 
-    def test_watching_one_that_is_over_says_so_once_and_shows_the_results(self, tmp_path: Path) -> None:
+    def test_watching_one_that_is_over_says_so_once_and_shows_the_results(
+        self, tmp_path: Path
+    ) -> None:
         results, sweep = Results(tmp_path / "results"), load(tmp_path)
-        leave(results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()])
+        leave(
+            results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()]
+        )
         ended = harness("status", "--watch", "--results", str(results.path))
         assert ended.code == 0
         assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
@@ -210,9 +267,11 @@ class TestOfARunOnThisMachine:
 
 
 class TestTimeLeft:
-    def test_is_what_is_left_of_those_at_work_and_the_usual_time_of_the_others(self, submitted: Submission) -> None:
+    def test_is_what_is_left_of_those_at_work_and_the_usual_time_of_the_others(
+        self, submitted: Submission
+    ) -> None:
         trials = submitted.sweep.trials()
-        done = Found(record=Outline(status="done", attempt=1, why="", seconds=40.0))
+        done = Found(record=RecordHeader(status="done", attempt=1, why="", seconds=40.0))
         found = {trials[0].id: done, trials[1].id: Found(progress=TOLD)}
         rows = states(trials, [], found, {}, here=True)
         batch = trials[1].cell.axes.batch_size
@@ -222,11 +281,13 @@ class TestTimeLeft:
 
     def test_is_shared_by_those_that_run_at_once(self, submitted: Submission) -> None:
         trials = submitted.sweep.trials()[:3]
-        done = Found(record=Outline(status="done", attempt=1, why="", seconds=60.0))
+        done = Found(record=RecordHeader(status="done", attempt=1, why="", seconds=60.0))
         starting = Found(progress={"phase": "starting"})
         found = dict(zip((one.id for one in trials), (done, starting, starting), strict=True))
         rows = states(trials, [], found, {})
-        assert Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None).left == pytest.approx(60.0)
+        assert Status(
+            sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None
+        ).left == pytest.approx(60.0)
 
     def test_is_not_guessed_before_anything_is_done(self, submitted: Submission) -> None:
         rows = states(submitted.sweep.trials(), [], {}, {}, here=True)
@@ -236,7 +297,9 @@ class TestTimeLeft:
 def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submitted: Submission) -> None:
     trials = submitted.sweep.trials()
     failed = outline("failed", why="a long story of what went wrong " * 9)
-    rows = states(trials, [], {trials[0].id: Found(progress=TOLD), trials[1].id: failed}, {}, here=True)
+    rows = states(
+        trials, [], {trials[0].id: Found(progress=TOLD), trials[1].id: failed}, {}, here=True
+    )
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(panel(Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None), 3))
     lines = console.export_text().splitlines()
@@ -251,6 +314,10 @@ def test_a_submission_is_read_as_it_was_written(submitted: Submission, tmp_path:
     folder = SweepFolder(tmp_path / "sweep")
     submission.write(folder, submitted)
     (read,) = submission.read_all(folder)
-    assert [list(load) for _, _, load in read.elements()] == [list(load) for _, _, load in submitted.elements()]
+    assert [list(load) for _, _, load in read.elements()] == [
+        list(load) for _, _, load in submitted.elements()
+    ]
     assert read.profile == submitted.profile
-    assert [trial.id for trial in read.sweep.trials()] == [trial.id for trial in submitted.sweep.trials()]
+    assert [trial.id for trial in read.sweep.trials()] == [
+        trial.id for trial in submitted.sweep.trials()
+    ]

@@ -36,8 +36,12 @@ def results(tmp_path: Path) -> Results:
 def submit(sweep: Path, results: Results, *more: str, **slurm: object) -> Ended:
     profile = sweep.parent / "profile.yaml"
     keys = {"nodes": 2, **slurm}
-    profile.write_text(yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": keys}), encoding="utf-8")
-    return harness("submit", str(sweep), "--cluster", str(profile), "--results", str(results.path), *more)
+    profile.write_text(
+        yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": keys}), encoding="utf-8"
+    )
+    return harness(
+        "submit", str(sweep), "--cluster", str(profile), "--results", str(results.path), *more
+    )
 
 
 def squeue(results: Results, sweep: str, state: str = "PENDING") -> str:
@@ -50,7 +54,9 @@ def squeue(results: Results, sweep: str, state: str = "PENDING") -> str:
     return "".join(lines)
 
 
-def test_a_thousand_trials_are_a_few_calls(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_a_thousand_trials_are_a_few_calls(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     sweep = write(tmp_path, zip=STRATEGIES, seeds=list(range(500)))
     ended = submit(sweep, results)
     assert (ended.code, ended.err) == (0, "")
@@ -59,10 +65,21 @@ def test_a_thousand_trials_are_a_few_calls(slurm: Recorded, results: Results, tm
     assert "#SBATCH --array=0-499%16" in script
     (one,) = submission.read_all(results.sweep("demo"))
     assert [array.job for array in one.arrays] == ["1"]
-    assert len(list(submission.folder_of(results.sweep("demo"), one.id).submitit.glob("1_*_submitted.pkl"))) == 500
+    assert (
+        len(
+            list(
+                submission.folder_of(results.sweep("demo"), one.id).submitit.glob(
+                    "1_*_submitted.pkl"
+                )
+            )
+        )
+        == 500
+    )
 
 
-def test_submitting_twice_runs_nothing_twice(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_submitting_twice_runs_nothing_twice(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     sweep = write(tmp_path, seeds=[0, 1, 2])
     submit(sweep, results)
     slurm.queue(squeue(results, "demo"))
@@ -89,8 +106,12 @@ def test_what_is_done_is_not_submitted_and_what_failed_may_be(
     assert sorted(one.attempts.values()) == [1, 2, 2]
 
 
-def test_dry_run_shows_the_script_and_submits_nothing(slurm: Recorded, results: Results, tmp_path: Path) -> None:
-    ended = submit(write(tmp_path, seeds=[0, 1]), results, "--dry-run", time="45", account="physics")
+def test_dry_run_shows_the_script_and_submits_nothing(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
+    ended = submit(
+        write(tmp_path, seeds=[0, 1]), results, "--dry-run", time="45", account="physics"
+    )
     assert ended.code == 0
     assert "#SBATCH --account=physics" in ended.out
     assert "#SBATCH --time=45" in ended.out
@@ -109,14 +130,26 @@ def test_dry_run_shows_the_script_and_submits_nothing(slurm: Recorded, results: 
 def test_hostile_names_reach_no_shell(slurm: Recorded, tmp_path: Path) -> None:
     results = Results(tmp_path / f"{HOSTILE}\nx")
     sweep = write(tmp_path)
-    sweep.write_text(sweep.read_text().replace("demo", "'" + HOSTILE.replace("'", "''") + "'"), encoding="utf-8")
-    ended = submit(sweep, results, account=HOSTILE, options={"comment": HOSTILE, "contiguous": None}, prefix=[HOSTILE])
+    sweep.write_text(
+        sweep.read_text().replace("demo", "'" + HOSTILE.replace("'", "''") + "'"), encoding="utf-8"
+    )
+    ended = submit(
+        sweep,
+        results,
+        account=HOSTILE,
+        options={"comment": HOSTILE, "contiguous": None},
+        prefix=[HOSTILE],
+    )
     assert (ended.code, ended.err) == (0, "")
     (script,) = slurm.scripts()
-    directives = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH")]
+    directives = [
+        shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH")
+    ]
     assert {f"--account={HOSTILE}", f"--comment={HOSTILE}", "--contiguous"} <= set(directives)
     command = shlex.split(script[script.rindex("\nexec ") :])
-    place = submission.folder_of(results.sweep(HOSTILE), submission.read_all(results.sweep(HOSTILE))[0].id)
+    place = submission.folder_of(
+        results.sweep(HOSTILE), submission.read_all(results.sweep(HOSTILE))[0].id
+    )
     assert command[:2] == ["exec", sys.executable]  # what leads the job stays out of a container
     assert command[-1] == str(place.submitit)
 
@@ -125,7 +158,12 @@ def test_a_submission_that_died_half_way_is_known_again(
     slurm: Recorded, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The array was handed over; its id was never written down."""
-    sweep = write(tmp_path, zip=STRATEGIES, seeds=list(range(2)), exclude=[{"world_size": 2, "strategy": "ddp"}])
+    sweep = write(
+        tmp_path,
+        zip=STRATEGIES,
+        seeds=list(range(2)),
+        exclude=[{"world_size": 2, "strategy": "ddp"}],
+    )
     submit(sweep, results)
     (one,) = submission.read_all(results.sweep("demo"))
     slurm.queue(squeue(results, "demo", "RUNNING"))
@@ -172,7 +210,9 @@ def test_status_of_all_sweeps_is_a_line_each_and_asks_slurm_once(
     assert "found no SWEEP" in harness("status", "--all", "--results", str(results.path)).err
 
 
-def test_cancel_is_one_call_and_makes_nothing_lost(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_cancel_is_one_call_and_makes_nothing_lost(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     submit(write(tmp_path, seeds=list(range(3))), results)
     slurm.queue(squeue(results, "demo"))
     ended = harness("cancel", "demo", "--results", str(results.path))
@@ -184,7 +224,9 @@ def test_cancel_is_one_call_and_makes_nothing_lost(slurm: Recorded, results: Res
     assert "0 jobs cancelled" in harness("cancel", "demo", "--results", str(results.path)).out
 
 
-def test_a_local_run_does_not_touch_a_sweep_that_jobs_have(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_a_local_run_does_not_touch_a_sweep_that_jobs_have(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     sweep = write(tmp_path)
     submit(sweep, results)
     slurm.queue(squeue(results, "demo"))
@@ -196,9 +238,15 @@ def test_a_local_run_does_not_touch_a_sweep_that_jobs_have(slurm: Recorded, resu
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["submit", "SWEEP", "--cluster", "local"], "--cluster local: launcher: found 'torchrun'; allowed: slurm"),
+        (
+            ["submit", "SWEEP", "--cluster", "local"],
+            "--cluster local: launcher: found 'torchrun'; allowed: slurm",
+        ),
         (["run", "SWEEP", "--cluster", "PROFILE"], "launcher: found 'slurm'; allowed: torchrun"),
-        (["submit", "SWEEP", "--cluster", "PROFILE", "--results", "100%j"], "allowed: for jobs, a path without %"),
+        (
+            ["submit", "SWEEP", "--cluster", "PROFILE", "--results", "100%j"],
+            "allowed: for jobs, a path without %",
+        ),
         (["status", "nothing"], "nothing: no records of such a sweep"),
         (["cancel", "nothing"], "nothing: no records of such a sweep"),
         (["logs", "nothing-s0-r0"], "nothing-s0-r0: no such trial in results/runs"),
@@ -231,7 +279,9 @@ def test_a_large_sweep_is_shown_by_cell(slurm: Recorded, results: Results, tmp_p
     assert len(harness("status", *place, "--all").out.splitlines()) > 120
 
 
-def test_a_node_that_a_trial_was_lost_with_is_left_out(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_a_node_that_a_trial_was_lost_with_is_left_out(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     (cell,) = load(tmp_path).cells
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
     later = Failure(kind="ValueError", message="no")
@@ -240,7 +290,10 @@ def test_a_node_that_a_trial_was_lost_with_is_left_out(slurm: Recorded, results:
     ended = submit(write(tmp_path), results)
     assert "node n2 is left out: a trial was lost with it" in ended.out
     assert "#SBATCH --exclude=n2" in slurm.scripts()[0]
-    assert "bad node n2: 1 attempt lost with it" in harness("status", "demo", "--results", str(results.path)).out
+    assert (
+        "bad node n2: 1 attempt lost with it"
+        in harness("status", "demo", "--results", str(results.path)).out
+    )
 
 
 def test_unless_there_would_be_too_few(
@@ -249,15 +302,24 @@ def test_unless_there_would_be_too_few(
     (cell,) = load(tmp_path).cells
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
     write_record(results.sweep("demo"), make_record(cell, status="failed", failure=lost))
-    monkeypatch.setattr(partitions, "ask", lambda: partitions.parse("gpu*|1:00:00|2|4|8000|(null)\n"))
+    monkeypatch.setattr(
+        partitions, "ask", lambda: partitions.parse("gpu*|1:00:00|2|4|8000|(null)\n")
+    )
     ended = submit(write(tmp_path), results)
-    assert "a trial was lost with n2; without, there are too few nodes, so nothing is left out" in ended.out
+    assert (
+        "a trial was lost with n2; without, there are too few nodes, so nothing is left out"
+        in ended.out
+    )
     assert "--exclude" not in slurm.scripts()[0]
 
 
-def test_nodes_that_the_profile_excludes_stay_so(slurm: Recorded, results: Results, tmp_path: Path) -> None:
+def test_nodes_that_the_profile_excludes_stay_so(
+    slurm: Recorded, results: Results, tmp_path: Path
+) -> None:
     (cell,) = load(tmp_path).cells
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
     write_record(results.sweep("demo"), make_record(cell, status="failed", failure=lost))
     submit(write(tmp_path), results, options={"exclude": "n9"})
-    assert [line for line in slurm.scripts()[0].splitlines() if "exclude" in line] == ["#SBATCH --exclude=n9,n2"]
+    assert [line for line in slurm.scripts()[0].splitlines() if "exclude" in line] == [
+        "#SBATCH --exclude=n9,n2"
+    ]

@@ -19,8 +19,15 @@ pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(24
 
 
 def test_24_trials_over_two_nodes_equal_the_same_by_torchrun(slurm: Slurm, tmp_path: Path) -> None:
-    variants = {"plain": {}, "dropout": {"options": {"dropout": 0.3}}, "noise": {"options": {"noise": 0.1}}}
-    less = [{"workload": "dropout", "strategy": "fsdp2"}, {"workload": "noise", "strategy": ["ddp", "fsdp2"]}]
+    variants = {
+        "plain": {},
+        "dropout": {"options": {"dropout": 0.3}},
+        "noise": {"options": {"noise": 0.1}},
+    }
+    less = [
+        {"workload": "dropout", "strategy": "fsdp2"},
+        {"workload": "noise", "strategy": ["ddp", "fsdp2"]},
+    ]
     keys = {"seeds": [0, 1, 2, 3], "zip": STRATEGIES, "exclude": less}
     sweep = line_sweep(tmp_path, variants, length={"steps": 16}, **keys)
     there = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
@@ -47,9 +54,9 @@ def test_24_trials_over_two_nodes_equal_the_same_by_torchrun(slurm: Slurm, tmp_p
     assert "24 are done" in harness("submit", *given).out
     for one in found.values():
         assert one.attempt == 1
-        assert one.learned is not None
-        assert one.learned.environment["variables"]["SLURM_JOB_NODELIST"] == "n[1-2]"
-        steps = one.learned.environment["variables"]["SLURM_STEP_NODELIST"]
+        assert one.rank0 is not None
+        assert one.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n[1-2]"
+        steps = one.rank0.environment["variables"]["SLURM_STEP_NODELIST"]
         assert steps == ("n1" if one.trial.cell.axes.strategy == "single" else "n[1-2]")
 
     undisturbed = here(sweep, forkserver=False)
@@ -73,9 +80,11 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     submit(line_sweep(tmp_path, variants, length={"steps": 10}, timeout=90), results)
     ended = harness("status", "line", "--watch", "--results", str(results))
     assert ended.code == 1
-    found = {one.trial.cell.choice.label: one for one in by_trial(results).values()}
+    found = {one.trial.cell.workload.label: one for one in by_trial(results).values()}
     assert found["fine"].status == "done"
-    raised, killed, gone, hung = (found[label].failure for label in ("raises", "killed", "exits", "hangs"))
+    raised, killed, gone, hung = (
+        found[label].failure for label in ("raises", "killed", "exits", "hangs")
+    )
     assert raised is not None
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
     assert killed is not None
@@ -86,4 +95,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     assert hung is not None
     assert hung.kind == "Timeout"
     trial = found["raises"].trial.id
-    assert "the dog ate batch 17" in harness("logs", trial, "--rank", "1", "--results", str(results)).out
+    assert (
+        "the dog ate batch 17"
+        in harness("logs", trial, "--rank", "1", "--results", str(results)).out
+    )

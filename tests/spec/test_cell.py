@@ -13,7 +13,15 @@ import pytest
 from harness.records.restore import restore
 from harness.spec import sweep as spec
 from harness.spec.axes import AXES, DEFAULTS, Axes, axis_words
-from harness.spec.cell import Cell, Choice, Length, Trial, digest_files, short_name, without_defaults
+from harness.spec.cell import (
+    Cell,
+    Length,
+    Trial,
+    WorkloadRef,
+    digest_files,
+    short_name,
+    without_defaults,
+)
 from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
@@ -23,14 +31,26 @@ from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
 GOLDEN = [
     ("mlp-2180f5a322", "mlp: {data: {source: digits}}", ""),
     ("cnn-211dd770a5", "cnn: {data: {source: digits}}", "length: {steps: 60}"),
-    ("cnn-889fdd317d", "small: {uses: cnn, options: {width: 8, learning_rate: 1e-3}, data: {split_seed: 5}}", ""),
+    (
+        "cnn-889fdd317d",
+        "small: {uses: cnn, options: {width: 8, lr: 1e-3}, data: {split_seed: 5}}",
+        "",
+    ),
     (
         "distilbert-bab805dbc3",
         "distilbert: {data: {source: tickets}, options: {padding: fixed}}",
         "axes: {execution: compile}",
     ),
-    ("mlp-39169d78c2", "mlp: ", "axes: {strategy: fsdp2, world_size: 2, precision: bf16, workers: 2, threads: 4}"),
-    ("mlp-9c0cc67992", "mlp: ", "axes: {batch_size: 32}\nlength: {steps: 90}\nevaluate: {steps: 30}\nwarmup: 20"),
+    (
+        "mlp-39169d78c2",
+        "mlp: ",
+        "axes: {strategy: fsdp2, world_size: 2, precision: bf16, num_workers: 2, num_threads: 4}",
+    ),
+    (
+        "mlp-9c0cc67992",
+        "mlp: ",
+        "axes: {batch_size: 32}\nlength: {steps: 90}\nevaluate: {steps: 30}\nwarmup: 20",
+    ),
 ]
 
 
@@ -47,10 +67,10 @@ def test_golden_ids(tmp_path: Path, golden: str, workloads: str, keys: str) -> N
 
 
 def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
-    path = write(tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"threads": 2})
-    program = (
-        "import sys, pathlib; from harness.spec import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    path = write(
+        tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"num_threads": 2}
     )
+    program = "import sys, pathlib; from harness.spec import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
     ids = {
         subprocess.run(
             [sys.executable, "-c", program, str(path)],
@@ -66,10 +86,20 @@ def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
 
 
 def make(**changes: Any) -> Cell:
-    choice = Choice(
-        label="mlp", uses="mlp", options={}, data={}, identity={"uses": "mlp", "options": {}, "files": None}
+    choice = WorkloadRef(
+        label="mlp",
+        uses="mlp",
+        options={},
+        data={},
+        identity={"uses": "mlp", "options": {}, "files": None},
     )
-    cell = Cell(choice=choice, axes=Axes(batch_size=64), length=Length(epochs=1), evaluate=Length(epochs=1), warmup=10)
+    cell = Cell(
+        workload=choice,
+        axes=Axes(batch_size=64),
+        length=Length(epochs=1),
+        evaluate=Length(epochs=1),
+        warmup=10,
+    )
     return replace(cell, **changes)
 
 
@@ -82,7 +112,9 @@ def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
         if value != DEFAULTS.get(axis):
             other = make(axes=Axes(**{"batch_size": 64, axis: value}))
             assert other.id != standard.id
-            assert other.label != standard.label or axis == "world_size"  # which shows beside a strategy
+            assert (
+                other.label != standard.label or axis == "world_size"
+            )  # which shows beside a strategy
 
 
 @pytest.mark.parametrize(
@@ -100,8 +132,8 @@ def test_length_evaluation_and_warmup_decide_the_id(change: dict[str, Any]) -> N
 
 
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {
-    "mlp": {"hidden": [256], "batch_norm": True, "dropout": 0.1, "learning_rate": 0.01},
-    "cnn": {"width": 8, "batch_norm": True, "dropout": 0.1, "learning_rate": 0.01, "warmup": 0.5},
+    "mlp": {"hidden": [256], "batch_norm": True, "dropout": 0.1, "lr": 0.01},
+    "cnn": {"width": 8, "batch_norm": True, "dropout": 0.1, "lr": 0.01, "warmup": 0.5},
     "distilbert": {
         "hub": "some/model",
         "size": "small",
@@ -110,7 +142,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "padding": "fixed",
         "dropout": 0.2,
         "label_smoothing": 0.2,
-        "learning_rate": 0.01,
+        "lr": 0.01,
         "weight_decay": 0.1,
         "warmup": 0.5,
     },
@@ -122,7 +154,9 @@ OTHER_DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def entry(workload: str, *, options: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Any:
+def entry(
+    workload: str, *, options: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+) -> Any:
     source = "tickets" if workload == "distilbert" else "digits"
     return {workload: {"options": options or {}, "data": {"source": source, **(data or {})}}}
 
@@ -131,7 +165,8 @@ def entry(workload: str, *, options: dict[str, Any] | None = None, data: dict[st
 def test_each_option_and_data_setting_decides_the_id(tmp_path: Path, workload: str) -> None:
     ids = [load(tmp_path, entry(workload)).cells[0].id]
     ids += [
-        load(tmp_path, entry(workload, options={key: it})).cells[0].id for key, it in OTHER_OPTIONS[workload].items()
+        load(tmp_path, entry(workload, options={key: it})).cells[0].id
+        for key, it in OTHER_OPTIONS[workload].items()
     ]
     data = {key: it for key, it in OTHER_DATA[workload].items() if key != "source"}
     ids += [load(tmp_path, entry(workload, data={key: it})).cells[0].id for key, it in data.items()]
@@ -147,7 +182,9 @@ def test_every_option_is_tried_above() -> None:
 def test_source_of_the_data_decides_the_id(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     digits = load(tmp_path, {"mlp": {"data": {"source": "digits"}}}).cells[0].id
-    assert load(tmp_path, {"mlp": {"data": {"source": "idx", "path": "images"}}}).cells[0].id != digits
+    assert (
+        load(tmp_path, {"mlp": {"data": {"source": "idx", "path": "images"}}}).cells[0].id != digits
+    )
 
 
 def images(folder: Path, path: str, **data: Any) -> str:
@@ -177,7 +214,11 @@ def test_digest_of_files_sees_names_and_borders(tmp_path: Path) -> None:
 
 
 def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
-    plain = load(tmp_path, {"mlp": {"options": {"dropout": 0.1, "hidden": [8]}}}, axes={"threads": 2, "workers": 1})
+    plain = load(
+        tmp_path,
+        {"mlp": {"options": {"dropout": 0.1, "hidden": [8]}}},
+        axes={"num_threads": 2, "num_workers": 1},
+    )
     other = load(
         tmp_path,
         {"another label": {"options": {"hidden": [8], "dropout": 0.1}, "uses": "mlp"}},
@@ -187,7 +228,7 @@ def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
         seeds=[7, 8],
         repeats=3,
         description="other words",
-        axes={"workers": 1, "threads": 2},
+        axes={"num_workers": 1, "num_threads": 2},
         sets=["name=other"],
     )
     assert [cell.id for cell in other.cells] == [cell.id for cell in plain.cells]
@@ -195,14 +236,14 @@ def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
 
 def test_default_that_is_written_out_leaves_the_id_alone(tmp_path: Path) -> None:
     plain = load(tmp_path, {"mlp": None}).cells[0]
-    options = {"hidden": [256, 128], "batch_norm": False, "dropout": 0.2, "learning_rate": 0.001}
+    options = {"hidden": [256, 128], "batch_norm": False, "dropout": 0.2, "lr": 0.001}
     axes = {
         "execution": "eager",
         "precision": "fp32",
         "strategy": "single",
         "world_size": 1,
-        "workers": 0,
-        "threads": 1,
+        "num_workers": 0,
+        "num_threads": 1,
     }
     written_out = load(
         tmp_path,
@@ -231,7 +272,14 @@ def test_trial_ids_and_labels() -> None:
     cell = make()
     assert Trial(cell=cell, seed=3, repeat=1).id == f"{cell.id}-s3-r1"
     assert cell.label == "mlp eager fp32 single w0 b64 t1"
-    axes = Axes(batch_size=64, strategy="ddp", world_size=2, execution="compile", precision="bf16", workers=3)
+    axes = Axes(
+        batch_size=64,
+        strategy="ddp",
+        world_size=2,
+        execution="compile",
+        precision="bf16",
+        num_workers=3,
+    )
     assert make(axes=axes).label == "mlp compile bf16 ddp×2 w3 b64 t1"
 
 
@@ -258,4 +306,7 @@ def test_length() -> None:
 
 
 def test_without_defaults_keeps_what_has_no_default() -> None:
-    assert without_defaults(Axes(batch_size=64, workers=2)) == {"batch_size": 64, "workers": 2}
+    assert without_defaults(Axes(batch_size=64, num_workers=2)) == {
+        "batch_size": 64,
+        "num_workers": 2,
+    }

@@ -40,9 +40,7 @@ def problem(text: str) -> str:
 
 
 def test_whole_file_becomes_nested_dataclasses() -> None:
-    text = (
-        "name: x\ncount: 3\nsizes: [1, 2]\ninner: {kind: right}\nmany: [{share: 1}]\nnamed: {a: , b: {share: 0.25}}\n"
-    )
+    text = "name: x\ncount: 3\nsizes: [1, 2]\ninner: {kind: right}\nmany: [{share: 1}]\nnamed: {a: , b: {share: 0.25}}\n"
     assert outer(text) == Outer(
         name="x",
         count=3,
@@ -61,7 +59,10 @@ def test_what_is_not_given_has_its_default() -> None:
     ("text", "wanted"),
     [
         ("count: 1\n", "file.yaml: name: missing; it has no default"),
-        ("name: x\nconut: 1\n", "file.yaml:2: conut: unknown key; did you mean 'count'? allowed: count, inner, many, "),
+        (
+            "name: x\nconut: 1\n",
+            "file.yaml:2: conut: unknown key; did you mean 'count'? allowed: count, inner, many, ",
+        ),
         (
             "name: x\ninner:\n  knid: left\n",
             "file.yaml:3: inner.knid: unknown key; did you mean 'kind'? allowed: kind, sh",
@@ -75,7 +76,10 @@ def test_what_is_not_given_has_its_default() -> None:
             "file.yaml:4: named.a.kin: unknown key; did you mean 'kind'? allowed",
         ),
         ("name: x\nsizes: [1, 0]\n", "file.yaml:2: sizes[1]: found 0; allowed: at least 1"),
-        ("name: x\nsizes:\n  - 1\n  - a\n", 'file.yaml:4: sizes[1]: found "a"; allowed: a whole number'),
+        (
+            "name: x\nsizes:\n  - 1\n  - a\n",
+            'file.yaml:4: sizes[1]: found "a"; allowed: a whole number',
+        ),
         ("name: x\ninner: {share: 2}\n", "file.yaml:2: inner.share: found 2; allowed: at most 1"),
         (
             "name: x\ninner: {kind: lefft}\n",
@@ -124,14 +128,18 @@ def test_alias_is_what_it_stands_for() -> None:
 def test_value_that_a_flag_has_set_is_blamed_on_the_flag() -> None:
     document = parse("name: x\nsizes:\n  - 1\n  - 2\n", "file.yaml")
     document.put(("sizes",), [3, 0], "--set sizes=3,0")
-    with pytest.raises(BadInput, match=r"^--set sizes=3,0: sizes\[1\]: found 0; allowed: at least 1$"):
+    with pytest.raises(
+        BadInput, match=r"^--set sizes=3,0: sizes\[1\]: found 0; allowed: at least 1$"
+    ):
         document.validate(Outer, document.content)
 
 
 def test_flag_makes_the_mappings_on_its_way() -> None:
     document = parse("name: x\ninner: left\n", "file.yaml")
     document.put(("inner", "kind"), "lft", "--set inner.kind=lft")
-    with pytest.raises(BadInput, match=r"^--set inner\.kind=lft: inner\.kind: found \"lft\"; did you mean 'left'"):
+    with pytest.raises(
+        BadInput, match=r"^--set inner\.kind=lft: inner\.kind: found \"lft\"; did you mean 'left'"
+    ):
         document.validate(Outer, document.content)
 
 
@@ -144,7 +152,11 @@ def test_error_without_a_place_of_its_own_has_that_of_the_key_above() -> None:
 
 @pytest.mark.parametrize(
     ("key", "text"),
-    [(("matrix", "execution", 1), "matrix.execution[1]"), (("zip", 0, "workers"), "zip[0].workers"), ((), "the file")],
+    [
+        (("matrix", "execution", 1), "matrix.execution[1]"),
+        (("zip", 0, "num_workers"), "zip[0].num_workers"),
+        ((), "the file"),
+    ],
 )
 def test_dotted(key: tuple[str | int, ...], text: str) -> None:
     assert dotted(key) == text
@@ -162,7 +174,8 @@ class Two(Settings):
 
 
 @pytest.mark.parametrize(
-    ("value", "member"), [({}, One), ({"source": "one"}, One), ({"source": "two", "path": "."}, Two)]
+    ("value", "member"),
+    [({}, One), ({"source": "one"}, One), ({"source": "two", "path": "."}, Two)],
 )
 def test_member_of_a_union_is_chosen_by_its_source(value: dict[str, Any], member: type) -> None:
     assert choose(One | Two, value) is member

@@ -15,7 +15,10 @@ TWO = {"mlp": {"data": {"source": "digits"}}, "cnn": {"data": {"source": "digits
 
 def points(folder: Path, *axes: str, workloads: Any = DIGITS, **keys: Any) -> list[tuple[Any, ...]]:
     """The values of the axes in each cell, in order."""
-    return [tuple(getattr(cell.axes, axis) for axis in axes) for cell in load(folder, workloads, **keys).cells]
+    return [
+        tuple(getattr(cell.axes, axis) for axis in axes)
+        for cell in load(folder, workloads, **keys).cells
+    ]
 
 
 def test_without_a_matrix_there_is_one_cell_of_defaults(tmp_path: Path) -> None:
@@ -27,63 +30,92 @@ def test_matrix_is_a_cartesian_product_whose_last_axis_varies_fastest(tmp_path: 
     found = points(
         tmp_path,
         "precision",
-        "threads",
-        "workers",
-        matrix={"precision": ["fp32", "bf16"], "threads": [2, 1], "workers": [0]},
+        "num_threads",
+        "num_workers",
+        matrix={"precision": ["fp32", "bf16"], "num_threads": [2, 1], "num_workers": [0]},
     )
     assert found == [("fp32", 2, 0), ("fp32", 1, 0), ("bf16", 2, 0), ("bf16", 1, 0)]
 
 
 def test_workloads_follow_one_another_in_the_order_of_the_file(tmp_path: Path) -> None:
-    sweep = load(tmp_path, TWO, matrix={"threads": [1, 2]})
-    found = [(cell.choice.label, cell.axes.threads) for cell in sweep.cells]
+    sweep = load(tmp_path, TWO, matrix={"num_threads": [1, 2]})
+    found = [(cell.workload.label, cell.axes.num_threads) for cell in sweep.cells]
     assert found == [("mlp", 1), ("mlp", 2), ("cnn", 1), ("cnn", 2)]
 
 
 def test_zipped_axes_advance_together_within_the_product(tmp_path: Path) -> None:
     found = points(
         tmp_path,
-        "threads",
+        "num_threads",
         "strategy",
         "world_size",
-        matrix={"threads": [1, 2]},
+        matrix={"num_threads": [1, 2]},
         zip=[{"strategy": ["single", "ddp"], "world_size": [1, 2]}],
     )
     assert found == [(1, "single", 1), (1, "ddp", 2), (2, "single", 1), (2, "ddp", 2)]
 
 
 def test_two_zips_are_multiplied(tmp_path: Path) -> None:
-    zips = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}, {"batch_size": [32, 64], "workers": [1, 2]}]
-    found = points(tmp_path, "strategy", "world_size", "batch_size", "workers", zip=zips)
-    assert found == [("single", 1, 32, 1), ("single", 1, 64, 2), ("ddp", 2, 32, 1), ("ddp", 2, 64, 2)]
+    zips = [
+        {"strategy": ["single", "ddp"], "world_size": [1, 2]},
+        {"batch_size": [32, 64], "num_workers": [1, 2]},
+    ]
+    found = points(tmp_path, "strategy", "world_size", "batch_size", "num_workers", zip=zips)
+    assert found == [
+        ("single", 1, 32, 1),
+        ("single", 1, 64, 2),
+        ("ddp", 2, 32, 1),
+        ("ddp", 2, 64, 2),
+    ]
 
 
 def test_zip_without_axes_changes_nothing(tmp_path: Path) -> None:
-    assert points(tmp_path, "threads", zip=[{}]) == [(1,)]
+    assert points(tmp_path, "num_threads", zip=[{}]) == [(1,)]
 
 
 def test_axes_hold_for_all_and_a_workload_has_its_own(tmp_path: Path) -> None:
-    workloads = {"mlp": {"axes": {"batch_size": 16}}, "cnn": None, "big": {"uses": "mlp", "axes": {"threads": 4}}}
-    found = points(tmp_path, "batch_size", "threads", workloads=workloads, axes={"batch_size": 32, "threads": 2})
+    workloads = {
+        "mlp": {"axes": {"batch_size": 16}},
+        "cnn": None,
+        "big": {"uses": "mlp", "axes": {"num_threads": 4}},
+    }
+    found = points(
+        tmp_path,
+        "batch_size",
+        "num_threads",
+        workloads=workloads,
+        axes={"batch_size": 32, "num_threads": 2},
+    )
     assert found == [(16, 2), (32, 2), (32, 4)]
 
 
 def test_batch_size_is_that_of_the_workload_unless_given(tmp_path: Path) -> None:
     workloads = {"mlp": None, "line": {"uses": LINE}}
     assert points(tmp_path, "batch_size", workloads=workloads) == [(64,), (32,)]
-    assert points(tmp_path, "batch_size", workloads=workloads, matrix={"batch_size": [8]}) == [(8,), (8,)]
+    assert points(tmp_path, "batch_size", workloads=workloads, matrix={"batch_size": [8]}) == [
+        (8,),
+        (8,),
+    ]
 
 
 def test_rule_excludes_what_matches_all_its_axes(tmp_path: Path) -> None:
     sweep = load(
         tmp_path,
         TWO,
-        matrix={"precision": ["fp32", "bf16"], "threads": [1, 2]},
-        exclude=[{"workload": "cnn", "precision": "bf16"}, {"workload": ["mlp", "cnn"], "threads": [2, 3]}],
+        matrix={"precision": ["fp32", "bf16"], "num_threads": [1, 2]},
+        exclude=[
+            {"workload": "cnn", "precision": "bf16"},
+            {"workload": ["mlp", "cnn"], "num_threads": [2, 3]},
+        ],
     )
-    found = [(cell.choice.label, cell.axes.precision, cell.axes.threads) for cell in sweep.cells]
+    found = [
+        (cell.workload.label, cell.axes.precision, cell.axes.num_threads) for cell in sweep.cells
+    ]
     assert found == [("mlp", "fp32", 1), ("mlp", "bf16", 1), ("cnn", "fp32", 1)]
-    assert [(out.workload, out.axes["precision"], out.axes["threads"], out.rule) for out in sweep.excluded] == [
+    assert [
+        (out.workload, out.axes["precision"], out.axes["num_threads"], out.rule)
+        for out in sweep.excluded
+    ] == [
         ("mlp", "fp32", 2, "exclude[1]"),
         ("mlp", "bf16", 2, "exclude[1]"),
         ("cnn", "fp32", 2, "exclude[1]"),
@@ -93,12 +125,18 @@ def test_rule_excludes_what_matches_all_its_axes(tmp_path: Path) -> None:
 
 
 def test_rule_matches_defaults_too(tmp_path: Path) -> None:
-    sweep = load(tmp_path, matrix={"threads": [1, 2]}, exclude=[{"strategy": "single", "threads": 1}])
-    assert [cell.axes.threads for cell in sweep.cells] == [2]
+    sweep = load(
+        tmp_path, matrix={"num_threads": [1, 2]}, exclude=[{"strategy": "single", "num_threads": 1}]
+    )
+    assert [cell.axes.num_threads for cell in sweep.cells] == [2]
 
 
 def test_rule_that_matches_nothing_is_told_of(tmp_path: Path) -> None:
-    sweep = load(tmp_path, matrix={"threads": [1, 2]}, exclude=[{"threads": 3}, {"threads": 2}, {"workers": 1}])
+    sweep = load(
+        tmp_path,
+        matrix={"num_threads": [1, 2]},
+        exclude=[{"num_threads": 3}, {"num_threads": 2}, {"num_workers": 1}],
+    )
     assert sweep.unused_rules == ["exclude[0]", "exclude[2]"]
 
 
@@ -128,25 +166,40 @@ def test_included_cells_come_after_the_matrix(tmp_path: Path) -> None:
     found = points(
         tmp_path,
         "precision",
-        "threads",
-        matrix={"threads": [1, 2]},
-        include=[{"precision": "bf16", "threads": [4, 8]}],
+        "num_threads",
+        matrix={"num_threads": [1, 2]},
+        include=[{"precision": "bf16", "num_threads": [4, 8]}],
     )
     assert found == [("fp32", 1), ("fp32", 2), ("bf16", 4), ("bf16", 8)]
 
 
 def test_included_cells_can_be_of_one_workload(tmp_path: Path) -> None:
-    sweep = load(tmp_path, TWO, include=[{"workload": "cnn", "threads": 4}])
-    assert [(cell.choice.label, cell.axes.threads) for cell in sweep.cells] == [("mlp", 1), ("cnn", 1), ("cnn", 4)]
+    sweep = load(tmp_path, TWO, include=[{"workload": "cnn", "num_threads": 4}])
+    assert [(cell.workload.label, cell.axes.num_threads) for cell in sweep.cells] == [
+        ("mlp", 1),
+        ("cnn", 1),
+        ("cnn", 4),
+    ]
 
 
 def test_include_brings_back_what_a_rule_excludes(tmp_path: Path) -> None:
-    found = points(tmp_path, "threads", matrix={"threads": [1, 2]}, exclude=[{"threads": 2}], include=[{"threads": 2}])
+    found = points(
+        tmp_path,
+        "num_threads",
+        matrix={"num_threads": [1, 2]},
+        exclude=[{"num_threads": 2}],
+        include=[{"num_threads": 2}],
+    )
     assert found == [(1,), (2,)]
 
 
 def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) -> None:
-    found = points(tmp_path, "threads", matrix={"threads": [2, 1, 2]}, include=[{"threads": 2}, {"threads": 3}])
+    found = points(
+        tmp_path,
+        "num_threads",
+        matrix={"num_threads": [2, 1, 2]},
+        include=[{"num_threads": 2}, {"num_threads": 3}],
+    )
     assert found == [(2,), (1,), (3,)]
 
 
@@ -161,7 +214,10 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             {"batch_size": 5, "strategy": "ddp", "world_size": 2},
             "batch_size 5 can't be shared out evenly among 2 ranks",
         ),
-        ({"batch_size": 6, "accumulation": 4}, "a rank's 6 samples can't be cut evenly into 4 micro-steps"),
+        (
+            {"batch_size": 6, "grad_accum_steps": 4},
+            "a rank's 6 samples can't be cut evenly into 4 micro-steps",
+        ),
         ({"batch_size": 64, "fullgraph": True}, "fullgraph does nothing without execution compile"),
         ({"batch_size": 64, "execution": "compile", "cache": "cold", "dynamic": "never"}, None),
         ({"batch_size": 64, "bucket_cap_mb": 1}, "bucket_cap_mb does nothing without strategy ddp"),
@@ -169,10 +225,16 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             {"batch_size": 64, "strategy": "ddp", "execution": "compile", "bucket_cap_mb": 0.5},
             "bucket_cap_mb 0.5 can't be had with execution compile: there torch takes 1 or more",
         ),
-        ({"batch_size": 64, "strategy": "ddp", "wrap": "root"}, "wrap does nothing without strategy fsdp2"),
+        (
+            {"batch_size": 64, "strategy": "ddp", "fsdp_wrap": "root"},
+            "fsdp_wrap does nothing without strategy fsdp2",
+        ),
         ({"batch_size": 64, "prefetch_factor": 4}, "prefetch_factor does nothing without workers"),
-        ({"batch_size": 64, "input": "resident", "workers": 2}, "workers does nothing without input loader"),
-        ({"batch_size": 64, "ramp": 0.1}, "ramp does nothing without a schedule"),
+        (
+            {"batch_size": 64, "input": "resident", "num_workers": 2},
+            "num_workers does nothing without input loader",
+        ),
+        ({"batch_size": 64, "lr_warmup": 0.1}, "lr_warmup does nothing without a schedule"),
         (
             {"batch_size": 64, "precision": "bf16:fsdp2", "strategy": "ddp"},
             "precision bf16:fsdp2 is FSDP2's own, strategy is ddp",
@@ -183,15 +245,15 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         ),
         (
             {"batch_size": 64, "execution": "compile", "fullgraph": True, "strategy": "fsdp2"},
-            "fullgraph can't be had with wrap blocks: FSDP2 breaks the graph between them",
+            "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them",
         ),
         (
-            {"batch_size": 64, "strategy": "ddp", "static_graph": True, "accumulation": 2},
-            "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients",
+            {"batch_size": 64, "strategy": "ddp", "static_graph": True, "grad_accum_steps": 2},
+            "static_graph can't be had with grad_accum_steps: DDP learns the graph from a backward that shares gradients",
         ),
         (
             {"batch_size": 64, "optimizer": "sgd"},
-            "optimizer sgd needs a learning_rate: the workload's own is for another optimizer",
+            "optimizer sgd needs lr: the workload's own is for another optimizer",
         ),
     ],
 )
@@ -210,24 +272,33 @@ def test_a_batch_size_may_be_given_for_each_rank(tmp_path: Path) -> None:
     ranks = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]
     found = points(tmp_path, "world_size", "batch_size", axes={"rank_batch_size": 16}, zip=ranks)
     assert found == [(1, 16), (2, 32)]
-    left = points(tmp_path, "batch_size", matrix={"rank_batch_size": [16, 8]}, exclude=[{"rank_batch_size": 8}])
+    left = points(
+        tmp_path,
+        "batch_size",
+        matrix={"rank_batch_size": [16, 8]},
+        exclude=[{"rank_batch_size": 8}],
+    )
     assert left == [(16,)]
 
 
 def test_a_batch_size_is_given_once(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="found batch_size and rank_batch_size; allowed: one of them"):
+    with pytest.raises(
+        BadInput, match="found batch_size and rank_batch_size; allowed: one of them"
+    ):
         load(tmp_path, axes={"rank_batch_size": 16}, matrix={"batch_size": [8]})
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"axes": {"threads": 1}, "matrix": {"threads": [1]}},
-        {"axes": {"threads": 1}, "zip": [{"threads": [1]}]},
-        {"matrix": {"threads": [1]}, "zip": [{"threads": [1]}]},
-        {"zip": [{"threads": [1]}, {"threads": [1]}]},
+        {"axes": {"num_threads": 1}, "matrix": {"num_threads": [1]}},
+        {"axes": {"num_threads": 1}, "zip": [{"num_threads": [1]}]},
+        {"matrix": {"num_threads": [1]}, "zip": [{"num_threads": [1]}]},
+        {"zip": [{"num_threads": [1]}, {"num_threads": [1]}]},
     ],
 )
 def test_axis_stands_in_one_place(tmp_path: Path, keys: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="threads: found a second time; allowed: an axis in one place"):
+    with pytest.raises(
+        BadInput, match="num_threads: found a second time; allowed: an axis in one place"
+    ):
         load(tmp_path, **keys)

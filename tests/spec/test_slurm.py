@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from harness.core.errors import BadInput
-from harness.spec import slurm_partitions as partitions
 from harness.spec import cluster
+from harness.spec import slurm_partitions as partitions
 from harness.spec.axes import Axes
 from harness.spec.cluster import Profile
 from harness.spec.slurm_options import Slurm, time_limit
@@ -55,19 +55,46 @@ def test_template_spells_out_every_key() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("  partitoin: gpu\n", "p.yaml:3: slurm.partitoin: unknown key; did you mean 'partition'? allowed: account, "),
+        (
+            "  partitoin: gpu\n",
+            "p.yaml:3: slurm.partitoin: unknown key; did you mean 'partition'? allowed: account, ",
+        ),
         ("  nodes: 0\n", "p.yaml:3: slurm.nodes: found 0; allowed: at least 1"),
         ("  gpus_per_rank: 2\n", "p.yaml:3: slurm.gpus_per_rank: found 2; allowed: at most 1"),
         ("  time: 90\n", "p.yaml:3: slurm.time: found 90; allowed: text"),
-        ("  time: soon\n", "p.yaml:2: slurm: time: found 'soon'; allowed: a limit such as \"90\" (minutes), 1:30:00"),
+        (
+            "  time: soon\n",
+            "p.yaml:2: slurm: time: found 'soon'; allowed: a limit such as \"90\" (minutes), 1:30:00",
+        ),
         ("  time: 1:00\n", "p.yaml:2: slurm: warning: found 90 s; allowed: less than `time`, 60 s"),
-        ("  memory: 64GB\n", "p.yaml:2: slurm: memory: found '64GB'; allowed: a whole number with K, M, G or T"),
-        ("  gpu_type: h100\n", "p.yaml:2: slurm: gpu_type: found without GPUs; allowed: with gpus_per_rank 1"),
-        ("  shared_folder: scratch\n", "p.yaml:2: slurm: shared_folder: found 'scratch'; allowed: a path that begins"),
-        ("  setup: module load cuda\n", 'p.yaml:3: slurm.setup: found "module load cuda"; allowed: a list'),
-        ("  options: {mem: 3G}\n", "p.yaml:2: slurm: options.mem: found '3G'; allowed: the profile's key `memory`"),
-        ("  options: {output: x}\n", "p.yaml:2: slurm: options.output: found 'x'; allowed: nothing, the harness"),
-        ("  options: {--x: y}\n", "p.yaml:2: slurm: options: found the name '--x'; allowed: a long option of sbatch"),
+        (
+            "  memory: 64GB\n",
+            "p.yaml:2: slurm: memory: found '64GB'; allowed: a whole number with K, M, G or T",
+        ),
+        (
+            "  gpu_type: h100\n",
+            "p.yaml:2: slurm: gpu_type: found without GPUs; allowed: with gpus_per_rank 1",
+        ),
+        (
+            "  shared_folder: scratch\n",
+            "p.yaml:2: slurm: shared_folder: found 'scratch'; allowed: a path that begins",
+        ),
+        (
+            "  setup: module load cuda\n",
+            'p.yaml:3: slurm.setup: found "module load cuda"; allowed: a list',
+        ),
+        (
+            "  options: {mem: 3G}\n",
+            "p.yaml:2: slurm: options.mem: found '3G'; allowed: the profile's key `memory`",
+        ),
+        (
+            "  options: {output: x}\n",
+            "p.yaml:2: slurm: options.output: found 'x'; allowed: nothing, the harness",
+        ),
+        (
+            "  options: {--x: y}\n",
+            "p.yaml:2: slurm: options: found the name '--x'; allowed: a long option of sbatch",
+        ),
         ("  options: {nice: 3}\n", "p.yaml:3: slurm.options.nice: found 3; allowed: text"),
     ],
 )
@@ -75,7 +102,9 @@ def test_mistakes(text: str, line: str) -> None:
     assert refused(text).startswith(line)
 
 
-@pytest.mark.parametrize("key", ["partition", "account", "qos", "constraint", "gpu_type", "python", "interface"])
+@pytest.mark.parametrize(
+    "key", ["partition", "account", "qos", "constraint", "gpu_type", "python", "interface"]
+)
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "a\x1bb", "a\u2028b"])
 def test_no_value_holds_a_line_break_or_a_control_character(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{key}: found .*allowed: one line of text"):
@@ -83,14 +112,18 @@ def test_no_value_holds_a_line_break_or_a_control_character(key: str, value: str
 
 
 @pytest.mark.parametrize(
-    "values", [{"setup": ("a", "b\nc")}, {"prefix": ("a\nb",)}, {"options": {"comment": "a\nb"}}], ids=str
+    "values",
+    [{"setup": ("a", "b\nc")}, {"prefix": ("a\nb",)}, {"options": {"comment": "a\nb"}}],
+    ids=str,
 )
 def test_nor_does_a_value_in_a_list(values: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(ValueError, match="allowed: one line of text"):
         Slurm(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("values", [{"partition": "a\\b"}, {"options": {"comment": "a\\b"}}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"partition": "a\\b"}, {"options": {"comment": "a\\b"}}], ids=str
+)
 def test_nor_a_backslash_that_sbatch_would_swallow(values: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="allowed: text without backslashes"):
         Slurm(**values)  # type: ignore[arg-type]
@@ -116,14 +149,18 @@ def test_keys_of_another_launcher() -> None:
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cpu", 1)])
 def test_device_and_gpus_go_together(device: str, gpus: int) -> None:
-    with pytest.raises(ValueError, match=f"gpus_per_rank: found {gpus} with device {device}; allowed: {1 - gpus}"):
+    with pytest.raises(
+        ValueError, match=f"gpus_per_rank: found {gpus} with device {device}; allowed: {1 - gpus}"
+    ):
         Profile(launcher="slurm", device=device, slurm=Slurm(gpus_per_rank=gpus))  # type: ignore[arg-type]
 
 
 def test_a_job_holds_ranks_of_all_its_nodes() -> None:
     nodes = Profile(launcher="slurm", slurm=Slurm(nodes=2, ranks_per_node=4))
     cluster.check_fits(nodes, {"x": Axes(strategy="ddp", world_size=8, batch_size=64)})
-    with pytest.raises(BadInput, match=r"found 9; allowed: at most 8, the profile's `slurm.nodes` times"):
+    with pytest.raises(
+        BadInput, match=r"found 9; allowed: at most 8, the profile's `slurm.nodes` times"
+    ):
         cluster.check_fits(nodes, {"x": Axes(strategy="ddp", world_size=9, batch_size=64)})
 
 
@@ -138,19 +175,30 @@ def test_gpus_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_lie_in_the_shared_folder(tmp_path: Path) -> None:
     shared = Profile(launcher="slurm", slurm=Slurm(shared_folder=tmp_path / "shared"))
     cluster.check_shared(shared, tmp_path / "shared" / "results")
-    with pytest.raises(BadInput, match=r"--results: found .*/results; allowed: a folder in .*/shared"):
+    with pytest.raises(
+        BadInput, match=r"--results: found .*/results; allowed: a folder in .*/shared"
+    ):
         cluster.check_shared(shared, tmp_path / "results")
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("2-0", 172800), ("1-1:30", 91800), ("1-01:30:30", 91830)],
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:30:00", 5400),
+        ("2-0", 172800),
+        ("1-1:30", 91800),
+        ("1-01:30:30", 91830),
+    ],
 )
 def test_time_limits(text: str, seconds: int) -> None:
     assert time_limit(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "mebibytes"), [("64G", 65536), ("2048K", 2), ("100", 100), ("1T", 1048576)])
+@pytest.mark.parametrize(
+    ("text", "mebibytes"), [("64G", 65536), ("2048K", 2), ("100", 100), ("1T", 1048576)]
+)
 def test_memory(text: str, mebibytes: int) -> None:
     assert Slurm(memory=text).mebibytes == mebibytes
 
@@ -169,20 +217,48 @@ def test_sinfo_is_understood() -> None:
 @pytest.mark.parametrize(
     ("asked", "key", "line"),
     [
-        ({"partition": "gqu"}, "partition", "found 'gqu'; did you mean 'gpu'? allowed: gpu, long, short"),
+        (
+            {"partition": "gqu"},
+            "partition",
+            "found 'gqu'; did you mean 'gpu'? allowed: gpu, long, short",
+        ),
         ({"partition": "gpu,lnog"}, "partition", "found 'lnog'; did you mean 'long'?"),
-        ({"time": "3-0"}, "time", "found '3-0', 259200 s; allowed: at most 172800 s in partition gpu"),
-        ({"partition": "short"}, "time", "found '01:00:00', 3600 s; allowed: at most 1800 s in partition short"),
-        ({"ranks_per_node": 8, "cpus_per_rank": 17}, "cpus_per_rank", "found 17; allowed: at most 128 for the 8 ranks"),
-        ({"ranks_per_node": 16, "gpus_per_rank": 1}, "gpus_per_rank", "found 1; allowed: at most 11 for the 16 ranks"),
+        (
+            {"time": "3-0"},
+            "time",
+            "found '3-0', 259200 s; allowed: at most 172800 s in partition gpu",
+        ),
+        (
+            {"partition": "short"},
+            "time",
+            "found '01:00:00', 3600 s; allowed: at most 1800 s in partition short",
+        ),
+        (
+            {"ranks_per_node": 8, "cpus_per_rank": 17},
+            "cpus_per_rank",
+            "found 17; allowed: at most 128 for the 8 ranks",
+        ),
+        (
+            {"ranks_per_node": 16, "gpus_per_rank": 1},
+            "gpus_per_rank",
+            "found 1; allowed: at most 11 for the 16 ranks",
+        ),
         (
             {"gpus_per_rank": 1, "gpu_type": "a100"},
             "gpu_type",
             "found 'a100'; did you mean 'h100'? allowed: h100, mig",
         ),
         ({"memory": "2T"}, "memory", "found '2T'; allowed: at most 1031000 MiB in partition gpu"),
-        ({"nodes": 17}, "nodes", "found 17; allowed: at most 16, which have what is asked for in partition gpu"),
-        ({"nodes": 5, "cpus_per_rank": 128}, "nodes", "found 5; allowed: at most 4, which have what is asked for"),
+        (
+            {"nodes": 17},
+            "nodes",
+            "found 17; allowed: at most 16, which have what is asked for in partition gpu",
+        ),
+        (
+            {"nodes": 5, "cpus_per_rank": 128},
+            "nodes",
+            "found 5; allowed: at most 4, which have what is asked for",
+        ),
     ],
 )
 def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) -> None:
@@ -197,7 +273,13 @@ def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) 
     [
         {},
         {"nodes": 16, "time": "2-0"},
-        {"nodes": 12, "ranks_per_node": 8, "gpus_per_rank": 1, "gpu_type": "h100", "memory": "500G"},
+        {
+            "nodes": 12,
+            "ranks_per_node": 8,
+            "gpus_per_rank": 1,
+            "gpu_type": "h100",
+            "memory": "500G",
+        },
         {"partition": "long", "time": "30-0"},
         {"partition": "short,long", "time": "30-0"},
     ],
@@ -227,6 +309,8 @@ def test_a_cluster_that_does_not_answer_says_nothing(
     monkeypatch.setattr(partitions, "PATIENCE", 0.2)
     monkeypatch.setenv("PATH", str(tmp_path))
     if script is not None:
-        (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho 'gpu*|1:00|1|1|1|(null)'\nPATH=/bin:/usr/bin exec {script}\n")
+        (tmp_path / "sinfo").write_text(
+            f"#!/bin/sh\necho 'gpu*|1:00|1|1|1|(null)'\nPATH=/bin:/usr/bin exec {script}\n"
+        )
         (tmp_path / "sinfo").chmod(0o755)
     assert partitions.ask() == []

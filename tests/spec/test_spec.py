@@ -30,21 +30,37 @@ def planned(path: Path) -> dict[str, Any]:
 
 def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
     plan = planned(write(tmp_path))
-    wanted = {"name": "demo", "description": "", "seeds": [0], "repeats": 1, "checkpoint": "none", "timeout": 3600.0}
+    wanted = {
+        "name": "demo",
+        "description": "",
+        "seeds": [0],
+        "repeats": 1,
+        "checkpoint": "none",
+        "timeout": 3600.0,
+    }
     wanted["profile"] = None
     assert {key: plan[key] for key in wanted} == wanted
     (cell,) = plan["cells"]
     assert cell["axes"] == asdict(Axes(batch_size=64))
-    assert (cell["length"], cell["evaluate"], cell["warmup"]) == ({"steps": None, "epochs": 1},) * 2 + (10,)
-    assert set(cell["choice"]["options"]) == {option.name for option in fields(MLPOptions)}
-    assert cell["choice"]["data"] == {"source": "digits", "split_seed": 0}
+    assert (cell["length"], cell["evaluate"], cell["warmup"]) == (
+        {"steps": None, "epochs": 1},
+    ) * 2 + (10,)
+    assert set(cell["workload"]["options"]) == {option.name for option in fields(MLPOptions)}
+    assert cell["workload"]["data"] == {"source": "digits", "split_seed": 0}
     assert plan["trials"] == [f"{cell['id']}-s0-r0"]
 
 
 def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
-    plan = planned(write(tmp_path, matrix={"world_size": [1, 2], "threads": [1, 2]}, exclude=[{"threads": 2}]))
+    plan = planned(
+        write(
+            tmp_path,
+            matrix={"world_size": [1, 2], "num_threads": [1, 2]},
+            exclude=[{"num_threads": 2}],
+        )
+    )
     assert [
-        (out["rule"], out["axes"]["world_size"], out["axes"]["threads"], out["why"]) for out in plan["excluded"]
+        (out["rule"], out["axes"]["world_size"], out["axes"]["num_threads"], out["why"])
+        for out in plan["excluded"]
     ] == [
         ("exclude[0]", 1, 2, "the sweep says so"),
         ("conflict", 2, 1, "strategy single is one rank, world_size is 2"),
@@ -60,12 +76,16 @@ def test_plan_for_people_shows_a_profile(tmp_path: Path) -> None:
 
 def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:
     path = write(
-        tmp_path, matrix={"threads": [1, 2]}, exclude=[{"threads": 2}, {"workers": 9}], seeds=[0, 5], repeats=2
+        tmp_path,
+        matrix={"num_threads": [1, 2]},
+        exclude=[{"num_threads": 2}, {"num_workers": 9}],
+        seeds=[0, 5],
+        repeats=2,
     )
     shown = harness("plan", str(path)).out
     assert spec.load(path).cells[0].id in shown
     assert "1 cells × seeds 0, 5 × 2 repeats = 4 trials" in shown
-    assert "left out by exclude[0]: mlp threads=2 (the sweep says so)" in shown
+    assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
     assert "exclude[1] matches no cell" in shown
     assert "time: unknown, no cell has a record yet" in shown
 
@@ -76,8 +96,11 @@ def test_plan_shows_brackets_as_they_are(tmp_path: Path) -> None:
 
 
 def test_block_holds_each_cell_once_forth_and_back_and_repeats_come_last(tmp_path: Path) -> None:
-    sweep = load(tmp_path, matrix={"threads": [1, 2]}, seeds=[3, 4], repeats=2)
-    blocks = [[(trial.cell.axes.threads, trial.seed, trial.repeat) for trial in block] for block in sweep.blocks()]
+    sweep = load(tmp_path, matrix={"num_threads": [1, 2]}, seeds=[3, 4], repeats=2)
+    blocks = [
+        [(trial.cell.axes.num_threads, trial.seed, trial.repeat) for trial in block]
+        for block in sweep.blocks()
+    ]
     assert blocks == [
         [(1, 3, 0), (2, 3, 0)],
         [(2, 4, 0), (1, 4, 0)],
@@ -99,12 +122,12 @@ def test_length_of_a_workload_goes_before_that_of_the_sweep(tmp_path: Path) -> N
 def test_two_labels_of_one_workload(tmp_path: Path) -> None:
     workloads = {"narrow": {"uses": "mlp", "options": {"hidden": [8]}}, "wide": {"uses": "mlp"}}
     cells = load(tmp_path, workloads).cells
-    assert [cell.choice.label for cell in cells] == ["narrow", "wide"]
+    assert [cell.workload.label for cell in cells] == ["narrow", "wide"]
     assert [cell.id.partition("-")[0] for cell in cells] == ["mlp", "mlp"]
 
 
 def test_sweep_survives_the_way_through_json(tmp_path: Path) -> None:
-    sweep = load(tmp_path, matrix={"threads": [1, 2]}, exclude=[{"threads": 2}])
+    sweep = load(tmp_path, matrix={"num_threads": [1, 2]}, exclude=[{"num_threads": 2}])
     back = restore(Sweep, json.loads(json.dumps(asdict(sweep), default=str)))
     assert [trial.id for trial in back.trials()] == [trial.id for trial in sweep.trials()]
     assert (back.source, back.excluded) == (sweep.source, sweep.excluded)
@@ -122,7 +145,9 @@ def test_file_goes_before_a_ready_sweep(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class TestPaths:
-    def test_relative_path_is_relative_to_the_sweep_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_relative_path_is_relative_to_the_sweep_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = tmp_path / "sweeps"
         write_images(tmp_path / "images")
         folder.mkdir()
@@ -130,7 +155,7 @@ class TestPaths:
         path = write(folder, {"mlp": {"data": {"source": "idx", "path": "../images"}}})
         monkeypatch.chdir(tmp_path / "elsewhere")
         (cell,) = spec.load(path).cells
-        assert Path(cell.choice.data["path"]).samefile(tmp_path / "images")
+        assert Path(cell.workload.data["path"]).samefile(tmp_path / "images")
         assert spec.load(path).base == folder
 
     def test_workload_of_the_user_is_relative_to_the_sweep_file(
@@ -139,12 +164,14 @@ class TestPaths:
         line = (TOP / "tests" / "support" / "line.py").read_text(encoding="utf-8")
         (tmp_path / "sweeps").mkdir()
         (tmp_path / "sweeps" / "mine.py").write_text(line, encoding="utf-8")
-        path = write(tmp_path / "sweeps", {"mine": {"uses": "mine.py:LineFit", "options": {"samples": 64}}})
+        path = write(
+            tmp_path / "sweeps", {"mine": {"uses": "mine.py:LineFit", "options": {"samples": 64}}}
+        )
         monkeypatch.chdir(tmp_path)
         (cell,) = spec.load(Path("sweeps/sweep.yaml")).cells
         assert cell.id == spec.load(path).cells[0].id
         assert cell.id.startswith("linefit-")
-        assert (cell.axes.batch_size, cell.choice.options["samples"]) == (32, 64)
+        assert (cell.axes.batch_size, cell.workload.options["samples"]) == (32, 64)
 
     def test_path_of_a_flag_is_relative_to_the_working_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +180,7 @@ class TestPaths:
         write_images(tmp_path / "images")
         monkeypatch.chdir(tmp_path)
         sweep = load(tmp_path / "sweeps", {"mlp": {"data": {"source": "idx"}}}, data=["images"])
-        assert sweep.cells[0].choice.data["path"] == str(tmp_path / "images")
+        assert sweep.cells[0].workload.data["path"] == str(tmp_path / "images")
 
 
 class TestData:
@@ -165,38 +192,63 @@ class TestData:
             "wide": {**IDX["mlp"], "uses": "mlp", "options": {"hidden": [512]}},
         }
         cells = load(tmp_path, workloads, data=[str(folder)]).cells
-        assert [cell.choice.data.get("path") for cell in cells] == [str(folder), None, str(folder)]
+        assert [cell.workload.data.get("path") for cell in cells] == [
+            str(folder),
+            None,
+            str(folder),
+        ]
 
     def test_flag_with_label_is_for_one(self, tmp_path: Path) -> None:
         write_images(tmp_path / "images")
         folder = write_images(tmp_path / "other")
         workloads = {**IDX, "cnn": {"data": {"source": "idx", "path": "images"}}}
         cells = load(tmp_path, workloads, data=[f"cnn={folder}"]).cells
-        assert [cell.choice.data["path"] for cell in cells] == [str(tmp_path / "images"), str(folder)]
+        assert [cell.workload.data["path"] for cell in cells] == [
+            str(tmp_path / "images"),
+            str(folder),
+        ]
 
 
 class TestSet:
     def test_axis_replaces_that_of_the_matrix(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path, matrix={"threads": [1, 2], "workers": [0, 1]}, sets=["threads=4"])
-        assert [(cell.axes.threads, cell.axes.workers) for cell in sweep.cells] == [(4, 0), (4, 1)]
+        sweep = load(
+            tmp_path, matrix={"num_threads": [1, 2], "num_workers": [0, 1]}, sets=["num_threads=4"]
+        )
+        assert [(cell.axes.num_threads, cell.axes.num_workers) for cell in sweep.cells] == [
+            (4, 0),
+            (4, 1),
+        ]
 
-    @pytest.mark.parametrize("text", ["threads=4,8", "threads=[4, 8]", " threads = 4, 8 "])
+    @pytest.mark.parametrize(
+        "text", ["num_threads=4,8", "num_threads=[4, 8]", " num_threads = 4, 8 "]
+    )
     def test_axis_takes_several_values(self, tmp_path: Path, text: str) -> None:
-        assert [cell.axes.threads for cell in load(tmp_path, sets=[text]).cells] == [4, 8]
+        assert [cell.axes.num_threads for cell in load(tmp_path, sets=[text]).cells] == [4, 8]
 
     def test_axis_replaces_that_of_axes_and_of_a_workload(self, tmp_path: Path) -> None:
-        workloads = {"mlp": {"axes": {"threads": 2}}, "cnn": None}
-        sweep = load(tmp_path, workloads, axes={"threads": 3, "workers": 1}, sets=["threads=4"])
-        assert [(cell.axes.threads, cell.axes.workers) for cell in sweep.cells] == [(4, 1), (4, 1)]
+        workloads = {"mlp": {"axes": {"num_threads": 2}}, "cnn": None}
+        sweep = load(
+            tmp_path, workloads, axes={"num_threads": 3, "num_workers": 1}, sets=["num_threads=4"]
+        )
+        assert [(cell.axes.num_threads, cell.axes.num_workers) for cell in sweep.cells] == [
+            (4, 1),
+            (4, 1),
+        ]
 
     def test_axis_replaces_that_of_a_zip(self, tmp_path: Path) -> None:
         both = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
         sweep = load(tmp_path, zip=[both], sets=["strategy=ddp"])
-        assert [(cell.axes.strategy, cell.axes.world_size) for cell in sweep.cells] == [("ddp", 1), ("ddp", 2)]
-        assert len(load(tmp_path, zip=[{"threads": [1, 2]}], sets=["threads=4"]).cells) == 1
+        assert [(cell.axes.strategy, cell.axes.world_size) for cell in sweep.cells] == [
+            ("ddp", 1),
+            ("ddp", 2),
+        ]
+        assert len(load(tmp_path, zip=[{"num_threads": [1, 2]}], sets=["num_threads=4"]).cells) == 1
 
     def test_last_of_two_counts(self, tmp_path: Path) -> None:
-        assert [cell.axes.threads for cell in load(tmp_path, sets=["threads=2", "threads=4"]).cells] == [4]
+        assert [
+            cell.axes.num_threads
+            for cell in load(tmp_path, sets=["num_threads=2", "num_threads=4"]).cells
+        ] == [4]
 
     def test_length_replaces_the_other_unit(self, tmp_path: Path) -> None:
         sweep = load(tmp_path, length={"steps": 60}, sets=["length.epochs=3", "evaluate.steps=7"])
@@ -213,7 +265,7 @@ class TestSet:
             "profile.steps=5",
             "name=other",
             "workloads.mlp.options.hidden=[8, 8]",
-            "workloads.mlp.options.learning_rate=1e-2",
+            "workloads.mlp.options.lr=1e-2",
             "workloads.mlp.length.steps=40",
         ]
         sweep = load(tmp_path, {"mlp": None}, sets=sets)
@@ -221,12 +273,12 @@ class TestSet:
         assert (sweep.name, sweep.seeds, sweep.repeats) == ("other", [4, 5], 2)
         assert (sweep.timeout, sweep.checkpoint, cell.warmup) == (60.0, "best", 3)
         assert sweep.profile == Profiling(steps=5)
-        assert list(cell.choice.options["hidden"]) == [8, 8]
-        assert cell.choice.options["learning_rate"] == 0.01
+        assert list(cell.workload.options["hidden"]) == [8, 8]
+        assert cell.workload.options["lr"] == 0.01
         assert cell.length == Length(steps=40)
 
     def test_file_stays_as_it_is(self, tmp_path: Path) -> None:
         path = write(tmp_path)
         before = path.read_bytes()
-        spec.load(path, ["threads=2"])
+        spec.load(path, ["num_threads=2"])
         assert path.read_bytes() == before

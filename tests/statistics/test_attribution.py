@@ -27,7 +27,9 @@ def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[Point]:
     cells = [dict(zip(AXES, levels, strict=True)) for levels in itertools.product(*AXES.values())]
     drift = rng.normal(0, 0.2, blocks)
     return [
-        Point(levels=levels, block=block, value=planted(levels) + drift[block] + rng.normal(0, noise))
+        Point(
+            levels=levels, block=block, value=planted(levels) + drift[block] + rng.normal(0, noise)
+        )
         for block in range(blocks)
         for levels in cells
     ]
@@ -59,7 +61,10 @@ def test_planted_effects_are_recovered() -> None:
     others = [one for one in result.effects if "workers" in one.levels]
     assert len(others) == 2 + 2 + 2
     assert all(one.p > 0.05 and one.low < 1 < one.high for one in others)
-    assert (result.unknown, result.freedom) == ([], 36 - 1 - 2 - (1 + 1 + 2) - (1 + 2 + 2))
+    assert (result.unknown, result.degrees_of_freedom) == (
+        [],
+        36 - 1 - 2 - (1 + 1 + 2) - (1 + 2 + 2),
+    )
     assert result.deviation == pytest.approx(NOISE, rel=0.5)
 
 
@@ -82,9 +87,14 @@ def test_drift_from_block_to_block_is_no_effect_and_no_noise() -> None:
 def test_axes_that_change_together_are_told_as_one() -> None:
     zipped = [
         Point(
-            levels={"world_size": 1 if levels == "single" else 2, "strategy": levels, "precision": precision},
+            levels={
+                "world_size": 1 if levels == "single" else 2,
+                "strategy": levels,
+                "precision": precision,
+            },
             block=block,
-            value=math.log({"single": 1, "ddp": 1.5, "fsdp2": 1.3}[levels]) + 0.001 * (block == 1) * (levels == "ddp"),
+            value=math.log({"single": 1, "ddp": 1.5, "fsdp2": 1.3}[levels])
+            + 0.001 * (block == 1) * (levels == "ddp"),
         )
         for block in (0, 1)
         for levels in ("single", "ddp", "fsdp2")

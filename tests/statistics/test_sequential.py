@@ -50,7 +50,9 @@ def test_it_holds_for_noise_that_is_not_normal(kind: str) -> None:
     elif kind == "skew":
         values = rng.exponential(1, (ROWS, 300)) - rng.exponential(1, (ROWS, 300))
     else:
-        drift = np.cumsum(rng.normal(0, 0.02, (ROWS, 300, 8)).reshape(ROWS, -1), axis=1).reshape(ROWS, 300, 8)
+        drift = np.cumsum(rng.normal(0, 0.02, (ROWS, 300, 8)).reshape(ROWS, -1), axis=1).reshape(
+            ROWS, 300, 8
+        )
         values = log_ratio(np.exp(drift + rng.normal(0, 0.1, drift.shape)), b_first=False)
     assert ever_out(values) <= bound()
 
@@ -83,19 +85,19 @@ def tries(effect: float, seconds: float, seed: int = 6) -> Numbers:
 
 @pytest.mark.parametrize(("effect", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
 def test_a_slowdown_is_found_in_time(effect: float, seconds: float) -> None:
-    found = stop(tries(effect, seconds), smallest=0.01)
+    found = stop(tries(effect, seconds), min_effect=0.01)
     assert np.mean(found.sign == -1) >= 0.95
     assert np.mean(found.sign == 1) == 0
 
 
 def test_no_slowdown_is_seldom_called_one_and_soon_known_for_none() -> None:
-    found = stop(tries(0.0, 30.0), smallest=0.01)
+    found = stop(tries(0.0, 30.0), min_effect=0.01)
     assert np.mean(np.abs(found.sign) == 1) <= bound()
     assert np.mean(found.sign == 0) > 0.9
 
 
 def test_too_little_time_is_undecided() -> None:
-    found = stop(tries(0.01, 0.5), smallest=0.01)
+    found = stop(tries(0.01, 0.5), min_effect=0.01)
     assert np.isnan(found.sign).mean() > 0.9
     assert (found.count[np.isnan(found.sign)] == 5).all()
 
@@ -119,7 +121,9 @@ def in_turn(blocks: int, b_first: bool, slowdown: float, ramp: float) -> Numbers
 @pytest.mark.parametrize("blocks", [8, 50, 200])
 def test_a_ramp_falls_on_both_sides_alike(b_first: bool, blocks: int) -> None:
     steady, ramp = (in_turn(blocks, b_first, 0.02, ramp) for ramp in (0.0, 0.5))
-    assert log_ratio(steady, b_first=b_first) == pytest.approx(-math.log(1.02), abs=1e-12), "B is slower"
+    assert log_ratio(steady, b_first=b_first) == pytest.approx(-math.log(1.02), abs=1e-12), (
+        "B is slower"
+    )
     ours = log_ratio(ramp, b_first=b_first) + math.log(1.02)
     means = np.log(ramp[b_first::2].mean() / ramp[1 - b_first :: 2].mean()) + math.log(1.02)
     assert abs(ours) < 1e-3

@@ -43,8 +43,12 @@ def test_it_covers_as_it_says(n: int, phi: float) -> None:
     assert HONEST[0] <= coverage(ours, traces(n, phi)) <= HONEST[1]
 
 
-@pytest.mark.parametrize(("phi", "at_least"), [(0.0, 0.94), (0.5, 0.94), (0.8, 0.94), (0.9, 0.91), (0.95, 0.87)])
-def test_few_steps_of_strong_correlation_fall_short_by_as_much_as_is_told(phi: float, at_least: float) -> None:
+@pytest.mark.parametrize(
+    ("phi", "at_least"), [(0.0, 0.94), (0.5, 0.94), (0.8, 0.94), (0.9, 0.91), (0.95, 0.87)]
+)
+def test_few_steps_of_strong_correlation_fall_short_by_as_much_as_is_told(
+    phi: float, at_least: float
+) -> None:
     assert coverage(ours, traces(60, phi)) >= at_least - SLACK
 
 
@@ -61,9 +65,13 @@ def test_the_peers_do_not(n: int) -> None:
 def test_a_drift_in_a_straight_line_is_no_error_of_the_mean(n: int, phi: float) -> None:
     drifting = traces(n, phi) + np.linspace(-2, 2, n)
     assert HONEST[0] <= coverage(ours, drifting) <= HONEST[1]
-    assert np.median(ours(drifting)[1]) == pytest.approx(np.median(ours(traces(n, phi))[1]), rel=0.02)
+    assert np.median(ours(drifting)[1]) == pytest.approx(
+        np.median(ours(traces(n, phi))[1]), rel=0.02
+    )
     if phi == 0:
-        assert coverage(pytest_benchmark, drifting) > 0.99  # takes the drift for noise, and is far too wide
+        assert (
+            coverage(pytest_benchmark, drifting) > 0.99
+        )  # takes the drift for noise, and is far too wide
 
 
 def test_a_periodic_drift_makes_it_wider_and_never_false() -> None:

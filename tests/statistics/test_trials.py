@@ -25,8 +25,13 @@ def sweep(seed: int, tries: int, trials: int) -> Numbers:
 def test_it_holds_the_cells_mean_as_often_as_it_says(trials: int) -> None:
     tries = 2000
     traces = trace_mean(sweep(trials, tries, trials))
-    found = [mean_of_trials(row.tolist(), own.tolist()) for row, own in zip(traces.mean, traces.error, strict=True)]
-    held = np.mean([abs(one.interval.mean - TRUTH) <= (one.interval.half_width or 0) for one in found])
+    found = [
+        mean_of_trials(row.tolist(), own.tolist())
+        for row, own in zip(traces.mean, traces.error, strict=True)
+    ]
+    held = np.mean(
+        [abs(one.interval.mean - TRUTH) <= (one.interval.half_width or 0) for one in found]
+    )
     assert abs(held - 0.95) < 4 * math.sqrt(0.95 * 0.05 / tries)
 
 

@@ -11,9 +11,23 @@ import pytest
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.verdict import Metric, Question, Verdict, benjamini_hochberg, holm, judge
 
-SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, smallest=0.01, better="faster", worse="slower")
-SECONDS = Metric(name="seconds", higher_is_better=False, relative=True, smallest=0.01, better="faster", worse="slower")
-ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, smallest=0.005)
+SPEED = Metric(
+    name="samples/s",
+    higher_is_better=True,
+    relative=True,
+    min_effect=0.01,
+    better="faster",
+    worse="slower",
+)
+SECONDS = Metric(
+    name="seconds",
+    higher_is_better=False,
+    relative=True,
+    min_effect=0.01,
+    better="faster",
+    worse="slower",
+)
+ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.005)
 
 
 def verdict(metric: Metric, estimate: Estimate) -> Verdict:
@@ -21,8 +35,10 @@ def verdict(metric: Metric, estimate: Estimate) -> Verdict:
     return found
 
 
-def known(value: float, error: float, freedom: float = 9) -> Estimate:
-    return Estimate(value=value, error=error, freedom=freedom, count=10, paired=True)
+def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate:
+    return Estimate(
+        value=value, error=error, degrees_of_freedom=degrees_of_freedom, count=10, paired=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +66,7 @@ def test_every_metric_has_its_direction() -> None:
 @pytest.mark.parametrize("estimate", [paired([0.5]), unpaired([1.0], [2.0, 2.0])])
 def test_of_single_values_nothing_is_concluded(estimate: Estimate) -> None:
     found = verdict(SPEED, estimate)
-    assert (found.outcome, found.detectable) == ("inconclusive", None)
+    assert (found.outcome, found.min_detectable_effect) == ("inconclusive", None)
     assert (found.low, found.high) == (0.0, math.inf)
 
 
@@ -61,23 +77,27 @@ def test_equal_to_the_bit_is_the_same_and_always_off_by_as_much_is_not() -> None
 
 def test_paired_and_welch_by_hand() -> None:
     """Differences 1, 2, 3: deviation 1. Sides 0, 2 and 1, 2, 3: variances 2 and 1, so that the error is
-    sqrt(2/2 + 1/3) and Satterthwaite's freedom (4/3)^2 / (1/1 + (1/9)/2)."""
+    sqrt(2/2 + 1/3) and Satterthwaite's degrees_of_freedom (4/3)^2 / (1/1 + (1/9)/2)."""
     pairs = paired([1.0, 2.0, 3.0])
-    assert (pairs.value, pairs.freedom, pairs.count) == (2.0, 2, 3)
+    assert (pairs.value, pairs.degrees_of_freedom, pairs.count) == (2.0, 2, 3)
     assert pairs.error == pytest.approx(1 / math.sqrt(3))
-    assert pairs.interval() == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
+    assert pairs.interval() == pytest.approx(
+        (2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3))
+    )
     sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0])
     assert (sides.value, sides.count) == (1.0, 2)
     assert sides.error == pytest.approx(math.sqrt(4 / 3))
-    assert sides.freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
+    assert sides.degrees_of_freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
 
 
 def test_drift_between_the_sides_by_hand() -> None:
-    """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of freedom."""
-    drift = Drift(deviation=2.0, freedom=10)
+    """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of degrees_of_freedom."""
+    drift = Drift(deviation=2.0, degrees_of_freedom=10)
     sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0], [drift, drift])
     assert sides.error == pytest.approx(math.sqrt(4 / 3 + 8))
-    assert sides.freedom == pytest.approx((28 / 3) ** 2 / (1 + 1 / 18 + 16 / 10 + 16 / 10))
+    assert sides.degrees_of_freedom == pytest.approx(
+        (28 / 3) ** 2 / (1 + 1 / 18 + 16 / 10 + 16 / 10)
+    )
     assert unpaired([1.0], [2.0, 2.0], [drift, drift]).error is None
 
 
@@ -92,7 +112,9 @@ def test_a_machine_that_drifts_between_the_sides_alarms_falsely_unless_that_is_k
     rng, tries = np.random.default_rng(14), 600
     alarms = {True: 0, False: 0}
     for _ in range(tries):
-        measured = Drift(deviation=float(np.std(rng.normal(0, 0.01, 20), ddof=1)), freedom=19)
+        measured = Drift(
+            deviation=float(np.std(rng.normal(0, 0.01, 20), ddof=1)), degrees_of_freedom=19
+        )
         for told in alarms:
             alarms[told] += sessions(rng, measured if told else None) in ("better", "worse")
     assert alarms[False] / tries > 0.3
@@ -107,10 +129,15 @@ def test_corrections_by_hand() -> None:
     assert holm([]) == []
 
 
-def families(rng: np.random.Generator, tries: int, cells: int, pairs: int, spread: float = 0.02) -> list[list[Verdict]]:
+def families(
+    rng: np.random.Generator, tries: int, cells: int, pairs: int, spread: float = 0.02
+) -> list[list[Verdict]]:
     """Comparisons of things that are the same."""
     noise = rng.normal(0, spread, (tries, cells, pairs))
-    return [judge([Question(metric=SPEED, estimate=paired(row.tolist())) for row in one]) for one in noise]
+    return [
+        judge([Question(metric=SPEED, estimate=paired(row.tolist())) for row in one])
+        for one in noise
+    ]
 
 
 @pytest.mark.parametrize(("cells", "pairs"), [(1, 3), (1, 10), (12, 5)])
@@ -124,29 +151,40 @@ def test_false_alarms_of_a_whole_sweep_are_at_most_as_many_as_said(cells: int, p
 def test_a_sweep_that_is_not_corrected_alarms_falsely() -> None:
     tries = 300
     noise = np.random.default_rng(5).normal(0, 0.02, (tries, 12, 5))
-    alarms = sum(any(verdict(SPEED, paired(row.tolist())).outcome == "worse" for row in one) for one in noise)
+    alarms = sum(
+        any(verdict(SPEED, paired(row.tolist())).outcome == "worse" for row in one) for one in noise
+    )
     assert alarms / tries > 0.15
 
 
-@pytest.mark.parametrize("spread", [0.005, 0.05])  # small, where the size decides, and large, where significance does
+@pytest.mark.parametrize(
+    "spread", [0.005, 0.05]
+)  # small, where the size decides, and large, where significance does
 def test_a_slowdown_of_the_detectable_size_is_found_four_times_of_five(spread: float) -> None:
     rng, pairs, tries = np.random.default_rng(11), 10, 600
-    effect = known(0.0, spread / math.sqrt(pairs)).detectable(margin=SPEED.margins[1])
+    effect = known(0.0, spread / math.sqrt(pairs)).min_detectable_effect(margin=SPEED.margins[1])
     assert effect is not None
-    found = [verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).word for _ in range(tries)]
+    found = [
+        verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).word
+        for _ in range(tries)
+    ]
     assert abs(found.count("slower") / tries - 0.8) < 0.06
 
 
 @pytest.mark.parametrize(
-    ("ratio", "word"), [(0.905, "inconclusive"), (0.895, "slower"), (1.095, "inconclusive"), (1.105, "faster")]
+    ("ratio", "word"),
+    [(0.905, "inconclusive"), (0.895, "slower"), (1.095, "inconclusive"), (1.105, "faster")],
 )
 def test_what_matters_is_a_share_of_the_first_side_both_ways(ratio: float, word: str) -> None:
-    wide = replace(SPEED, smallest=0.1)
+    wide = replace(SPEED, min_effect=0.1)
     assert verdict(wide, known(math.log(ratio), 0.01)).word == word
 
 
 def test_same_is_said_falsely_at_most_one_time_in_twenty() -> None:
     """At a true difference of just the margin, where saying so is easiest."""
     rng, tries = np.random.default_rng(12), 1000
-    found = [verdict(ACCURACY, paired(rng.normal(0.005, 0.002, 8).tolist())).outcome for _ in range(tries)]
+    found = [
+        verdict(ACCURACY, paired(rng.normal(0.005, 0.002, 8).tolist())).outcome
+        for _ in range(tries)
+    ]
     assert found.count("same") / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)

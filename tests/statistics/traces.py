@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 Numbers = NDArray[np.float64]
-Interval = Callable[[Numbers], tuple[Numbers, Numbers]]  # from traces (rows, n): means and half widths
+Interval = Callable[
+    [Numbers], tuple[Numbers, Numbers]
+]  # from traces (rows, n): means and half widths
 
 TRUTH = 10.0
 

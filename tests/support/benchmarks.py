@@ -15,7 +15,7 @@ import yaml
 
 import harness.cli.pytest_cells  # noqa: F401 - the same
 from harness.analysis import baseline
-from harness.analysis.result import condense
+from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_whole
 from harness.measure.summary import summarize
 from harness.records import record
@@ -35,7 +35,9 @@ class Place:
     """A folder with a sweep of two cells, its records and their baselines; nothing in it was ever trained."""
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it would turn the inner benchmarks off
+        monkeypatch.delenv(
+            "PYTEST_XDIST_WORKER", raising=False
+        )  # it would turn the inner benchmarks off
         self.pytester = pytester
         self.path = pytester.path
         self.spec(["fp32", "bf16"])
@@ -55,7 +57,10 @@ class Place:
 
     def save(self) -> None:
         """The baselines, of cells as they are without a change."""
-        baseline.save(self.results, condense([one for cell in (self.fp32, self.bf16) for one in records(cell)]))
+        baseline.save(
+            self.results,
+            aggregate([one for cell in (self.fp32, self.bf16) for one in records(cell)]),
+        )
 
     def record(self, cell: Cell, **changes: Any) -> None:
         """What a run leaves of a cell; the changes are those of `records`."""
@@ -72,7 +77,10 @@ class Place:
         write_whole(self.results.baselines / "gate.yaml", yaml.safe_dump(content))
 
     def pytest(
-        self, *arguments: str, trials: Sequence[str] = ("--harness-trials=recorded",), apart: bool = False
+        self,
+        *arguments: str,
+        trials: Sequence[str] = ("--harness-trials=recorded",),
+        apart: bool = False,
     ) -> pytest.RunResult:
         """pytest with this sweep; `apart` in a process of its own."""
         run = self.pytester.runpytest_subprocess if apart else self.pytester.runpytest_inprocess
@@ -92,17 +100,26 @@ def records(
 ) -> list[Record]:
     """Of each seed one, whose speed is known to a few thousandths; `slower` is of all or of each."""
     shares = np.broadcast_to(slower, len(SEEDS))
-    return [_record(cell, seed, share, accuracy, environment, bits) for seed, share in zip(SEEDS, shares, strict=True)]
+    return [
+        _record(cell, seed, share, accuracy, environment, bits)
+        for seed, share in zip(SEEDS, shares, strict=True)
+    ]
 
 
-def _record(cell: Cell, seed: int, slower: float, accuracy: float, environment: Mapping[str, Any], bits: str) -> Record:
+def _record(
+    cell: Cell, seed: int, slower: float, accuracy: float, environment: Mapping[str, Any], bits: str
+) -> Record:
     made = make_record(cell, seed=seed)
-    assert made.learned is not None
+    assert made.rank0 is not None
     seconds = 0.01 * (1 + slower) * np.random.default_rng(seed).normal(1, 0.002, 60)
-    ranks = [replace(rank, step_seconds=Series.pack(seconds), step_phases={}) for rank in made.ranks]
+    ranks = [
+        replace(rank, step_seconds=Series.pack(seconds), step_phases={}) for rank in made.ranks
+    ]
     ends = Evaluation(step=60, epoch=6, metrics={"accuracy": accuracy + 0.001 * seed}, seconds=0.1)
-    digest = made.learned.parameter_digest + bits
-    learned = replace(made.learned, evaluations=[ends], environment=environment, parameter_digest=digest)
-    ranks[0] = replace(ranks[0], learned=learned)
+    digest = made.rank0.parameter_digest + bits
+    learned = replace(
+        made.rank0, evaluations=[ends], environment=environment, parameter_digest=digest
+    )
+    ranks[0] = replace(ranks[0], rank0=learned)
     summary = summarize(ranks, learned, cell.axes.batch_size, cell.warmup)
-    return replace(made, ranks=ranks, learned=learned, summary=summary)
+    return replace(made, ranks=ranks, rank0=learned, summary=summary)

@@ -61,7 +61,9 @@ class FakeGpu:
 class FakeHost:
     """Counters by script, and processes by name: those without one are of the trial."""
 
-    def __init__(self, counters: Sequence[Any] = (Counters(),), names: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, counters: Sequence[Any] = (Counters(),), names: Mapping[int, str] | None = None
+    ) -> None:
         self._counters, self.names = script(counters), names or {}
 
     def levels(self) -> dict[str, float]:

@@ -6,7 +6,11 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMES = [f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+NAMES = [
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
 
 
 def idx(shape: Sequence[int], values: bytes) -> bytes:
@@ -14,7 +18,9 @@ def idx(shape: Sequence[int], values: bytes) -> bytes:
     return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values
 
 
-def write_images(folder: Path, labels: bytes = bytes(range(10)), test_labels: bytes = b"\0\1") -> Path:
+def write_images(
+    folder: Path, labels: bytes = bytes(range(10)), test_labels: bytes = b"\0\1"
+) -> Path:
     """A whole data set of 2x2 images, one for each label."""
     folder.mkdir(exist_ok=True)
     for images, named, values in ((NAMES[0], NAMES[1], labels), (NAMES[2], NAMES[3], test_labels)):

@@ -34,7 +34,9 @@ class Options(Settings):
     hang_at: int = 0
     hold_at: int = 0
     hold: str = ""  # the step `hold_at` lasts as long as there is a file of this name
-    interrupt: str = ""  # a file with a word for each attempt: in which step, or "evaluation", it gets SIGUSR2
+    interrupt: str = (
+        ""  # a file with a word for each attempt: in which step, or "evaluation", it gets SIGUSR2
+    )
     rank: int = 0
     samples: int = 256
     sequential: bool = False  # a bare nn.Sequential as the model
@@ -63,7 +65,9 @@ class Block(nn.Module):
 
     def __init__(self, options: Options) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(16, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(16, 1)
+        )
         self.memory = options.memory
         if options.memory:
             self.register_buffer("seen", torch.ones(()), persistent=False)
@@ -122,7 +126,7 @@ class LineFit(Workload):
         model = Line(self.options)
         return model.inner.layers if self.options.sequential else model
 
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         return [model.inner] if isinstance(model, Line) else []
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -134,7 +138,9 @@ class LineFit(Workload):
             loss = self._misbehave(loss)
             self._interrupt(str(self.step))
         # Against a timetable, so that what a step does besides takes no time of its own.
-        while (left := self.began + self.step * self.options.step_seconds - time.perf_counter()) > 0:
+        while (
+            left := self.began + self.step * self.options.step_seconds - time.perf_counter()
+        ) > 0:
             if self.options.hurry and Path(self.options.hurry).exists():
                 break
             time.sleep(left)
@@ -182,7 +188,11 @@ class LineFit(Workload):
         return torch.stack([(model(batch[0]) - batch[1]).flatten() ** 2, batch[0][:, 0]], dim=1)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
-        return {"error": float(rows[:, 0].mean()), "samples": float(len(rows)), "checksum": float(rows[:, 1].sum())}
+        return {
+            "error": float(rows[:, 0].mean()),
+            "samples": float(len(rows)),
+            "checksum": float(rows[:, 1].sum()),
+        }
 
     def flops_per_sample(self) -> float:
         """Two linear layers of 8x16 and 16x1: forward 2mn each, backward twice that less the first input gradient."""

@@ -47,7 +47,11 @@ def runs_of(uri: str, sweep: str) -> list[Run]:
     with quiet():
         client = connect(uri)
         experiment = client.get_experiment_by_name(sweep)
-        return [] if experiment is None else list(client.search_runs([experiment.experiment_id], max_results=5000))
+        return (
+            []
+            if experiment is None
+            else list(client.search_runs([experiment.experiment_id], max_results=5000))
+        )
 
 
 def by_name(uri: str, sweep: str) -> dict[str, Run]:
@@ -73,7 +77,10 @@ def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str
     parent = tags.pop("mlflow.parentRunId", None)
     trial = tags["harness.kind"] == "trial"
     history = {
-        key: [(m.step, m.value, m.timestamp if trial else 0) for m in client.get_metric_history(run.info.run_id, key)]
+        key: [
+            (m.step, m.value, m.timestamp if trial else 0)
+            for m in client.get_metric_history(run.info.run_id, key)
+        ]
         for key in run.data.metrics
     }
     return {
@@ -84,7 +91,9 @@ def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str
         "tags": tags,
         "metrics": history,
         "artifacts": artifacts(client, run.info.run_id),
-        "inputs": sorted(_input(found) for found in (run.inputs.dataset_inputs if run.inputs else [])),
+        "inputs": sorted(
+            _input(found) for found in (run.inputs.dataset_inputs if run.inputs else [])
+        ),
     }
 
 
@@ -104,4 +113,6 @@ def artifact_text(uri: str, run: Run, path: str, folder: Path) -> str:
     """The content of a file with a run."""
     with quiet():
         folder.mkdir(exist_ok=True)
-        return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(encoding="utf-8")
+        return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(
+            encoding="utf-8"
+        )

@@ -44,9 +44,18 @@ def make_records(sweep: Sweep, *, hostile: bool = False) -> list[Record]:
         for number, trial in enumerate(sweep.trials())
     ]
     if hostile:
-        failure = Failure(kind="Error", message=HOSTILE, rank=0, host=HOSTILE, log="logs/rank0.log", traceback=HOSTILE)
+        failure = Failure(
+            kind="Error",
+            message=HOSTILE,
+            rank=0,
+            host=HOSTILE,
+            log="logs/rank0.log",
+            traceback=HOSTILE,
+        )
         last = found[-1]
-        found[-1] = make_record(last.trial.cell, seed=last.trial.seed, status="failed", failure=failure)
+        found[-1] = make_record(
+            last.trial.cell, seed=last.trial.seed, status="failed", failure=failure
+        )
         found[-1] = replace(found[-1], sweep=sweep.name)
     return found
 

@@ -11,7 +11,11 @@ from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
 
 TARGET = Target(name="accuracy", higher_is_better=True)
-CONDITIONS = {"hardware": ["Test-CPU-2-cores"], "code": ["0.1.0 c0ffee"], "software": ["torch 2.13.0"]}
+CONDITIONS = {
+    "hardware": ["Test-CPU-2-cores"],
+    "code": ["0.1.0 c0ffee"],
+    "software": ["torch 2.13.0"],
+}
 
 
 def make_result(

@@ -74,12 +74,14 @@ def run(
 def local_profile(folder: Path, **keys: Any) -> Path:
     """The same for the command line."""
     path = folder / "local.yaml"
-    path.write_text(yaml.safe_dump({"device": "cpu", "validity": ANYTHING, **keys}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"device": "cpu", "validity": ANYTHING, **keys}), encoding="utf-8"
+    )
     return path
 
 
 def by_label(records: Sequence[Record]) -> dict[str, Record]:
-    return {record.trial.cell.choice.label: record for record in records}
+    return {record.trial.cell.workload.label: record for record in records}
 
 
 def processes_below(folder: Path) -> list[int]:

@@ -23,7 +23,11 @@ def write(folder: Path, workloads: Any = DIGITS, **keys: Any) -> Path:
 
 
 def load(
-    folder: Path, workloads: Any = DIGITS, sets: Sequence[str] = (), data: Sequence[str] = (), **keys: Any
+    folder: Path,
+    workloads: Any = DIGITS,
+    sets: Sequence[str] = (),
+    data: Sequence[str] = (),
+    **keys: Any,
 ) -> Sweep:
     """What the file asks for."""
     return spec.load(write(folder, workloads, **keys), sets, data)

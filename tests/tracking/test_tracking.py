@@ -61,15 +61,30 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: S
 def test_a_trial_shows_what_its_record_says(results: Results, folder: SweepFolder) -> None:
     record = small_sweep(folder)[2]
     Tracker(results).deliver(folder)
-    shown = everything(f"sqlite:///{results.database}", "demo")["mlp eager bf16 ddp×2 w0 b64 t1 seed 0"]
+    shown = everything(f"sqlite:///{results.database}", "demo")[
+        "mlp eager bf16 ddp×2 w0 b64 t1 seed 0"
+    ]
     assert record.summary
     assert record.loss
-    assert shown["params"].items() >= {"precision": "bf16", "world_size": "2", "options.hidden": "[256, 128]"}.items()
-    assert shown["params"].items() >= {"length": "20 steps", "data.source": "digits", "seed": "0"}.items()
+    assert (
+        shown["params"].items()
+        >= {"precision": "bf16", "world_size": "2", "options.hidden": "[256, 128]"}.items()
+    )
+    assert (
+        shown["params"].items()
+        >= {"length": "20 steps", "data.source": "digits", "seed": "0"}.items()
+    )
     assert shown["times"] == (round(record.started * 1000), round(record.ended * 1000))
-    assert [(step, value) for step, value, _ in shown["metrics"]["loss"]] == list(enumerate(record.loss.unpack(), 1))
-    assert [(step, value) for step, value, _ in shown["metrics"]["accuracy"]] == [(10, 0.45), (20, 0.9)]
-    assert [value for _, value, _ in shown["metrics"]["throughput_samples_per_s"]] == [record.summary.throughput]
+    assert [(step, value) for step, value, _ in shown["metrics"]["loss"]] == list(
+        enumerate(record.loss.unpack(), 1)
+    )
+    assert [(step, value) for step, value, _ in shown["metrics"]["accuracy"]] == [
+        (10, 0.45),
+        (20, 0.9),
+    ]
+    assert [value for _, value, _ in shown["metrics"]["throughput_samples_per_s"]] == [
+        record.summary.throughput
+    ]
     assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
     assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]
     assert shown["artifacts"] == [
@@ -109,7 +124,10 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     cells = [make_cell(), make_cell(precision="bf16")]
     found = [
         make_record(
-            cell, seed=seed, step_seconds=0.01 / (1 + place), started=1_700_000_000.0 + 100 * (2 * seed + place)
+            cell,
+            seed=seed,
+            step_seconds=0.01 / (1 + place),
+            started=1_700_000_000.0 + 100 * (2 * seed + place),
         )
         for seed in range(3)
         for place, cell in enumerate(cells)
@@ -144,7 +162,9 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
     assert again.run_id == one.run_id
 
 
-def test_one_by_one_comes_to_the_same_as_all_at_once(results: Results, folder: SweepFolder, tmp_path: Path) -> None:
+def test_one_by_one_comes_to_the_same_as_all_at_once(
+    results: Results, folder: SweepFolder, tmp_path: Path
+) -> None:
     found = small_sweep(folder)
     Tracker(results).deliver(folder)
     elsewhere = f"sqlite:///{tmp_path / 'other.db'}"
@@ -160,17 +180,27 @@ def test_runs_grow_with_the_sweep(results: Results, folder: SweepFolder) -> None
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder, [first])
     halfway = by_name(uri, "demo")
-    assert halfway["demo"].info.status == halfway["mlp eager fp32 single w0 b64 t1"].info.status == "RUNNING"
+    assert (
+        halfway["demo"].info.status
+        == halfway["mlp eager fp32 single w0 b64 t1"].info.status
+        == "RUNNING"
+    )
     assert halfway["demo"].data.metrics["trials_done"] == 1
     write_record(folder, second)
     tracker.deliver(folder, [second])
     whole = by_name(uri, "demo")
-    assert whole["demo"].info.status == whole["mlp eager fp32 single w0 b64 t1"].info.status == "FINISHED"
+    assert (
+        whole["demo"].info.status
+        == whole["mlp eager fp32 single w0 b64 t1"].info.status
+        == "FINISHED"
+    )
     assert whole["demo"].data.metrics["trials_done"] == 2
     assert whole["demo"].info.end_time == round(second.ended * 1000)
 
 
-def test_a_trial_that_ran_again_replaces_its_older_run(results: Results, folder: SweepFolder) -> None:
+def test_a_trial_that_ran_again_replaces_its_older_run(
+    results: Results, folder: SweepFolder
+) -> None:
     small_sweep(folder)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
@@ -182,7 +212,11 @@ def test_a_trial_that_ran_again_replaces_its_older_run(results: Results, folder:
     assert len(runs) == 6
     assert runs["mlp eager fp32 single w0 b64 t1 seed 1"].data.tags["harness.attempt"] == "2"
     assert runs["mlp eager fp32 single w0 b64 t1"].data.metrics["trials_failed"] == 0
-    assert runs["demo"].info.status == runs["mlp eager fp32 single w0 b64 t1"].info.status == "FINISHED"
+    assert (
+        runs["demo"].info.status
+        == runs["mlp eager fp32 single w0 b64 t1"].info.status
+        == "FINISHED"
+    )
 
 
 def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: SweepFolder) -> None:
@@ -202,7 +236,9 @@ def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: Sw
     assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2
 
 
-def meddle_with(monkeypatch: pytest.MonkeyPatch, at: int, meddle: Callable[[], None]) -> list[Meddler]:
+def meddle_with(
+    monkeypatch: pytest.MonkeyPatch, at: int, meddle: Callable[[], None]
+) -> list[Meddler]:
     """Trackers made from now on do something before their `at`-th write."""
     made: list[Meddler] = []
 
@@ -279,7 +315,10 @@ def test_two_processes_at_once_make_no_doubles_and_say_nothing(tmp_path: Path) -
     results = Results(tmp_path)
     small_sweep(results.sweep("demo"))
     command = [sys.executable, "-c", DELIVER, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(2)
+    ]
     said = [process.communicate(timeout=200)[0].decode() for process in both]
     assert ([process.returncode for process in both], said) == ([0, 0], ["", ""])
     assert len(by_name(f"sqlite:///{results.database}", "demo")) == 6

@@ -41,14 +41,18 @@ def test_curves_run_in_the_time_of_the_record() -> None:
     times = [point.at / 1000 - record.started for point in curves(record) if point.key == "loss"]
     assert times == sorted(times)
     assert times[0] == pytest.approx(2.5 + 0.1, abs=0.02)  # after start-up and building
-    assert times[-1] == pytest.approx(2.5 + 10 + 9 * 0.05, abs=0.3)  # with nine evaluations in between
+    assert times[-1] == pytest.approx(
+        2.5 + 10 + 9 * 0.05, abs=0.3
+    )  # with nine evaluations in between
 
 
 def test_a_metric_never_shares_a_name_with_another() -> None:
     record = make_record()
-    assert record.learned
-    evaluation = Evaluation(step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1)
-    record = replace(record, learned=replace(record.learned, evaluations=[evaluation]))
+    assert record.rank0
+    evaluation = Evaluation(
+        step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1
+    )
+    record = replace(record, rank0=replace(record.rank0, evaluations=[evaluation]))
     found = {point.key: point.value for point in curves(record) if point.step == 20}
     assert found["test_loss"] == 1.0
     assert found["loss"] != 1.0
@@ -64,7 +68,9 @@ def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
         for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
     ]
     found = scalars(replace(record, ranks=ranks))
-    shown = {name: value for name, value in found.items() if name.startswith(("compile_", "loss_scale"))}
+    shown = {
+        name: value for name, value in found.items() if name.startswith(("compile_", "loss_scale"))
+    }
     assert shown == {
         "compile_graphs": 3, "compile_graph_breaks": 3, "compile_recompiles": 1, "compile_cache_hits": 1,
         "loss_scale": 1024, "loss_scale_skipped_steps": 2,
@@ -81,22 +87,32 @@ def test_interruptions_are_told_and_counted() -> None:
     calm, once, twice = make_record(), make_record(seed=1), make_record(seed=2)
     once = replace(once, ranks=[replace(once.ranks[0], interruptions=taken_up[:1])])
     twice = replace(twice, ranks=[replace(twice.ranks[0], interruptions=taken_up)])
-    assert (scalars(twice)["harness.interruptions"], scalars(twice)["harness.interruptions_lost_s"]) == (2, 3.5)
+    assert (
+        scalars(twice)["harness.interruptions"],
+        scalars(twice)["harness.interruptions_lost_s"],
+    ) == (2, 3.5)
     contents = trial_contents(twice, repeats=1)
     told = "interrupted by SIGUSR2 after step 8: 1.5 s lost"
-    assert contents.tags["harness.interruptions"] == f"{told}; interrupted by its end after step 12: 2.0 s lost"
+    assert (
+        contents.tags["harness.interruptions"]
+        == f"{told}; interrupted by its end after step 12: 2.0 s lost"
+    )
     assert f"**taken up again**\n- {told}\n- " in contents.tags["mlflow.note.content"]
     cell = cell_contents(outlines(calm, once, twice), wanted=())
     assert {point.key: point.value for point in cell.points}["harness.interruptions"] == 3
     undisturbed = trial_contents(calm, repeats=1)
-    assert "interruptions" not in str(undisturbed.tags) + str([point.key for point in undisturbed.points])
+    assert "interruptions" not in str(undisturbed.tags) + str(
+        [point.key for point in undisturbed.points]
+    )
 
 
 def test_what_is_unknown_has_no_metric() -> None:
     record = make_record(make_cell(steps=3))
     assert record.summary
     assert record.summary.throughput is None
-    assert not {"throughput_samples_per_s", "step_time_p50_ms", "data_wait_share"} & set(scalars(record))
+    assert not {"throughput_samples_per_s", "step_time_p50_ms", "data_wait_share"} & set(
+        scalars(record)
+    )
     assert "final_loss" in scalars(record)
 
 
@@ -116,16 +132,20 @@ def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
 
 
 def test_the_page_opens_on_the_cells_with_what_tells_them_apart() -> None:
-    found = outlines(make_record(), make_record(make_cell(precision="bf16", workers=2)))
+    found = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
     view = json.loads(experiment_tags(found)[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]] == [
         "throughput_samples_per_s", "harness.ci_low", "harness.ci_high", "harness.count", "harness.verdict",
-        "harness.speedup", "final_accuracy", "final_loss", "precision", "workers", "step_time_p50_ms",
+        "harness.speedup", "final_accuracy", "final_loss", "precision", "num_workers", "step_time_p50_ms",
         "data_wait_share", "trials_done", "trials_failed",
     ]  # fmt: skip
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
 
 
 def test_pages() -> None:
-    assert page("7", "abc", "https://host.org/mlflow/").startswith("https://host.org/mlflow/#/experiments/7/runs/abc?")
-    assert page("7").startswith("http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=harness")
+    assert page("7", "abc", "https://host.org/mlflow/").startswith(
+        "https://host.org/mlflow/#/experiments/7/runs/abc?"
+    )
+    assert page("7").startswith(
+        "http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=harness"
+    )

@@ -19,21 +19,31 @@ def folder(results: Results) -> SweepFolder:
     return results.sweep("demo")
 
 
-def test_no_secret_leaves(results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_leaves(
+    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = "hunter2-hunter2"
     monkeypatch.setenv("MY_API_TOKEN", secret)
-    record = make_record(make_cell(options={"mirror": f"https://me:{secret}@example.org/x", "note": secret}))
+    record = make_record(
+        make_cell(options={"mirror": f"https://me:{secret}@example.org/x", "note": secret})
+    )
     failed = make_record(seed=1, status="failed")
     assert failed.failure
-    failed = dataclasses.replace(failed, failure=dataclasses.replace(failed.failure, message=f"bad token {secret}"))
-    write_sweep(folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n")
+    failed = dataclasses.replace(
+        failed, failure=dataclasses.replace(failed.failure, message=f"bad token {secret}")
+    )
+    write_sweep(
+        folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n"
+    )
     Tracker(results).deliver(folder)
     kept = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
     for word in (secret, "swordfish"):
         assert [path.name for path in kept if word.encode() in path.read_bytes()] == []
 
 
-def test_logs_are_cut_and_the_record_is_exact(results: Results, folder: SweepFolder, tmp_path: Path) -> None:
+def test_logs_are_cut_and_the_record_is_exact(
+    results: Results, folder: SweepFolder, tmp_path: Path
+) -> None:
     record = make_record()
     write_sweep(folder, [record], logs="x" * 99 + "\n")
     place = folder.trial(record.trial.id)
@@ -45,8 +55,15 @@ def test_logs_are_cut_and_the_record_is_exact(results: Results, folder: SweepFol
     assert len(log) < 2**20 + 100
     assert log.endswith("line 199999\n")
     assert log.splitlines()[1].startswith("line ")
-    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record.read_text(encoding="utf-8")
-    assert json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"]["cores"] == 2
+    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record.read_text(
+        encoding="utf-8"
+    )
+    assert (
+        json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"][
+            "cores"
+        ]
+        == 2
+    )
 
 
 def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
@@ -59,15 +76,21 @@ def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
     place.profile.mkdir()
     for rank, size in enumerate((100, 101)):
         place.trace(rank).write_bytes(b"x" * size)
-    (place.profile / "rank0.txt").write_text("at https://me:swordfish@example.org/x\n", encoding="utf-8")
+    (place.profile / "rank0.txt").write_text(
+        "at https://me:swordfish@example.org/x\n", encoding="utf-8"
+    )
     Tracker(results).deliver(folder)
     (sent,) = results.artifacts.rglob("profile")
     assert {file.name: file.stat().st_size for file in sent.glob("*.gz")} == {"rank0.json.gz": 100}
-    assert "101 bytes, more than the 100" in (sent / "rank1.json.gz.left-out.txt").read_text(encoding="utf-8")
+    assert "101 bytes, more than the 100" in (sent / "rank1.json.gz.left-out.txt").read_text(
+        encoding="utf-8"
+    )
     assert "swordfish" not in (sent / "rank0.txt").read_text(encoding="utf-8")
 
 
-def test_the_spec_goes_with_the_sweep_and_is_renewed(results: Results, folder: SweepFolder, tmp_path: Path) -> None:
+def test_the_spec_goes_with_the_sweep_and_is_renewed(
+    results: Results, folder: SweepFolder, tmp_path: Path
+) -> None:
     write_sweep(folder, [make_record()])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     for description in ("first", "second"):

@@ -26,13 +26,22 @@ def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) ->
     """A sweep of two cells with three seeds each, the last ones the oldest; the ids of its runs by their names."""
     name = request.node.name
     found = [
-        make_record(cell, seed=seed, sweep=name, started=1.7e9 - 10 * seed, step_seconds=seconds + seed * 1e-4)
+        make_record(
+            cell,
+            seed=seed,
+            sweep=name,
+            started=1.7e9 - 10 * seed,
+            step_seconds=seconds + seed * 1e-4,
+        )
         for cell, seconds in ((FAST, 0.005), (SLOW, 0.01))
         for seed in (0, 1, 2)
     ]
     write_sweep(results.sweep(name), found)
     Tracker(results, mlflow_server).deliver(results.sweep(name))
-    return {found.replace(name, "sweep"): run.info.run_id for found, run in by_name(mlflow_server, name).items()}
+    return {
+        found.replace(name, "sweep"): run.info.run_id
+        for found, run in by_name(mlflow_server, name).items()
+    }
 
 
 def test_numbers_are_those_of_the_disk(
@@ -56,7 +65,15 @@ def test_a_run_is_compared_with_anything(
     given = ("--results", str(results.path), "--tracking-uri", mlflow_server)
     ended = harness("compare", ids["sweep"], SLOW.id, "--json", *given)
     assert [cell["metrics"][0]["verdict"] for cell in json.loads(ended.out)["cells"]] == ["same"]
-    ended = harness("compare", ids[SLOW.label], f"mlflow:{ids[FAST.label]}", "--across", "precision", "--json", *given)
+    ended = harness(
+        "compare",
+        ids[SLOW.label],
+        f"mlflow:{ids[FAST.label]}",
+        "--across",
+        "precision",
+        "--json",
+        *given,
+    )
     assert json.loads(ended.out)["cells"][0]["metrics"][0]["verdict"] == "faster"
     assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *given).out
     assert harness("baseline", "save", ids["sweep"], *given).code == 0
@@ -73,7 +90,9 @@ def test_what_has_no_record_of_this_schema_is_refused(
     with quiet():
         client = connect(mlflow_server)
         foreign = client.create_run(client.get_run(run).info.experiment_id).info.run_id
-        cut_off = client.create_run(client.get_run(run).info.experiment_id, tags={"harness.kind": "trial"}).info.run_id
+        cut_off = client.create_run(
+            client.get_run(run).info.experiment_id, tags={"harness.kind": "trial"}
+        ).info.run_id
         older = json.dumps({"schema": 3})
         client.log_text(run, older, "record.json")
         client.delete_run(ids[FAST.label])

@@ -38,7 +38,9 @@ def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: 
     assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
 
 
-def test_delivering_again_adds_nothing(results: Results, mlflow_server: str, tmp_path: Path) -> None:
+def test_delivering_again_adds_nothing(
+    results: Results, mlflow_server: str, tmp_path: Path
+) -> None:
     small_sweep(results, "again")
     folder = results.sweep("again")
     tracker = Tracker(results, mlflow_server)
@@ -65,7 +67,9 @@ def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyP
             for child in children:
                 os.kill(child, signal.SIGKILL)
 
-        monkeypatch.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
+        monkeypatch.setattr(
+            tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it)
+        )
         with pytest.raises(TrackerDown, match="harness collect demo"):
             Tracker(results, base).deliver(results.sweep("demo"))
     monkeypatch.undo()
@@ -78,10 +82,16 @@ def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyP
 def _session(base: str) -> list[int]:
     """The processes of the server at `base`, without the guard that leads their session."""
     port = base.rpartition(":")[2]
-    found = subprocess.run(["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(None, 2) for line in found.splitlines()]
     leaders = {pid: words for pid, sid, words in rows if pid == sid}
-    guard = next(pid for pid, words in leaders.items() if "harness.tracking.ui" in words and f"--port {port}" in words)
+    guard = next(
+        pid
+        for pid, words in leaders.items()
+        if "harness.tracking.ui" in words and f"--port {port}" in words
+    )
     return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
@@ -96,7 +106,11 @@ def mute_server() -> Iterator[str]:
 def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, mute: bool) -> None:
     small_sweep(results, "demo")
     with mute_server() as base:
-        uri = base.replace("//", "//me:hunter2@") if mute else f"http://me:hunter2@127.0.0.1:{free_port()}"
+        uri = (
+            base.replace("//", "//me:hunter2@")
+            if mute
+            else f"http://me:hunter2@127.0.0.1:{free_port()}"
+        )
         tracker = Tracker(results, uri)
         start = time.monotonic()
         with pytest.raises(TrackerDown) as caught:
@@ -118,7 +132,8 @@ def test_a_database_that_is_none(results: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "nonsense"]
+    "uri",
+    ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "nonsense"],
 )
 def test_what_is_no_tracking_uri(results: Results, uri: str) -> None:
     with pytest.raises(BadInput, match="tracking URI: found") as caught:
@@ -126,7 +141,9 @@ def test_what_is_no_tracking_uri(results: Results, uri: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("uri", ["postgresql+psycopg2://me:x@db/mlflow", "https://mlflow.example.org", "databricks"])
+@pytest.mark.parametrize(
+    "uri", ["postgresql+psycopg2://me:x@db/mlflow", "https://mlflow.example.org", "databricks"]
+)
 def test_what_may_be_one(uri: str) -> None:
     check_uri(uri)
 

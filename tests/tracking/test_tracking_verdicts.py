@@ -25,7 +25,9 @@ from tests.support.results import make_result
 def results(*speeds: float, label: str = "mlp") -> list[CellResult]:
     """A cell a speed, of three trials that scatter by 0.1%."""
     return [
-        make_result([speed, speed * 1.001, speed * 0.999], cell=make_cell(label, batch_size=64 + number))
+        make_result(
+            [speed, speed * 1.001, speed * 0.999], cell=make_cell(label, batch_size=64 + number)
+        )
         for number, speed in enumerate(speeds)
     ]
 
@@ -56,14 +58,19 @@ def test_a_verdict_is_against_the_first_cell_of_the_workload() -> None:
 
 
 def test_single_trials_are_inconclusive_and_have_no_interval() -> None:
-    cells = [make_result([speed], cell=make_cell(batch_size=int(speed))) for speed in (100.0, 150.0)]
+    cells = [
+        make_result([speed], cell=make_cell(batch_size=int(speed))) for speed in (100.0, 150.0)
+    ]
     verdicts = Verdicts.of("demo", cells)
     assert verdict_tags(verdicts, cells[1].cell.id)["harness.verdict"] == "inconclusive"
     assert set(verdict_metrics(verdicts, cells[1].cell.id)) == {"harness.speedup"}
 
 
 def test_the_reference_is_one_that_was_measured() -> None:
-    failed, slow, fast = make_result([], cell=make_cell(batch_size=1), left_out={"failed": 3}), *results(100.0, 150.0)
+    failed, slow, fast = (
+        make_result([], cell=make_cell(batch_size=1), left_out={"failed": 3}),
+        *results(100.0, 150.0),
+    )
     verdicts = Verdicts.of("demo", [failed, slow, fast])
     assert verdict_tags(verdicts, fast.cell.id)["harness.reference"] == slow.cell.label
     assert verdict_tags(verdicts, failed.cell.id) == {}
@@ -97,7 +104,9 @@ def test_words_of_users_are_only_words() -> None:
 def test_the_picture_has_every_cell(tmp_path: Path) -> None:
     heights = []
     for count in (2, 12):
-        verdicts = Verdicts.of("demo", results(*(100.0 + number for number in range(count)), label="$x_{"))
+        verdicts = Verdicts.of(
+            "demo", results(*(100.0 + number for number in range(count)), label="$x_{")
+        )
         draw_board(verdicts, "$x_{", tmp_path / f"{count}.png")
         heights.append(matplotlib.image.imread(tmp_path / f"{count}.png").shape[0])
     assert heights[1] > heights[0] + 300

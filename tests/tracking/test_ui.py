@@ -27,23 +27,47 @@ from tests.support.running import wait_until
 
 def processes_of(port: int) -> list[str]:
     """The command lines of whatever has to do with a server on `port`."""
-    found = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True).stdout
-    return [words for words in found.splitlines() if "python" in words and f"--port {port}" in words]
+    found = subprocess.run(
+        ["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        words for words in found.splitlines() if "python" in words and f"--port {port}" in words
+    ]
 
 
 def record_address(results: Results, port: int) -> str:
     """Where MLflow's pages get the record of the only trial from."""
-    trial = next(run for run in runs_of(f"sqlite:///{results.database}", "demo") if "seed" in run.info.run_name)
+    trial = next(
+        run
+        for run in runs_of(f"sqlite:///{results.database}", "demo")
+        if "seed" in run.info.run_name
+    )
     return f"http://127.0.0.1:{port}/get-artifact?path=record.json&run_uuid={trial.info.run_id}"
 
 
 @contextmanager
 def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`harness ui`, and what it has said when it is ready."""
-    command = [sys.executable, "-m", "harness.cli.main", "ui", "--results", str(results.path), "--port", str(port)]
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "ui",
+        "--results",
+        str(results.path),
+        "--port",
+        str(port),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"
+    }
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     assert process.stdout
     said = ""
@@ -73,7 +97,10 @@ def test_it_ends_with_all_its_processes(results: Results, ending: signal.Signals
         assert processes_of(port)
         process.send_signal(ending)
         assert process.wait(30) == (0 if ending != signal.SIGKILL else -signal.SIGKILL)
-        wait_until(lambda: not [words for words in processes_of(port) if "harness.cli.main" not in words], 30)
+        wait_until(
+            lambda: not [words for words in processes_of(port) if "harness.cli.main" not in words],
+            30,
+        )
 
 
 def test_a_port_in_use_is_one_line(results: Results) -> None:
@@ -84,7 +111,10 @@ def test_a_port_in_use_is_one_line(results: Results) -> None:
 
 
 def test_it_is_served_to_this_machine_only(results: Results) -> None:
-    with pytest.raises(BadInput, match=re.escape("0.0.0.0")), server(Tracker(results), host="0.0.0.0"):
+    with (
+        pytest.raises(BadInput, match=re.escape("0.0.0.0")),
+        server(Tracker(results), host="0.0.0.0"),
+    ):
         pass
 
 
@@ -94,4 +124,7 @@ def test_a_server_that_runs_already_is_pointed_to(
     write_sweep(results.sweep("pointed"), [make_record(sweep="pointed")])
     delivery = Tracker(results, mlflow_server).deliver(results.sweep("pointed"))
     serve(results, mlflow_server)
-    assert f"pointed: {mlflow_server}/#/experiments/{delivery.experiment_id}/runs" in capsys.readouterr().out
+    assert (
+        f"pointed: {mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
+        in capsys.readouterr().out
+    )

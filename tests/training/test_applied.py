@@ -77,12 +77,22 @@ class Colour(CNN):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
 
 
-def test_a_traced_step_gets_its_images_as_a_recorded_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_step_gets_its_images_as_a_recorded_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     axes = Axes(batch_size=32, channels_last=True)
-    cell = Cell(choice=make_cell().choice, axes=axes, length=Length(steps=2), evaluate=Length(steps=2), warmup=1)
+    cell = Cell(
+        workload=make_cell().workload,
+        axes=axes,
+        length=Length(steps=2),
+        evaluate=Length(steps=2),
+        warmup=1,
+    )
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
     assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
-    training = Training(assignment, Colour(CNNOptions(), Digits()), TrialFolder(tmp_path), ranks, CPU, Trace())
+    training = Training(
+        assignment, Colour(CNNOptions(), Digits()), TrialFolder(tmp_path), ranks, CPU, Trace()
+    )
     laid_out = []
 
     def step(batch: Batch) -> Tensor:
@@ -97,7 +107,9 @@ def test_a_traced_step_gets_its_images_as_a_recorded_one_does(tmp_path: Path, mo
 
 
 def test_channels_last_without_convolutions_is_refused() -> None:
-    with pytest.raises(NotApplied, match="channels_last was asked for and the model has no convolution"):
+    with pytest.raises(
+        NotApplied, match="channels_last was asked for and the model has no convolution"
+    ):
         prepared(line(), channels_last=True)
 
 
@@ -105,7 +117,10 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
     order = BatchOrder(samples=12, batch_size=4, seed=3, rank=0, world_size=1)
     samples = TensorSamples((torch.arange(12),))
     ways = [
-        [(indices, batch[0].tolist()) for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU)]
+        [
+            (indices, batch[0].tolist())
+            for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU)
+        ]
         for axes in (Axes(batch_size=4), Axes(batch_size=4, input="resident"))
     ]
     assert ways[0] == ways[1]
@@ -121,11 +136,15 @@ def test_resident_samples_must_be_movable() -> None:
             return (torch.as_tensor(indices),)
 
     order = BatchOrder(samples=4, batch_size=2, seed=0, rank=0, world_size=1)
-    with pytest.raises(NotApplied, match=r"input: resident was asked for and Fixed has no method to\(device\)"):
+    with pytest.raises(
+        NotApplied, match=r"input: resident was asked for and Fixed has no method to\(device\)"
+    ):
         make_loader(Fixed(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
 def test_autocast_computes_in_the_precision(precision: Any, dtype: torch.dtype | None) -> None:
     with autocast(Axes(batch_size=1, precision=precision), CPU):
         product = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -137,11 +156,11 @@ def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
     scaler.backward((parameter.half() * float("inf")).sum())
-    assert not scaler.step(optimizer, clip=None)
+    assert not scaler.step(optimizer, max_grad_norm=None)
     assert torch.equal(parameter, torch.ones(2))
     optimizer.zero_grad()
     scaler.backward(parameter.half().sum())
-    assert scaler.step(optimizer, clip=None)
+    assert scaler.step(optimizer, max_grad_norm=None)
     assert parameter[0].item() == pytest.approx(0.9)
     account = scaler.account()
     assert account is not None
@@ -158,5 +177,5 @@ def test_gradients_are_clipped_to_the_norm_before_the_step(precision: Any) -> No
     scaler = Scaler(Axes(batch_size=1, precision=precision), CPU)
     halved = parameter.half() if precision == "fp16" else parameter
     scaler.backward((halved * torch.tensor([0.375, 0.5])).sum())
-    scaler.step(optimizer, clip=0.1)
+    scaler.step(optimizer, max_grad_norm=0.1)
     assert parameter.tolist() == pytest.approx([-0.06, -0.08], abs=1e-5)

@@ -36,14 +36,15 @@ STEPS, EPOCH, EVERY = 20, 8, 5  # 256 samples in batches of 32
 PLAIN: dict[str, Any] = {"options": {"dropout": 0.3}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "adam": PLAIN,
-    "one-cycle": PLAIN | {"axes": {"schedule": "one-cycle", "clip": 1.0}},
+    "one-cycle": PLAIN | {"axes": {"lr_schedule": "one-cycle", "max_grad_norm": 1.0}},
     "momentum": {"options": {"momentum": 0.9}},
-    "no state": {"options": {"momentum": 0.0}, "axes": {"schedule": "cosine"}},
-    "fp16": PLAIN | {"axes": {"precision": "fp16", "batch_size": 4, "learning_rate": 0.001}},  # overflows at first
-    "accumulation": PLAIN | {"axes": {"accumulation": 2}},
+    "no state": {"options": {"momentum": 0.0}, "axes": {"lr_schedule": "cosine"}},
+    "fp16": PLAIN
+    | {"axes": {"precision": "fp16", "batch_size": 4, "lr": 0.001}},  # overflows at first
+    "grad_accum_steps": PLAIN | {"axes": {"grad_accum_steps": 2}},
     "memory": {"options": {"memory": True}},
     "noise": {"options": {"noise": 0.1}},
-    "noise, workers": {"options": {"noise": 0.1}, "axes": {"workers": 2}},
+    "noise, workers": {"options": {"noise": 0.1}, "axes": {"num_workers": 2}},
 }
 
 NEVER = 1 << 30
@@ -51,7 +52,9 @@ NEVER = 1 << 30
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-def attempt(folder: TrialFolder, assignment: Assignment, stop: int | None, passes: int = NEVER) -> RankResult:
+def attempt(
+    folder: TrialFolder, assignment: Assignment, stop: int | None, passes: int = NEVER
+) -> RankResult:
     """Train in this process, one step a stretch, with the wish to stop heard after the step `stop`; with `passes`, an
     evaluation asks for it too after so many."""
     newest = checkpoint.newest(folder.best, folder.resume)
@@ -63,31 +66,46 @@ def attempt(folder: TrialFolder, assignment: Assignment, stop: int | None, passe
         patch.setattr(evaluate, "LOOK", passes)
         patch.setattr(train, "wanted", lambda: next(looks) == stop)
         alone = Ranks(rank=0, local_rank=0, world_size=1)
-        return worker.run(folder, alone, RankResult(rank=0, host="here", pid=1, entered=0.0), train.Trace())
+        return worker.run(
+            folder, alone, RankResult(rank=0, host="here", pid=1, entered=0.0), train.Trace()
+        )
 
 
 def trained(
-    place: Path, entry: Mapping[str, Any], stops: Sequence[int] = (), *, keep: str = "none", between: Any = None
+    place: Path,
+    entry: Mapping[str, Any],
+    stops: Sequence[int] = (),
+    *,
+    keep: str = "none",
+    between: Any = None,
 ) -> dict[str, Any]:
     """What identifies the outcome of a trial that was interrupted after the steps `stops`."""
     place.mkdir()
     sweep = spec.load(
-        line_sweep(place, {"line": entry}, length={"steps": STEPS}, evaluate={"steps": EVERY}, checkpoint=keep)
+        line_sweep(
+            place,
+            {"line": entry},
+            length={"steps": STEPS},
+            evaluate={"steps": EVERY},
+            checkpoint=keep,
+        )
     )
     folder = TrialFolder(place / "trial")
-    told = Assignment(trial=sweep.trials()[0], base=str(sweep.base), checkpoint=sweep.checkpoint, device="cpu")
+    told = Assignment(
+        trial=sweep.trials()[0], base=str(sweep.base), checkpoint=sweep.checkpoint, device="cpu"
+    )
     for stop in stops:
         with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {stop} of {STEPS}$"):
             attempt(folder, told, stop)
         if between:
             between(folder)
     result = attempt(folder, told, None)
-    assert result.learned is not None
+    assert result.rank0 is not None
     return {
-        "parameters": result.learned.parameter_digest,
+        "parameters": result.rank0.parameter_digest,
         "loss": result.loss,
         "order": tuple(result.order),
-        "evaluations": [(found.step, found.metrics) for found in result.learned.evaluations],
+        "evaluations": [(found.step, found.metrics) for found in result.rank0.evaluations],
         "scale": result.loss_scale,
         "interrupted": [(one.step, one.by) for one in result.interruptions],
     }
@@ -112,13 +130,17 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, variant: str) -> None:
 def test_an_evaluation_is_left_and_made_good(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", PLAIN)
     (tmp_path / "cut").mkdir()
-    sweep = spec.load(line_sweep(tmp_path / "cut", {"line": PLAIN}, length={"steps": STEPS}, evaluate={"steps": EVERY}))
+    sweep = spec.load(
+        line_sweep(
+            tmp_path / "cut", {"line": PLAIN}, length={"steps": STEPS}, evaluate={"steps": EVERY}
+        )
+    )
     folder = TrialFolder(tmp_path / "cut" / "trial")
     told = Assignment(trial=sweep.trials()[0], base=str(sweep.base), device="cpu")
     for _ in range(2):
         with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {EVERY} of {STEPS}$"):
             attempt(folder, told, EVERY + 1, passes=1)
-    found = attempt(folder, told, None).learned
+    found = attempt(folder, told, None).rank0
     assert found is not None
     assert found.parameter_digest == whole["parameters"]
     assert [(one.step, one.metrics) for one in found.evaluations] == whole["evaluations"]
@@ -126,9 +148,16 @@ def test_an_evaluation_is_left_and_made_good(tmp_path: Path) -> None:
 
 def test_before_a_step_is_done_nothing_is_kept(tmp_path: Path) -> None:
     kept = []
-    cut = trained(tmp_path / "cut", PLAIN, [0, 0, 3, 3], between=lambda folder: kept.append(checkpoints(folder.resume)))
+    cut = trained(
+        tmp_path / "cut",
+        PLAIN,
+        [0, 0, 3, 3],
+        between=lambda folder: kept.append(checkpoints(folder.resume)),
+    )
     assert kept == [[], [], ["step-000000003"], ["step-000000003"]]
-    assert cut["interrupted"] == [(3, "SIGUSR2")], "an attempt that took no step is none that was interrupted"
+    assert cut["interrupted"] == [(3, "SIGUSR2")], (
+        "an attempt that took no step is none that was interrupted"
+    )
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -144,7 +173,7 @@ def forget(name: str) -> tuple[Any, str, Any]:
         "random numbers": (checkpoint, "_restore_random_state", nothing),
         "optimizer": (state_dict, "set_optimizer_state_dict", nothing),
         "weights": (state_dict, "set_model_state_dict", nothing),
-        "schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", nothing),
+        "lr_schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", nothing),
         "scaler": (Scaler, "restore", nothing),
         "place in the order": (BatchOrder, "skip", property(lambda order: 0, nothing)),
         "buffers": (torch.nn.Module, "named_buffers", lambda module, **named: iter(())),
@@ -158,7 +187,7 @@ def forget(name: str) -> tuple[Any, str, Any]:
         ("optimizer", "adam"),
         ("optimizer", "momentum"),
         ("weights", "adam"),
-        ("schedule", "one-cycle"),
+        ("lr_schedule", "one-cycle"),
         ("scaler", "fp16"),
         ("place in the order", "adam"),
         ("random numbers", "noise"),
@@ -232,13 +261,26 @@ def ended(tmp_path: Path) -> Callable[..., Any]:
 
     def end(failures: Mapping[int, Failure], codes: Mapping[int, int]) -> Any:
         for rank, failure in failures.items():
-            write(folder.result(rank), RankResult(rank=rank, host="n", pid=1, entered=0.0, failure=failure))
+            write(
+                folder.result(rank),
+                RankResult(rank=rank, host="n", pid=1, entered=0.0, failure=failure),
+            )
             assert read_rank(folder.result(rank)).failure == failure
-        listed = {rank: {"exitcode": code, "at": time.time(), "pid": 1} for rank, code in codes.items()}
+        listed = {
+            rank: {"exitcode": code, "at": time.time(), "pid": 1} for rank, code in codes.items()
+        }
         folder.failures.write_text(json.dumps(listed), encoding="utf-8")
         seen = Torchrun(environment={}).seen(folder, "")
         return assemble(
-            folder, "line", told, started=0, ended=1, earlier=(), stopped=None, rules=ValidityRules(), seen=seen
+            folder,
+            "line",
+            told,
+            started=0,
+            ended=1,
+            earlier=(),
+            stopped=None,
+            rules=ValidityRules(),
+            seen=seen,
         )
 
     folder.path.mkdir()
@@ -251,18 +293,29 @@ def stopped(rank: int) -> Failure:
 
 def test_an_interrupted_trial_has_not_failed(ended: Callable[..., Any]) -> None:
     found = ended({0: stopped(0), 1: stopped(1)}, {0: 75, 1: 75})
-    assert (found.status, str(found.failure)) == ("interrupted", "rank 0: Interrupted: SIGUSR2 after step 3 of 9")
+    assert (found.status, str(found.failure)) == (
+        "interrupted",
+        "rank 0: Interrupted: SIGUSR2 after step 3 of 9",
+    )
 
 
-def test_whatever_ends_ranks_after_their_checkpoint_is_not_the_cause(ended: Callable[..., Any]) -> None:
+def test_whatever_ends_ranks_after_their_checkpoint_is_not_the_cause(
+    ended: Callable[..., Any],
+) -> None:
     found = ended({1: stopped(1)}, {0: -signal.SIGKILL, 1: 75})
     assert found.status == "interrupted"
     torn = Failure(kind="RuntimeError", message="connection closed by peer", rank=0, at=4.0)
     assert ended({0: torn, 1: stopped(1)}, {0: 1, 1: 75}).status == "interrupted"
 
 
-def test_a_rank_that_the_signal_strikes_before_it_can_hold_it_back(ended: Callable[..., Any]) -> None:
+def test_a_rank_that_the_signal_strikes_before_it_can_hold_it_back(
+    ended: Callable[..., Any],
+) -> None:
     torn = Failure(kind="RuntimeError", message="connection closed by peer", rank=0, at=4.0)
     found = ended({0: torn}, {0: 1, 1: -signal.SIGUSR2})
-    assert (found.status, found.failure.message, found.failure.rank) == ("interrupted", "ended by SIGUSR2", 1)
+    assert (found.status, found.failure.message, found.failure.rank) == (
+        "interrupted",
+        "ended by SIGUSR2",
+        1,
+    )
     assert ended({0: torn}, {0: 1, 1: -signal.SIGKILL}).status == "failed"

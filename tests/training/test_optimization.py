@@ -19,8 +19,14 @@ class Recipe(LineFit):
     """Two groups of parameters, one of them decayed."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        weights, biases = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
-        groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 5e-3}]
+        weights, biases = (
+            [p for p in model.parameters() if p.ndim > 1],
+            [p for p in model.parameters() if p.ndim == 1],
+        )
+        groups: list[dict[str, Any]] = [
+            {"params": weights, "weight_decay": 0.1},
+            {"params": biases, "lr": 5e-3},
+        ]
         return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
@@ -34,22 +40,28 @@ def rates(found: torch.optim.Optimizer) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+    ("name", "kind"),
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
 )
 def test_an_optimizer_keeps_the_recipes_groups(name: str, kind: type) -> None:
     found = optimizer(optimizer=name)
     assert type(found) is kind
     assert rates(found) == [1e-2, 5e-3]
     assert [len(group["params"]) for group in found.param_groups] == [2, 2]
-    assert [group["weight_decay"] for group in found.param_groups] == ([0.1, 0.0] if name == "adamw" else [0, 0])
+    assert [group["weight_decay"] for group in found.param_groups] == (
+        [0.1, 0.0] if name == "adamw" else [0, 0]
+    )
 
 
 @pytest.mark.parametrize("name", ["recipe", "adam", "sgd"])
 @pytest.mark.parametrize(
-    ("implementation", "flags"), [("for-loop", (False, False)), ("foreach", (True, False)), ("fused", (False, True))]
+    ("optimizer_impl", "flags"),
+    [("for-loop", (False, False)), ("foreach", (True, False)), ("fused", (False, True))],
 )
-def test_an_implementation_is_the_one_that_steps(name: str, implementation: str, flags: tuple[bool, bool]) -> None:
-    found = optimizer(optimizer=name, implementation=implementation)
+def test_an_implementation_is_the_one_that_steps(
+    name: str, optimizer_impl: str, flags: tuple[bool, bool]
+) -> None:
+    found = optimizer(optimizer=name, optimizer_impl=optimizer_impl)
     assert [(group["foreach"], group["fused"]) for group in found.param_groups] == [flags, flags]
 
 
@@ -60,20 +72,24 @@ def test_an_implementation_that_an_optimizer_lacks_is_no_silent_other_one() -> N
 
     workload = Bare(Options(), Settings())
     with pytest.raises(NotApplied, match="implementation: Rprop has no fused"):
-        make_optimizer(workload, workload.build_model(), Axes(batch_size=32, implementation="fused"))
+        make_optimizer(
+            workload, workload.build_model(), Axes(batch_size=32, optimizer_impl="fused")
+        )
 
 
 def test_learning_rate_and_linear_scaling() -> None:
-    assert rates(optimizer(learning_rate=0.3)) == [0.3, 0.3]
-    assert rates(optimizer(scaling="linear", batch_size=128)) == [4e-2, 2e-2]
-    assert rates(optimizer(scaling="linear")) == [1e-2, 5e-3]
+    assert rates(optimizer(lr=0.3)) == [0.3, 0.3]
+    assert rates(optimizer(lr_scaling="linear", batch_size=128)) == [4e-2, 2e-2]
+    assert rates(optimizer(lr_scaling="linear")) == [1e-2, 5e-3]
 
 
 def curve(steps: int = 10, **axes: Any) -> list[float]:
     """The learning rate, as a part of its peak, at each step."""
     model = nn.Linear(1, 1)
     found = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = make_schedule(Recipe(Options(), Settings()), found, Axes(batch_size=32, **axes), steps)
+    schedule = make_schedule(
+        Recipe(Options(), Settings()), found, Axes(batch_size=32, **axes), steps
+    )
     seen = []
     for _ in range(steps):
         seen.append(found.param_groups[0]["lr"])
@@ -84,14 +100,16 @@ def curve(steps: int = 10, **axes: Any) -> list[float]:
 
 
 def test_schedules() -> None:
-    assert curve(schedule="constant") == [1.0] * 10
-    assert curve(schedule="step", steps=6) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-    cosine = curve(schedule="cosine")
+    assert curve(lr_schedule="constant") == [1.0] * 10
+    assert curve(lr_schedule="step", steps=6) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    cosine = curve(lr_schedule="cosine")
     assert cosine[0] == 1.0
     assert cosine[5] == pytest.approx(0.5)
     assert cosine == sorted(cosine, reverse=True)
-    assert curve(schedule="constant", ramp=0.4) == pytest.approx([0.2, 0.4, 0.6, 0.8] + [1.0] * 6)
-    rising = curve(schedule="one-cycle")
+    assert curve(lr_schedule="constant", lr_warmup=0.4) == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8] + [1.0] * 6
+    )
+    rising = curve(lr_schedule="one-cycle")
     assert rising.index(max(rising)) == 2
 
 

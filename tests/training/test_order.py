@@ -20,7 +20,9 @@ Batches = NDArray[np.int64]  # [steps, samples of a rank]
 def order(
     *, seed: int = SEED, rank: int = 0, world_size: int = 1, epoch: int = 0, batch_size: int = BATCH
 ) -> BatchOrder:
-    made = BatchOrder(samples=SAMPLES, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
+    made = BatchOrder(
+        samples=SAMPLES, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
+    )
     made.epoch = epoch
     return made
 
@@ -48,12 +50,18 @@ def test_epoch_holds_each_sample_at_most_once(epoch: int) -> None:
 
 
 def test_all_samples_have_their_turn_over_epochs() -> None:
-    seen = {sample for epoch in range(20) for sample in batches(order(epoch=epoch)).ravel().tolist()}
+    seen = {
+        sample for epoch in range(20) for sample in batches(order(epoch=epoch)).ravel().tolist()
+    }
     assert seen == set(range(SAMPLES))
 
 
 def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
-    found = {(seed, epoch): batches(order(seed=seed, epoch=epoch)).tobytes() for seed in (0, 1) for epoch in (0, 1)}
+    found = {
+        (seed, epoch): batches(order(seed=seed, epoch=epoch)).tobytes()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
     assert len(set(found.values())) == 4
     assert batches(order(seed=1, epoch=1)).tobytes() == found[1, 1]
 
@@ -72,15 +80,22 @@ def test_skip_takes_an_epoch_up_in_the_middle() -> None:
 
 def test_order_pinned() -> None:
     """Baselines and records of earlier versions hold this order: it must not change."""
-    assert batches(order())[:2].tolist() == [[29, 49, 54, 4, 80, 17, 94, 65], [32, 26, 79, 39, 9, 27, 60, 24]]
+    assert batches(order())[:2].tolist() == [
+        [29, 49, 54, 4, 80, 17, 94, 65],
+        [32, 26, 79, 39, 9, 27, 60, 24],
+    ]
 
 
 def test_batch_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"^batch_size: found 104; allowed: at most the 103 training samples$"):
+    with pytest.raises(
+        BadInput, match=r"^batch_size: found 104; allowed: at most the 103 training samples$"
+    ):
         order(batch_size=104)
 
 
-def digest(parts: Sequence[Batches], *, ranks: Sequence[int] | None = None, first_step: int = 0) -> str:
+def digest(
+    parts: Sequence[Batches], *, ranks: Sequence[int] | None = None, first_step: int = 0
+) -> str:
     """The digest of a run in which rank r trained on parts[r]; `ranks` are those that it says it was."""
     sums = []
     for rank, part in zip(ranks or range(len(parts)), parts, strict=True):
@@ -156,7 +171,9 @@ def test_digest_notices(mutate: Callable[[Batches], None], world_size: int) -> N
 
 
 def test_digest_notices_another_seed_and_another_epoch() -> None:
-    assert len({digest(shares(1)), digest(shares(1, seed=SEED + 1)), digest(shares(1, epoch=1))}) == 3
+    assert (
+        len({digest(shares(1)), digest(shares(1, seed=SEED + 1)), digest(shares(1, epoch=1))}) == 3
+    )
 
 
 def test_digest_notices_ranks_that_take_each_others_part() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.training.ranks import Ranks
-from tests.perf.overhead import assignments, contest, ratio
+from tests.perf.overhead import assignments, ratio, run_paired
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 
@@ -24,8 +24,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("at", "steps"), [(0, 25), (1, 2)], ids=["mlp", "cnn with a schedule"])
-def test_harness_and_bare_loop_compute_the_same_bits_in_turn(tmp_path: Path, at: int, steps: int) -> None:
-    race = contest(assignments(tmp_path, None, ALONE)[at], tmp_path, ALONE)
+def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
+    tmp_path: Path, at: int, steps: int
+) -> None:
+    race = run_paired(assignments(tmp_path, None, ALONE)[at], tmp_path, ALONE)
     for block in (2, 1, steps):  # an epoch has 23
         for name in ("harness", "bare", "textbook"):
             race.train(name, block)

@@ -51,11 +51,16 @@ def test_its_node_is_the_one_that_slurm_names(monkeypatch: pytest.MonkeyPatch) -
 
 def test_workloads_see_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks(monkeypatch, **STEP).export()
-    assert {name: os.environ[name] for name in TORCHRUN} == {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    assert {name: os.environ[name] for name in TORCHRUN} == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+    }
 
 
 @pytest.mark.parametrize(
-    ("variables", "visible", "index"), [(STEP, 4, 1), (STEP, 1, 0), (TORCHRUN, 4, 3), (TORCHRUN, 1, None)]
+    ("variables", "visible", "index"),
+    [(STEP, 4, 1), (STEP, 1, 0), (TORCHRUN, 4, 3), (TORCHRUN, 1, None)],
 )
 def test_each_rank_has_its_own_gpu(
     variables: dict[str, str], visible: int, index: int | None, monkeypatch: pytest.MonkeyPatch

@@ -28,15 +28,17 @@ from workloads.options import Settings
 
 CPU = torch.device("cpu")
 VAIN = [(need, name) for need in NEEDS for name in need.dependents]
-ANOTHER: dict[str, Any] = {"dynamic": "never", "cache": "cold", "wrap": "root", "reshard": "never"} | {
-    "pin_memory": "always", "workers": 2, "prefetch_factor": 4, "bucket_cap_mb": 1.0, "ramp": 0.1
+ANOTHER: dict[str, Any] = {"dynamic": "never", "cache": "cold", "fsdp_wrap": "root", "reshard_after_forward": "never"} | {
+    "pin_memory": "always", "num_workers": 2, "prefetch_factor": 4, "bucket_cap_mb": 1.0, "lr_warmup": 0.1
 }  # fmt: skip
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of one."""
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -45,7 +47,7 @@ def trained(folder: Path, options: Options | None = None, **axes: Any) -> Traini
     """A trial of four steps in this process."""
     options = options or Options()
     cell = Cell(
-        choice=make_cell().choice,
+        workload=make_cell().workload,
         axes=Axes(**{"batch_size": 32, **axes}),
         length=Length(steps=4),
         evaluate=Length(steps=4),
@@ -53,13 +55,17 @@ def trained(folder: Path, options: Options | None = None, **axes: Any) -> Traini
     )
     assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    training = Training(assignment, LineFit(options, Settings()), TrialFolder(folder), ranks, CPU, Trace())
+    training = Training(
+        assignment, LineFit(options, Settings()), TrialFolder(folder), ranks, CPU, Trace()
+    )
     training.run()
     return training
 
 
 @pytest.mark.parametrize(("need", "name"), VAIN, ids=[name for _, name in VAIN])
-def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(need: Any, name: str) -> None:
+def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
+    need: Any, name: str
+) -> None:
     """Among them workers of resident samples, and prefetch_factor or persistent_workers without workers."""
     setting: dict[str, Any] = {name: ANOTHER[name] if name in ANOTHER else not DEFAULTS[name]}
     if need.axis == "input":
@@ -68,7 +74,9 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(need: A
 
 
 @pytest.mark.parametrize(
-    "setting", [{"pin_memory": "always"}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}], ids=str
+    "setting",
+    [{"pin_memory": "always"}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}],
+    ids=str,
 )
 def test_a_setting_of_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]) -> None:
     ((name, value),) = setting.items()
@@ -120,13 +128,17 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return make_loader(samples, order, Axes(batch_size=32), **named)
 
     monkeypatch.setattr(train, "make_loader", ignorant)
-    with pytest.raises(NotApplied, match="workers: 2 were asked for and none delivered a batch"):
-        trained(tmp_path, workers=2)
+    with pytest.raises(
+        NotApplied, match="num_workers: 2 were asked for and none delivered a batch"
+    ):
+        trained(tmp_path, num_workers=2)
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
-    message = r"bucket_cap_mb: 1 was asked for and the gradients are in the same 1 bucket as without"
+    message = (
+        r"bucket_cap_mb: 1 was asked for and the gradients are in the same 1 bucket as without"
+    )
     with pytest.raises(NotApplied, match=message):
         trained(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
     assert trained(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).step == 4

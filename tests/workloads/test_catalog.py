@@ -60,18 +60,27 @@ def test_a_class_from_a_package() -> None:
 def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text(OWN)
     (tmp_path / "theirs-1.0.dist-info").mkdir()
-    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[harness.workloads]\ntheirs = theirs:Mine\n")
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n"
+    )
+    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(
+        "[harness.workloads]\ntheirs = theirs:Mine\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_class("theirs").__name__ == "Mine"
-    with pytest.raises(ValueError, match=r"did you mean 'theirs'.*; allowed: cnn, distilbert, mlp, theirs, "):
+    with pytest.raises(
+        ValueError, match=r"did you mean 'theirs'.*; allowed: cnn, distilbert, mlp, theirs, "
+    ):
         load_class("their")
 
 
 @pytest.mark.parametrize(
     ("uses", "said"),
     [
-        ("mpl", "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, mlp, package.module:Class"),
+        (
+            "mpl",
+            "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, mlp, package.module:Class",
+        ),
         ("workloads.mpl:MLP", "workloads.mpl: found no such module"),
         ("workloads.mlp:MPL", "found no workload 'MPL' .did you mean 'MLP'..; allowed: MLP"),
         ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
@@ -103,4 +112,8 @@ def test_exports_are_loaded_on_first_use() -> None:
 def test_the_package_imports_no_harness() -> None:
     files = list(Path(workloads.__file__).parent.rglob("*.py"))
     assert len(files) > 10
-    assert not [file for file in files if re.search(r"^\s*(from|import) harness", file.read_text(), re.MULTILINE)]
+    assert not [
+        file
+        for file in files
+        if re.search(r"^\s*(from|import) harness", file.read_text(), re.MULTILINE)
+    ]

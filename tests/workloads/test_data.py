@@ -22,7 +22,11 @@ def tensors(samples: object) -> tuple[torch.Tensor, ...]:
 
 
 def test_every_class_is_held_out_in_proportion() -> None:
-    labels = [*random.Random(0).choices(["a", "b", "c"], weights=[100, 20, 1], k=2000), "rare", "rare"]
+    labels = [
+        *random.Random(0).choices(["a", "b", "c"], weights=[100, 20, 1], k=2000),
+        "rare",
+        "rare",
+    ]
     kept, held = stratified(labels, seed=0)
     assert sorted(kept + held) == list(range(len(labels)))
     assert (kept, held) == (sorted(kept), sorted(held))
@@ -40,7 +44,10 @@ def test_the_split_follows_its_seed() -> None:
 
 def test_digits() -> None:
     images = load_images(Digits())
-    (pixels, labels), (test_pixels, test_labels) = tensors(images.splits.train), tensors(images.splits.test)
+    (pixels, labels), (test_pixels, test_labels) = (
+        tensors(images.splits.train),
+        tensors(images.splits.test),
+    )
     assert pixels.shape[1:] == test_pixels.shape[1:] == (1, 28, 28)
     assert (images.size, images.classes) == ((28, 28), 10)
     assert len(labels) + len(test_labels) == 1797
@@ -54,19 +61,27 @@ def test_digits() -> None:
 
 
 def test_idx_files_are_read_and_normalised_by_the_training_set(tmp_path: Path) -> None:
-    pixels = torch.randint(256, (20, 1, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        256, (20, 1, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     for split, rows in (("train", slice(0, 16)), ("t10k", slice(16, 20))):
         part = pixels[rows]
         content = struct.pack(">4B3I", 0, 0, 8, 3, len(part), 5, 4) + part.numpy().tobytes()
         (tmp_path / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
         labels = bytes(i % 2 for i in range(len(part)))
-        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(part)) + labels)
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">4BI", 0, 0, 8, 1, len(part)) + labels
+        )
     images = load_images(Idx(path=tmp_path, classes=2))
     grey = pixels.double()
     mean, deviation = grey[:16].mean(), grey[:16].std(correction=0)
     assert (images.size, images.classes) == ((5, 4), 2)
-    torch.testing.assert_close(tensors(images.splits.train)[0], ((grey[:16] - mean) / deviation).float())
-    torch.testing.assert_close(tensors(images.splits.test)[0], ((grey[16:] - mean) / deviation).float())
+    torch.testing.assert_close(
+        tensors(images.splits.train)[0], ((grey[:16] - mean) / deviation).float()
+    )
+    torch.testing.assert_close(
+        tensors(images.splits.test)[0], ((grey[16:] - mean) / deviation).float()
+    )
     assert tensors(images.splits.test)[1].tolist() == [0, 1, 0, 1]
 
 
@@ -106,7 +121,11 @@ def test_real_images(real_data: Path) -> None:
     data = Idx(path=real_data / "mnist10k")
     data.check()
     images = load_images(data)
-    assert (len(images.splits.train), len(images.splits.test), images.size) == (10000, 10000, (28, 28))
+    assert (len(images.splits.train), len(images.splits.test), images.size) == (
+        10000,
+        10000,
+        (28, 28),
+    )
 
 
 def test_real_texts(real_data: Path) -> None:

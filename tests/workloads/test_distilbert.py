@@ -22,7 +22,9 @@ def workload(**options: object) -> DistilBert:
     return DistilBert(DistilBertOptions(**{"vocabulary": 512, **options}), DATA)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{}, {"sequence": 16}, {"size": "small", "label_smoothing": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sequence": 16}, {"size": "small", "label_smoothing": 0.1}]
+)
 def test_flops_agree_with_torchs_counter(options: dict[str, object]) -> None:
     fixed = workload(padding="fixed", dropout=0.0, **options)
     assert fixed.flops_per_sample() == counted_per_sample(fixed, 4)
@@ -39,7 +41,10 @@ def test_flops_without_padding_count_the_tokens_of_each_text() -> None:
 
 
 def test_padding() -> None:
-    longest, fixed = workload().splits().train, workload(padding="fixed", sequence=64).splits().train
+    longest, fixed = (
+        workload().splits().train,
+        workload(padding="fixed", sequence=64).splits().train,
+    )
     rows = [0, 1, 3]
     tokens, labels = longest.batch(rows)
     padded, _ = fixed.batch(rows)
@@ -64,7 +69,7 @@ def test_the_published_architecture() -> None:
         model = base.build_model()
     # 66,362,880 as published, and a head of 768 * 768 + 768 + 768 * 3 + 3
     assert sum(p.numel() for p in model.parameters()) == 66_362_880 + 592_899
-    assert len(base.blocks(model)) == 6
+    assert len(base.layers(model)) == 6
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def test_a_pretrained_folder(checkpoint: Path) -> None:
         assert torch.equal(loaded, saved), name
     assert model.bert.classifier.out_features == 3
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
-    assert len(pretrained.blocks(model)) == 1
+    assert len(pretrained.layers(model)) == 1
 
 
 def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
@@ -100,7 +105,8 @@ def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
     del weights["distilbert.transformer.layer.0.ffn.lin1.bias"]
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        ValueError, match=r"model.safetensors: found no fitting distilbert.transformer.layer.0.ffn.lin1"
+        ValueError,
+        match=r"model.safetensors: found no fitting distilbert.transformer.layer.0.ffn.lin1",
     ):
         DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
 
@@ -112,7 +118,10 @@ def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_tokenizer_of_a_pretrained_folder_is_used(checkpoint: Path) -> None:
-    ours, theirs = workload().samples[0], DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0]
+    ours, theirs = (
+        workload().samples[0],
+        DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0],
+    )
     assert not torch.equal(ours.batch([0])[0], theirs.batch([0])[0])
 
 
@@ -131,4 +140,7 @@ def test_decay_spares_biases_and_norms() -> None:
     decayed, spared = tiny.optimizer(tiny.build_model()).param_groups
     assert {p.ndim for p in decayed["params"]} == {2}
     assert {p.ndim for p in spared["params"]} == {1}
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (DistilBertOptions().weight_decay, 0.0)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (
+        DistilBertOptions().weight_decay,
+        0.0,
+    )

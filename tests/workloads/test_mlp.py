@@ -14,7 +14,9 @@ def test_the_textbook_network() -> None:
     assert sum(p.numel() for p in model.parameters()) == 235_146
 
 
-@pytest.mark.parametrize("options", [MLPOptions(), MLPOptions(hidden=(), dropout=0), MLPOptions(batch_norm=True)])
+@pytest.mark.parametrize(
+    "options", [MLPOptions(), MLPOptions(hidden=(), dropout=0), MLPOptions(batch_norm=True)]
+)
 def test_flops_agree_with_torchs_counter(options: MLPOptions) -> None:
     workload = MLP(options, Digits())
     assert workload.flops_per_sample() == counted_per_sample(workload, 8)

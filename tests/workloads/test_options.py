@@ -17,11 +17,18 @@ def read(kind: Any, document: str) -> Any:
     return TypeAdapter(kind).validate_json(document, strict=True)
 
 
-@pytest.mark.parametrize("module", ["workloads", "workloads.options", "workloads.sources", "workloads.catalog"])
+@pytest.mark.parametrize(
+    "module", ["workloads", "workloads.options", "workloads.sources", "workloads.catalog"]
+)
 def test_planning_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'numpy', 'transformers', 'tokenizers', 'sklearn'}"
     code = f"import sys, {module}; print(*{heavy}.intersection(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ def test_options_are_read_strictly(kind: type[Settings], document: str, expected
         (MLPOptions, '{"hidden": [0]}'),
         (MLPOptions, '{"hidden": ["8"]}'),
         (MLPOptions, '{"dropout": 1}'),
-        (MLPOptions, '{"learning_rate": 0}'),
+        (MLPOptions, '{"lr": 0}'),
         (CNNOptions, '{"width": 1.5}'),
         (DistilBertOptions, '{"size": "large"}'),
         (DistilBertOptions, '{"sequence": 513}'),
@@ -81,7 +88,13 @@ def test_a_source_does_not_take_the_keys_of_another() -> None:
 
 def test_the_published_architecture() -> None:
     base = DistilBertOptions(size="base").architecture
-    assert (base.layers, base.width, base.heads, base.feedforward, base.vocabulary) == (6, 768, 12, 3072, 30522)
+    assert (base.layers, base.width, base.heads, base.feedforward, base.vocabulary) == (
+        6,
+        768,
+        12,
+        3072,
+        30522,
+    )
     assert DistilBertOptions(size="base", vocabulary=512).architecture.vocabulary == 512
     assert DistilBertOptions().architecture == DistilBertOptions(size="tiny").architecture
 
@@ -108,7 +121,9 @@ def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
 
 def test_pretrained_names_a_folder_or_else_a_model_on_the_hub(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert DistilBertOptions(pretrained=Path("mine")).located(tmp_path).pretrained == tmp_path / "mine"
+    assert (
+        DistilBertOptions(pretrained=Path("mine")).located(tmp_path).pretrained == tmp_path / "mine"
+    )
     assert DistilBertOptions(pretrained=Path("owner/name")).located(tmp_path).hub == "owner/name"
     for path in (Path("../name"), Path("a/b/c"), tmp_path / "name"):
         assert DistilBertOptions(pretrained=path).located(tmp_path).hub is None

@@ -67,8 +67,16 @@ def test_missing_idx_folder_and_file(mnist: Path) -> None:
         (f"train-{IMAGES}", idx((0, 4, 3), b""), "found no samples"),
         (f"t10k-{IMAGES}", idx((3, 3, 3), bytes(27)), "found images of 3 x 3; allowed: 4 x 3"),
         (f"t10k-{LABELS}", idx((2,), bytes([0, 1])), "found 2 labels; allowed: 3"),
-        (f"t10k-{LABELS}", idx((3,), bytes([0, 1, 9])), "found label 9; allowed: the labels of training"),
-        (f"train-{LABELS}", idx((6,), bytes([0, 1, 2, 2, 1, 10])), "found label 10; allowed: 0 to 9"),
+        (
+            f"t10k-{LABELS}",
+            idx((3,), bytes([0, 1, 9])),
+            "found label 9; allowed: the labels of training",
+        ),
+        (
+            f"train-{LABELS}",
+            idx((6,), bytes([0, 1, 2, 2, 1, 10])),
+            "found label 10; allowed: 0 to 9",
+        ),
         (f"train-{LABELS}", idx((6, 1), bytes(6)), "found 00000802"),
         (f"train-{LABELS}", gzip.compress(bytes(100), mtime=0)[:-9], "found a corrupted gzip file"),
         (f"train-{LABELS}", b"\x1f\x8bnonsense", "found a corrupted gzip file"),
@@ -136,7 +144,9 @@ def test_a_label_that_training_never_saw(tmp_path: Path) -> None:
 def checkpoint(tmp_path: Path) -> Path:
     """The files of a pretrained model, as far as planning looks at them."""
     header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    (tmp_path / "config.json").write_text('{"model_type": "distilbert", "max_position_embeddings": 64}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "distilbert", "max_position_embeddings": 64}'
+    )
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     return tmp_path
@@ -149,13 +159,22 @@ def test_a_good_checkpoint_passes(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", CHECKPOINT)
 def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
-    assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", "found no such file")
+    assert_refused(
+        DistilBertOptions(pretrained=checkpoint),
+        checkpoint / name,
+        "pretrained: ",
+        "found no such file",
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", b'{"model_type": "bert"}', "found model_type 'bert'; allowed: 'distilbert'"),
+        (
+            "config.json",
+            b'{"model_type": "bert"}',
+            "found model_type 'bert'; allowed: 'distilbert'",
+        ),
         ("config.json", b'{"model_type": "distilbert"}', "found max_position_embeddings None"),
         ("config.json", b"[]", "found a list; allowed: an object"),
         ("tokenizer.json", b'{"version"', "found no JSON"),
@@ -165,7 +184,9 @@ def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
 )
 def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, said: str) -> None:
     (checkpoint / name).write_bytes(content)
-    assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", said)
+    assert_refused(
+        DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", said
+    )
 
 
 def test_weights_cut_off(checkpoint: Path) -> None:
@@ -173,11 +194,15 @@ def test_weights_cut_off(checkpoint: Path) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
     assert_refused(
-        DistilBertOptions(pretrained=checkpoint), weights, f"found {len(whole) - 1} bytes; allowed: the {len(whole)}"
+        DistilBertOptions(pretrained=checkpoint),
+        weights,
+        f"found {len(whole) - 1} bytes; allowed: the {len(whole)}",
     )
 
 
 def test_more_tokens_than_the_checkpoint_has_positions(checkpoint: Path) -> None:
     assert_refused(
-        DistilBertOptions(pretrained=checkpoint, sequence=65), checkpoint, "sequence: found 65; allowed: at most the 64"
+        DistilBertOptions(pretrained=checkpoint, sequence=65),
+        checkpoint,
+        "sequence: found 65; allowed: at most the 64",
     )

@@ -17,7 +17,11 @@ def test_tickets_repeat_with_their_seed() -> None:
 
 
 def test_classes_are_balanced() -> None:
-    assert Counter(label for _, label in tickets(300, seed=0)) == {"account": 100, "billing": 100, "technical": 100}
+    assert Counter(label for _, label in tickets(300, seed=0)) == {
+        "account": 100,
+        "billing": 100,
+        "technical": 100,
+    }
 
 
 def test_hardly_any_ticket_occurs_twice() -> None:
@@ -27,6 +31,8 @@ def test_hardly_any_ticket_occurs_twice() -> None:
 
 def test_a_good_classifier_gets_most_tickets_right_but_not_all() -> None:
     texts = load_texts(Tickets(rows=1500))
-    classifier = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=500))
+    classifier = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=500)
+    )
     classifier.fit(texts.train, texts.train_labels.numpy())
     assert 0.75 < classifier.score(texts.test, texts.test_labels.numpy()) < 0.97

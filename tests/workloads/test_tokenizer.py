@@ -23,10 +23,20 @@ def texts() -> list[str]:
 
 def test_every_process_learns_the_same_vocabulary(tmp_path: Path) -> None:
     digests = set()
-    for run, (seed, parallel) in enumerate([("0", "false"), ("1", "true"), ("2", "false"), ("3", "true")]):
-        own = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel, "XDG_CACHE_HOME": str(tmp_path / str(run))}
+    for run, (seed, parallel) in enumerate(
+        [("0", "false"), ("1", "true"), ("2", "false"), ("3", "true")]
+    ):
+        own = {
+            "PYTHONHASHSEED": seed,
+            "TOKENIZERS_PARALLELISM": parallel,
+            "XDG_CACHE_HOME": str(tmp_path / str(run)),
+        }
         done = subprocess.run(
-            [sys.executable, "-c", TRAIN], env=os.environ | own, capture_output=True, text=True, check=True
+            [sys.executable, "-c", TRAIN],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         digests.add(done.stdout)
     assert len(digests) == 1
@@ -50,11 +60,16 @@ def test_texts_are_framed_and_cut() -> None:
 
 def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> None:
     code = (
-        TRAIN + "import os; encoded = trained(texts, 600).encode(texts[0]); print(len(os.listdir('/proc/self/task')))"
+        TRAIN
+        + "import os; encoded = trained(texts, 600).encode(texts[0]); print(len(os.listdir('/proc/self/task')))"
     )
     own = {"XDG_CACHE_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "1"
 

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.analysis.compare import Comparison, Row, Rules, Side, against_first, compare, known_drift
+from harness.analysis.compare import (
+    Comparison,
+    Row,
+    Rules,
+    Side,
+    against_first,
+    compare,
+    known_drift,
+)
 from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED
-from harness.analysis.result import CellResult, condense
+from harness.analysis.result import CellResult, aggregate
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.record import Record, Summary
@@ -19,7 +27,7 @@ from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution
 from harness.statistics.interval import Interval, mean_interval
 
-INITIALS = ("workers", "batch_size", "threads")  # axes that labels abbreviate
+INITIALS = ("num_workers", "batch_size", "num_threads")  # axes that labels abbreviate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +64,7 @@ class CellFacts:
     @property
     def target(self) -> str:
         """The target metric's name, or nothing."""
-        return next((record.learned.target.name for record in self.done if record.learned), "")
+        return next((record.rank0.target.name for record in self.done if record.rank0), "")
 
     def _interval(self, name: str) -> Interval | None:
         values = known(self.done, name)
@@ -90,7 +98,14 @@ class Facts:
     def row(self, cell: Cell, metric: str = SPEED.name) -> Row | None:
         """The verdict on a cell against the reference of its workload; None for the reference itself."""
         rows = self.comparison.rows if self.comparison else ()
-        return next((r for r in rows if r.b.cell.id == cell.id and r.verdict.question.metric.name == metric), None)
+        return next(
+            (
+                r
+                for r in rows
+                if r.b.cell.id == cell.id and r.verdict.question.metric.name == metric
+            ),
+            None,
+        )
 
     def reference(self, workload: str) -> CellFacts | None:
         """The cell that the others of the workload are held against."""
@@ -104,18 +119,27 @@ def gather(place: Results, sweep: Sweep, records: Sequence[Record], against: Sid
     by_cell = group(records)
     labels: dict[str, list[Cell]] = {}
     for cell in sweep.cells:
-        labels.setdefault(cell.choice.label, []).append(cell)
+        labels.setdefault(cell.workload.label, []).append(cell)
     axes = {label: telling(cells) for label, cells in labels.items()}
-    results = {cell.id: condense(by_cell[cell.id])[0] for cell in sweep.cells if cell.id in by_cell}
+    results = {
+        cell.id: aggregate(by_cell[cell.id])[0] for cell in sweep.cells if cell.id in by_cell
+    }
     workloads: dict[str, list[CellFacts]] = {}
     for cell in sweep.cells:
-        own = workloads.setdefault(cell.choice.label, [])
-        found, name = by_cell.get(cell.id, []), words(cell, axes[cell.choice.label]) or cell.label
-        own.append(CellFacts(cell=cell, name=name, number=len(own), records=found, result=results.get(cell.id)))
+        own = workloads.setdefault(cell.workload.label, [])
+        found, name = by_cell.get(cell.id, []), words(cell, axes[cell.workload.label]) or cell.label
+        own.append(
+            CellFacts(
+                cell=cell, name=name, number=len(own), records=found, result=results.get(cell.id)
+            )
+        )
     side = Side(name=sweep.name, cells=list(results.values()))
     held = None
     if against:
-        held = against.name, compare(against, [side], Rules(drift=known_drift(place, (against, side))))
+        held = (
+            against.name,
+            compare(against, [side], Rules(drift=known_drift(place, (against, side)))),
+        )
     return Facts(
         sweep=sweep,
         records=records,

@@ -27,11 +27,19 @@ class Finding:
 
 def findings(facts: Facts) -> list[Finding]:
     """Of each workload of which a cell was measured."""
-    return [_finding(facts, label, cells) for label, cells in facts.workloads.items() if any(c.rate for c in cells)]
+    return [
+        _finding(facts, label, cells)
+        for label, cells in facts.workloads.items()
+        if any(c.rate for c in cells)
+    ]
 
 
 def _finding(facts: Facts, label: str, cells: Sequence[CellFacts]) -> Finding:
-    measured = sorted((cell for cell in cells if cell.rate), key=lambda c: c.rate.mean if c.rate else 0.0, reverse=True)
+    measured = sorted(
+        (cell for cell in cells if cell.rate),
+        key=lambda c: c.rate.mean if c.rate else 0.0,
+        reverse=True,
+    )
     winner, others = measured[0], measured[1:]
     sentences = [_speed(facts, label, winner)]
     certain = None
@@ -55,7 +63,9 @@ def _speed(facts: Facts, label: str, winner: CellFacts) -> str:
     ratio = row.verdict.question.metric.told(row.verdict.question.estimate.value)
     known = row.verdict.question.estimate.error is not None
     interval = f" (95% interval {row.verdict.low:.2f} to {row.verdict.high:.2f})" if known else ""
-    return f"{told}, {ratio:.2f} times the reference {reference.name}{interval}: {row.verdict.word}."
+    return (
+        f"{told}, {ratio:.2f} times the reference {reference.name}{interval}: {row.verdict.word}."
+    )
 
 
 def _contenders(winner: CellFacts, others: Sequence[CellFacts]) -> list[CellFacts]:
@@ -74,7 +84,7 @@ def contenders(fastest: CellResult, others: Sequence[CellResult]) -> list[CellRe
 
 
 def _slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
-    asked = speed(slow, fast, SPEED.smallest, {})
+    asked = speed(slow, fast, SPEED.min_effect, {})
     if asked is None:
         return False
     estimate = asked.question.estimate
@@ -83,7 +93,9 @@ def _slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
 
 def _certainty(measured: Sequence[CellFacts], close: Sequence[CellFacts], *, alone: bool) -> str:
     if alone:
-        return "Not certain: a single trial a cell tells nothing of chance; more seeds or repeats do."
+        return (
+            "Not certain: a single trial a cell tells nothing of chance; more seeds or repeats do."
+        )
     if not close:
         return f"That is certain at {1 - ALPHA:.0%}: each of the other {len(measured) - 1} cells is slower."
     names = ", ".join(cell.name for cell in close[:NAMED])
@@ -100,7 +112,9 @@ def _accuracy(facts: Facts, winner: CellFacts) -> list[str]:
         return [f"{told}."]
     verdict = row.verdict
     if verdict.outcome == "inconclusive":
-        return [f"{told}; whether that differs from the reference's {row.mean_a:.4f} can't be told."]
+        return [
+            f"{told}; whether that differs from the reference's {row.mean_a:.4f} can't be told."
+        ]
     word = "the same as" if verdict.outcome == "same" else f"{verdict.outcome} than"
     return [f"{told}, {word} the reference's {row.mean_a:.4f}."]
 
@@ -110,7 +124,9 @@ def _counts(facts: Facts, cells: Sequence[CellFacts]) -> list[str]:
     if not words:
         return []
     told = ", ".join(
-        f"{words[word]} {word}" for word in ("faster", "slower", "same", "inconclusive") if words.get(word)
+        f"{words[word]} {word}"
+        for word in ("faster", "slower", "same", "inconclusive")
+        if words.get(word)
     )
     return [f"Against the reference, over all cells together: {told}."]
 
@@ -120,12 +136,18 @@ def _effects(facts: Facts, label: str) -> list[str]:
     found = facts.attributions[label].effects if label in facts.attributions else ()
     sure = [effect for effect in found if len(effect.levels) == 1 and effect.p <= ALPHA]
     sure.sort(key=lambda effect: -max(effect.ratio, 1 / effect.ratio))
-    return [f"In the mean over the other axes, {'; '.join(map(effect_words, sure[:NAMED]))}."] if sure else []
+    return (
+        [f"In the mean over the other axes, {'; '.join(map(effect_words, sure[:NAMED]))}."]
+        if sure
+        else []
+    )
 
 
 def effect_words(effect: Effect) -> str:
     interval = f"({effect.low:.2f} to {effect.high:.2f})"
-    return f"{levels(effect.levels)} is {effect.ratio:.2f} times {levels(effect.reference)} {interval}"
+    return (
+        f"{levels(effect.levels)} is {effect.ratio:.2f} times {levels(effect.reference)} {interval}"
+    )
 
 
 def levels(found: Levels) -> str:

@@ -30,7 +30,9 @@ def against(facts: Facts) -> list[Group]:
     if facts.against is None:
         return []
     name, comparison = facts.against
-    found = [(row.b.cell.label, row) for row in comparison.rows if row.verdict.question.metric.relative]
+    found = [
+        (row.b.cell.label, row) for row in comparison.rows if row.verdict.question.metric.relative
+    ]
     return [_compared(name, found, note=f"1× is {name}")] if found else []
 
 
@@ -51,8 +53,13 @@ def _verdict(row: Row | None) -> Verdict:
     return Verdict(row.verdict.word, look)
 
 
-def _ratios(title: str, found: Sequence[tuple[str, float, Bounds | None, Verdict]], note: str) -> Group:
-    scale = Ratios([ratio for _, ratio, _, _ in found], [bound for _, _, bounds, _ in found for bound in bounds or ()])
+def _ratios(
+    title: str, found: Sequence[tuple[str, float, Bounds | None, Verdict]], note: str
+) -> Group:
+    scale = Ratios(
+        [ratio for _, ratio, _, _ in found],
+        [bound for _, _, bounds, _ in found for bound in bounds or ()],
+    )
     rows = []
     for label, ratio, bounds, verdict in found:
         interval = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
@@ -66,9 +73,13 @@ def bought(facts: Facts) -> list[Group]:
     for label, found in facts.attributions.items():
         alone = [effect for effect in found.effects if len(effect.levels) == 1]
         together = [effect for effect in found.effects if len(effect.levels) > 1]
-        note = "; ".join(f"{' and '.join(term)} can't be told from the other axes" for term in found.unknown)
+        note = "; ".join(
+            f"{' and '.join(term)} can't be told from the other axes" for term in found.unknown
+        )
         if alone:
-            groups.append(_ratios(label, [_effect(one, "faster", "slower") for one in _sorted(alone)], note))
+            groups.append(
+                _ratios(label, [_effect(one, "faster", "slower") for one in _sorted(alone)], note)
+            )
         if together:
             note = "how much more the first buys with the second than without it; 1× is neither more nor less"
             rows = [_effect(one, "more", "less") for one in _sorted(together)]
@@ -90,7 +101,9 @@ def _effect(effect: Effect, above: str, below: str) -> tuple[str, float, Bounds,
 
 def _values(found: Mapping[str, Hashable]) -> str:
     """`bf16 with ddp`; what is no word by itself has its axis beside it, as in `workers=2`."""
-    return " with ".join(value if isinstance(value, str) else f"{axis}={value}" for axis, value in found.items())
+    return " with ".join(
+        value if isinstance(value, str) else f"{axis}={value}" for axis, value in found.items()
+    )
 
 
 def accuracy(facts: Facts) -> list[Group]:
@@ -101,14 +114,23 @@ def accuracy(facts: Facts) -> list[Group]:
         known = [(cell, *one) for cell, one in found if one is not None]
         if not known:
             continue
-        scale = Scale([value for _, value, _ in known], [bound for _, _, bounds in known for bound in bounds or ()])
+        scale = Scale(
+            [value for _, value, _ in known],
+            [bound for _, _, bounds in known for bound in bounds or ()],
+        )
         rows = []
         for cell, value, bounds in known:
             text = f"{value:.4f}" + (f" ±{bounds[1] - value:.4f}" if bounds else "")
-            rows.append(scale.span(cell.name, value, bounds, text, _verdict(facts.row(cell.cell, cell.target))))
+            rows.append(
+                scale.span(
+                    cell.name, value, bounds, text, _verdict(facts.row(cell.cell, cell.target))
+                )
+            )
         first, value, _ = known[0]
         note = f"{first.target}; the line is {first.name}"
-        groups.append(Group(title=label, rows=rows, ticks=scale.ticks(), mark=scale.place(value), note=note))
+        groups.append(
+            Group(title=label, rows=rows, ticks=scale.ticks(), mark=scale.place(value), note=note)
+        )
     return groups
 
 

@@ -34,7 +34,11 @@ class Trouble:
 
 def troubles(facts: Facts, folder: SweepFolder) -> list[Trouble]:
     """In the order of the trials; then those that are planned and have no record, as one."""
-    found = [_trouble(record, folder) for record in facts.records if record.status != "done" or record.earlier]
+    found = [
+        _trouble(record, folder)
+        for record in facts.records
+        if record.status != "done" or record.earlier
+    ]
     return [one for one in found if one.reasons]
 
 
@@ -50,7 +54,9 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
     path = place.path / failure.log if failure and failure.log else place.launch_log
     tail = ""
     if record.status != "done" and path.is_file():
-        tail = "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+        tail = "\n".join(
+            path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        )
     return Trouble(
         trial=record.trial.id,
         label=f"{record.trial.cell.label} seed {record.trial.seed}",
@@ -75,16 +81,24 @@ def environment(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _flat(record: Record) -> dict[str, str]:
-    known: Mapping[str, Any] = record.learned.environment if record.learned else {}
+    known: Mapping[str, Any] = record.rank0.environment if record.rank0 else {}
     flat: dict[str, Any] = {"device": device_of(record)} if known else {}
     flat |= {name: value for name, value in (known.get("hardware") or {}).items() if name != "gpus"}
     if isinstance(size := flat.pop("memory_bytes", None), int):
         flat["memory"] = f"{size / 2**30:.1f} GiB"
-    flat |= {"GPUs": ", ".join(gpu.get("name", "?") for gpu in (known.get("hardware") or {}).get("gpus", []))}
+    flat |= {
+        "GPUs": ", ".join(
+            gpu.get("name", "?") for gpu in (known.get("hardware") or {}).get("gpus", [])
+        )
+    }
     software = dict(known.get("software") or {})
     packages = software.pop("packages", {})
     flat |= software | {name: version for name, version in packages.items() if name != "torch"}
-    flat |= {name: value for name, value in (known.get("variables") or {}).items() if not name.startswith(NOISE)}
+    flat |= {
+        name: value
+        for name, value in (known.get("variables") or {}).items()
+        if not name.startswith(NOISE)
+    }
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in flat.items()
@@ -105,7 +119,9 @@ def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
     """From the code that measured; settings that a command line changed are in each trial's trial.json."""
     found: dict[str, bool] = {}
     for record in facts.records:
-        told: Mapping[str, Any] = (record.learned.environment.get("harness") or {}) if record.learned else {}
+        told: Mapping[str, Any] = (
+            (record.rank0.environment.get("harness") or {}) if record.rank0 else {}
+        )
         if commit := told.get("commit"):
             found[commit] = found.get(commit, False) or bool(told.get("dirty"))
     notes = []
@@ -115,9 +131,13 @@ def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
         notes.append("The trials ran on several commits; the commands take the last one.")
     if any(found.values()):
         notes.append("The checkout had uncommitted changes, which the commit does not hold.")
-    notes.append("What --set and --data changed is not in the sweep file; each trial's trial.json holds all of it.")
+    notes.append(
+        "What --set and --data changed is not in the sweep file; each trial's trial.json holds all of it."
+    )
     return Recipe(
-        code=[f"{commit} {'with changes' if dirty else 'clean'}" for commit, dirty in found.items()],
+        code=[
+            f"{commit} {'with changes' if dirty else 'clean'}" for commit, dirty in found.items()
+        ],
         commands="\n".join(_commands(facts, folder, list(found))),
         notes=notes,
     )
@@ -126,11 +146,20 @@ def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
 def _commands(facts: Facts, folder: SweepFolder, commits: Sequence[str]) -> list[str]:
     sweep = facts.sweep
     source = sweep.source.stem if sweep.source.stem in ready_sweeps() else str(sweep.source)
-    files = {cell.choice.label: cell.choice.data["path"] for cell in sweep.cells if cell.choice.data.get("path")}
+    files = {
+        cell.workload.label: cell.workload.data["path"]
+        for cell in sweep.cells
+        if cell.workload.data.get("path")
+    }
     data = [word for label, path in files.items() for word in ("--data", f"{label}={path}")]
-    seeds = ["--set", f"seeds={','.join(map(str, sweep.seeds))}", "--set", f"repeats={sweep.repeats}"]
+    seeds = [
+        "--set",
+        f"seeds={','.join(map(str, sweep.seeds))}",
+        "--set",
+        f"repeats={sweep.repeats}",
+    ]
     last = max(facts.records, key=lambda record: record.ended)
-    software = last.learned.environment.get("software", {}) if last.learned else {}
+    software = last.rank0.environment.get("software", {}) if last.rank0 else {}
     versions = [f"{name}=={version}" for name, version in software.get("packages", {}).items()]
     _, _, build = str(software.get("torch", "")).partition("+")  # as in 2.11.0+cu128
     wheels = ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"] if build else []
@@ -142,6 +171,13 @@ def _commands(facts: Facts, folder: SweepFolder, commits: Sequence[str]) -> list
         shlex.join(["harness", "run", source, *data, *seeds]),
         "# one trial alone, as it ran",
         shlex.join(
-            ["torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", "harness.training.worker", str(trial)]
+            [
+                "torchrun",
+                "--standalone",
+                f"--nproc-per-node={ranks}",
+                "-m",
+                "harness.training.worker",
+                str(trial),
+            ]
         ),
     ]

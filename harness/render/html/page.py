@@ -41,7 +41,13 @@ class Section:
     otherwise: str = ""
 
 
-def write(path: Path, results: Results, sweep: Sweep, records: Sequence[Record], against: Side | None = None) -> None:
+def write(
+    path: Path,
+    results: Results,
+    sweep: Sweep,
+    records: Sequence[Record],
+    against: Side | None = None,
+) -> None:
     """The report of a sweep that has run; the same bytes for the same records. Raises BadInput if there are none."""
     records, machines = known_peaks(records, results)
     facts = gather(results, sweep, records, against)
@@ -69,22 +75,31 @@ def _overview(facts: Facts) -> list[tuple[str, str]]:
     counts_words = ", ".join(f"{count} {status}" for status, count in counts.items())
     unrecorded = origin.missing(facts)
     began, ended = min(r.started for r in facts.records), max(r.ended for r in facts.records)
-    hardware = dict.fromkeys(_hardware(record) for record in facts.records if record.learned)
+    hardware = dict.fromkeys(_hardware(record) for record in facts.records if record.rank0)
     seeds, repeats = len(facts.sweep.seeds), facts.sweep.repeats
     return [
-        ("cells", f"{len(facts.cells)} of {len(facts.workloads)} workload{'s' if len(facts.workloads) > 1 else ''}"),
+        (
+            "cells",
+            f"{len(facts.cells)} of {len(facts.workloads)} workload{'s' if len(facts.workloads) > 1 else ''}",
+        ),
         ("trials", counts_words + (f", {unrecorded} not run" if unrecorded else "")),
-        ("a cell", f"{seeds} seed{'s' if seeds > 1 else ''}, {repeats} repeat{'s' if repeats > 1 else ''}"),
+        (
+            "a cell",
+            f"{seeds} seed{'s' if seeds > 1 else ''}, {repeats} repeat{'s' if repeats > 1 else ''}",
+        ),
         ("measured", f"{_moment(began)}, in {duration(ended - began)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]
 
 
 def _hardware(record: Record) -> str:
-    found: Mapping[str, Any] = record.learned.environment.get("hardware", {}) if record.learned else {}
+    found: Mapping[str, Any] = record.rank0.environment.get("hardware", {}) if record.rank0 else {}
     gpus = Counter(gpu.get("name") for gpu in found.get("gpus", []))
     return ", ".join(
-        [f"{found.get('cpu')}, {found.get('usable_cores')} cores", *(f"{n} × {g}" for g, n in gpus.items())]
+        [
+            f"{found.get('cpu')}, {found.get('usable_cores')} cores",
+            *(f"{n} × {g}" for g, n in gpus.items()),
+        ]
     )
 
 
@@ -94,7 +109,11 @@ def _moment(seconds: float) -> str:
 
 def _sections(facts: Facts, folder: SweepFolder, machines: Mapping[str, Machine]) -> list[Section]:
     groups = facts.workloads.items()
-    steps = [(label, found) for label, cells in groups if (found := [s for c in cells if (s := steps_of(c))])]
+    steps = [
+        (label, found)
+        for label, cells in groups
+        if (found := [s for c in cells if (s := steps_of(c))])
+    ]
     return [
         Section(id="summary", title="What won", kind="findings", content=findings(facts),
                 otherwise="takes a trial that is done and has steps enough to be measured"),
@@ -147,7 +166,11 @@ def _against(facts: Facts) -> list[Section]:
     if facts.against is None:
         return []
     name, comparison = facts.against
-    told = [*(f"other {one}" for one in comparison.differences), *comparison.missing, *comparison.notes]
+    told = [
+        *(f"other {one}" for one in comparison.differences),
+        *comparison.missing,
+        *comparison.notes,
+    ]
     return [
         Section(id="against", title=f"Against {name}", kind="spans", content=intervals.against(facts),
                 about="; ".join(told), otherwise="takes cells that both have measured")
@@ -166,5 +189,7 @@ def _rooflines(facts: Facts, machines: Mapping[str, Machine]) -> list[tuple[str,
     for machine in machines.values():
         own = [record for record in done if machine_of(record, machines) is machine]
         if cells := placed(facts.sweep, own, machine):
-            found.append((shares(cells), plots.svg(draw(facts.sweep.name, cells, machine), "roofline")))
+            found.append(
+                (shares(cells), plots.svg(draw(facts.sweep.name, cells, machine), "roofline"))
+            )
     return found

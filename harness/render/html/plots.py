@@ -49,18 +49,29 @@ def metric_plot(title: str, cells: Sequence[CellFacts]) -> Plot | None:
 
 def _losses(record: Record) -> dict[int, float]:
     values = record.loss.unpack() if record.loss else np.empty(0)
-    places = np.unique(np.linspace(0, len(values) - 1, min(len(values), POINTS)).round().astype(int))
+    places = np.unique(
+        np.linspace(0, len(values) - 1, min(len(values), POINTS)).round().astype(int)
+    )
     return {int(place) + 1: float(values[place]) for place in places}
 
 
 def _metrics(record: Record) -> dict[int, float]:
-    learned = record.learned
-    return {one.step: one.metrics[learned.target.name] for one in learned.evaluations} if learned else {}
+    learned = record.rank0
+    return (
+        {one.step: one.metrics[learned.target.name] for one in learned.evaluations}
+        if learned
+        else {}
+    )
 
 
 def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> Plot | None:
-    cells = sorted((cell for cell in cells if cell.done), key=lambda cell: -(cell.rate.mean if cell.rate else 0.0))
-    found: dict[tuple[Any, bytes], tuple[list[CellFacts], Numbers]] = {}  # by what they are, as some are the same
+    cells = sorted(
+        (cell for cell in cells if cell.done),
+        key=lambda cell: -(cell.rate.mean if cell.rate else 0.0),
+    )
+    found: dict[
+        tuple[Any, bytes], tuple[list[CellFacts], Numbers]
+    ] = {}  # by what they are, as some are the same
     for cell in cells:
         rows = [values(record) for record in cell.done]
         steps = tuple(sorted(set.intersection(*(set(row) for row in rows))))
@@ -72,12 +83,19 @@ def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> P
     drawn = chart.figure(3.6, 2.7)
     axes = drawn.subplots()
     lines = []
-    for (steps, _), (alike, table) in sorted(list(found.items())[:SHOWN], key=lambda item: _first(item[1][0])):
+    for (steps, _), (alike, table) in sorted(
+        list(found.items())[:SHOWN], key=lambda item: _first(item[1][0])
+    ):
         number = _first(alike)
-        colour, dash = chart.COLOURS[number % len(chart.COLOURS)], number // len(chart.COLOURS) % len(DASHES)
+        colour, dash = (
+            chart.COLOURS[number % len(chart.COLOURS)],
+            number // len(chart.COLOURS) % len(DASHES),
+        )
         axes.plot(steps, table.mean(axis=0), color=colour, linestyle=DASHES[dash], linewidth=1.1)
         if len(table) > 1 and len(found) <= BANDS:
-            axes.fill_between(steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(
+                steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0
+            )
         names = " = ".join(cell.name for cell in sorted(alike, key=lambda cell: cell.number))
         lines.append((colour, ("none", "6 2", "2 2")[dash], names))
     chart.dress(axes, "", "step", what)
@@ -101,8 +119,14 @@ def svg(drawn: Figure, label: str) -> Markup:
         "text.parse_math": False,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # glyphs that matplotlib's own font lacks and the reader's may have
-        drawn.savefig(content, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    numbered = re.compile(r' id="[a-z_A-Z0-9]*_\d+"')  # the same in every plot, and nothing refers to them
+        warnings.simplefilter(
+            "ignore"
+        )  # glyphs that matplotlib's own font lacks and the reader's may have
+        drawn.savefig(
+            content, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    numbered = re.compile(
+        r' id="[a-z_A-Z0-9]*_\d+"'
+    )  # the same in every plot, and nothing refers to them
     drawing = numbered.sub("", content.getvalue().partition("<svg")[2])
     return Markup('<svg role="img" aria-label="{}"').format(label) + Markup(drawing)

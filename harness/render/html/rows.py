@@ -8,9 +8,34 @@ from dataclasses import dataclass
 
 from harness.render.chart import COLOURS
 
-TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
+TICKS = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.7,
+    0.8,
+    0.9,
+    1,
+    1.1,
+    1.2,
+    1.5,
+    2,
+    3,
+    5,
+    10,
+    20,
+    50,
+    100,
+)
 MOST_TICKS = 6
-PALEST, DARKEST = 255, 0.6  # white; how much of a colour a shade holds at most, so that dark text reads well on it
+PALEST, DARKEST = (
+    255,
+    0.6,
+)  # white; how much of a colour a shade holds at most, so that dark text reads well on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +92,9 @@ class Scale:
 
     REACH = 6.0  # how far intervals may reach beyond all values, in widths of these
 
-    def __init__(self, values: Sequence[float], bounds: Sequence[float] = (), least: float = 1e-3) -> None:
+    def __init__(
+        self, values: Sequence[float], bounds: Sequence[float] = (), least: float = 1e-3
+    ) -> None:
         first, last = min(values), max(values)
         width = max(last - first, least)
         self.low = max(first - self.REACH * width, min([first, *bounds])) - 0.05 * width
@@ -80,7 +107,14 @@ class Scale:
         """In percent, kept inside."""
         return 100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
 
-    def span(self, label: str, value: float, bounds: tuple[float, float] | None, text: str, verdict: Verdict) -> Span:
+    def span(
+        self,
+        label: str,
+        value: float,
+        bounds: tuple[float, float] | None,
+        text: str,
+        verdict: Verdict,
+    ) -> Span:
         low, high = bounds or (None, None)
         ends = [("open-low", low), ("open-high", high)]
         return Span(
@@ -88,7 +122,9 @@ class Scale:
             at=self.place(value),
             low=None if low is None else self.place(low),
             high=None if high is None else self.place(high),
-            ends=" ".join(name for name, bound in ends if bound is not None and not self.holds(bound)),
+            ends=" ".join(
+                name for name, bound in ends if bound is not None and not self.holds(bound)
+            ),
             text=text,
             verdict=verdict,
         )
@@ -132,7 +168,11 @@ def bars(values: Sequence[tuple[str, float, str]], colour: str = COLOURS[0]) -> 
     """From labels, values and texts: the largest is as wide as there is room."""
     largest = max(value for _, value, _ in values) or 1.0
     return [
-        Bar(label=label, parts=[Part(width=100 * value / largest, colour=colour, name="")], text=text)
+        Bar(
+            label=label,
+            parts=[Part(width=100 * value / largest, colour=colour, name="")],
+            text=text,
+        )
         for label, value, text in values
     ]
 
@@ -142,4 +182,6 @@ def shade(ratio: float, strongest: float) -> str:
     share = min(1.0, abs(math.log(ratio)) / max(math.log(strongest), 1e-9)) * DARKEST
     colour = COLOURS[0] if ratio > 1 else COLOURS[1]
     channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(PALEST + (channel - PALEST) * share):02x}" for channel in channels)
+    return "#" + "".join(
+        f"{round(PALEST + (channel - PALEST) * share):02x}" for channel in channels
+    )

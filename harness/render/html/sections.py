@@ -49,7 +49,11 @@ class Heat:
 
 def heat(facts: Facts) -> list[Heat]:
     """Columns are the last axes that tell, as many as there is room for."""
-    return [_heat(facts, label) for label, cells in facts.workloads.items() if any(c.rate for c in cells)]
+    return [
+        _heat(facts, label)
+        for label, cells in facts.workloads.items()
+        if any(c.rate for c in cells)
+    ]
 
 
 def _across(cells: Sequence[CellFacts], axes: Sequence[str]) -> Sequence[str]:
@@ -74,14 +78,18 @@ def _heat(facts: Facts, label: str) -> Heat:
         text = cell.absent if cell.rate is None else f"{cell.rate.mean:,.0f}"
         colour = "#ffffff" if ratio is None else shade(ratio, strongest)
         row = rows.setdefault(words(cell.cell, down) or label, {})
-        row[words(cell.cell, across)] = Field(text=text, ratio="" if ratio is None else f"{ratio:.2f}×", colour=colour)
+        row[words(cell.cell, across)] = Field(
+            text=text, ratio="" if ratio is None else f"{ratio:.2f}×", colour=colour
+        )
     found = [(head, [row.get(column) for column in columns]) for head, row in rows.items()]
     return Heat(title=label, columns=columns or [""], rows=found)
 
 
 def step_phases(facts: Facts) -> list[Group]:
     """The shares of a step, over the ranks and the measured steps."""
-    return _stacked(facts, STEP, lambda record: record.summary.shares if record.summary else {}, _step_words)
+    return _stacked(
+        facts, STEP, lambda record: record.summary.shares if record.summary else {}, _step_words
+    )
 
 
 def _step_words(shares: Mapping[str, float]) -> str:
@@ -90,7 +98,9 @@ def _step_words(shares: Mapping[str, float]) -> str:
 
 def trial_phases(facts: Facts) -> list[Group]:
     """The seconds of a trial, from its start to its record."""
-    return _stacked(facts, TRIAL, lambda record: record.phases, lambda seconds: f"{sum(seconds.values()):.1f} s")
+    return _stacked(
+        facts, TRIAL, lambda record: record.phases, lambda seconds: f"{sum(seconds.values()):.1f} s"
+    )
 
 
 def _stacked(
@@ -109,10 +119,18 @@ def _stacked(
         longest = max((sum(mean.values()) for _, mean in means), default=1.0)
         rows = []
         for name, mean in means:
-            parts = [Part(width=100 * mean[n] / longest, colour=colours[n], name=titles[n]) for n in names if n in mean]
+            parts = [
+                Part(width=100 * mean[n] / longest, colour=colours[n], name=titles[n])
+                for n in names
+                if n in mean
+            ]
             rows.append(Bar(label=name, parts=parts, text=say(mean)))
         if rows:
-            groups.append(Group(title=label, rows=rows, legend=[(colours[name], titles[name]) for name in names]))
+            groups.append(
+                Group(
+                    title=label, rows=rows, legend=[(colours[name], titles[name]) for name in names]
+                )
+            )
     return groups
 
 
@@ -125,7 +143,7 @@ def _mean(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def scaling(facts: Facts) -> list[Group]:
-    """Throughput on more ranks, of what as many times the smallest number of ranks would do."""
+    """Throughput on more ranks, of what as many times the min_effect number of ranks would do."""
     groups = []
     for label, cells in facts.workloads.items():
         rows: list[Bar] = []
@@ -141,7 +159,14 @@ def scaling(facts: Facts) -> list[Group]:
             text = f"{speedup:.2f}× on {ideal:g}× the ranks: {share:.0%} of ideal"
             rows.append(Bar(label=cell.name, parts=[part], text=text))
         if rows:
-            groups.append(Group(title=label, rows=rows, mark=100 / SCALING_ROOM, note="the line is ideal scaling"))
+            groups.append(
+                Group(
+                    title=label,
+                    rows=rows,
+                    mark=100 / SCALING_ROOM,
+                    note="the line is ideal scaling",
+                )
+            )
     return groups
 
 
@@ -163,7 +188,9 @@ def _fewest_ranks(cells: Sequence[CellFacts]) -> dict[str, CellFacts | None]:
 
 def memory(facts: Facts) -> list[Group]:
     """The most that training took at a rank; where that is not known, the resident size."""
-    return _measured(facts, lambda cell: cell.mean(_memory), lambda cell, value: f"{value:,.0f} MiB")
+    return _measured(
+        facts, lambda cell: cell.mean(_memory), lambda cell, value: f"{value:,.0f} MiB"
+    )
 
 
 def _memory(record: Record) -> float | None:
@@ -178,7 +205,9 @@ def energy(facts: Facts) -> list[Group]:
 
 
 def _joules(record: Record) -> float | None:
-    return telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size).get("joules_per_sample")
+    return telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size).get(
+        "joules_per_sample"
+    )
 
 
 def _measured(
@@ -186,7 +215,11 @@ def _measured(
 ) -> list[Group]:
     groups = []
     for label, cells in facts.workloads.items():
-        found = [(cell.name, value, say(cell, value)) for cell in cells if (value := read(cell)) is not None]
+        found = [
+            (cell.name, value, say(cell, value))
+            for cell in cells
+            if (value := read(cell)) is not None
+        ]
         if found:
             groups.append(Group(title=label, rows=bars(found)))
     return groups

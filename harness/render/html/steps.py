@@ -39,7 +39,13 @@ def steps_of(cell: CellFacts) -> Steps | None:
     measured = np.concatenate([seconds[inside] for seconds, inside in traces]) * 1e3
     p50, p90, p99 = np.percentile(measured, (50, 90, 99))
     settled = [summary.settled for summary in cell.summaries]
-    known = "never steady, measured" if False in settled else "measured" if None in settled else "steady"
+    known = (
+        "never steady, measured"
+        if False in settled
+        else "measured"
+        if None in settled
+        else "steady"
+    )
     start = cell.summaries[0].window_start
     low, high = np.percentile(measured, (0.5, 99.5))
     seconds, inside = traces[0]
@@ -80,5 +86,7 @@ def _stretches(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
 def _outline(values: Numbers, low: float, high: float) -> str:
     counts, _ = np.histogram(values, bins=BINS, range=(low, high if high > low else low + 1e-9))
     heights = 100 - counts / max(1, counts.max()) * 96
-    points = [(100 * (at + side) / BINS, height) for at, height in enumerate(heights) for side in (0, 1)]
+    points = [
+        (100 * (at + side) / BINS, height) for at, height in enumerate(heights) for side in (0, 1)
+    ]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in [(0, 100), *points, (100, 100)])

@@ -41,7 +41,9 @@ class Progress:
     def tried(self, step: Step) -> None:
         one, found = step.commit, step.found
         mark = f"[{STYLES[found.mark]}]{found.mark:<4}[/]"
-        self.console.print(f"{mark}  {one.short}  {escape(found.words)}  [dim]{escape(one.subject)}[/]")
+        self.console.print(
+            f"{mark}  {one.short}  {escape(found.words)}  [dim]{escape(one.subject)}[/]"
+        )
         if step.left:
             self.console.print(f"[dim]{step.left}[/]")
 
@@ -64,7 +66,9 @@ def lines(found: Outcome) -> list[str]:
             tried,
         ]
     (one,) = found.suspects
-    doubt = "" if found.own.mark == "bad" else "; so it can't be told for certain that it is this one"
+    doubt = (
+        "" if found.own.mark == "bad" else "; so it can't be told for certain that it is this one"
+    )
     return [
         f"{one.id} is the first bad commit",
         f"Author: {one.author}",
@@ -78,7 +82,9 @@ def lines(found: Outcome) -> list[str]:
 
 
 def _reason(found: Outcome, one: Commit) -> str:
-    words = [step.found.words for step in found.steps if step.commit == one and step.found.mark == "skip"]
+    words = [
+        step.found.words for step in found.steps if step.commit == one and step.found.mark == "skip"
+    ]
     return f": {words[0]}" if words else ""
 
 
@@ -93,6 +99,8 @@ def as_json(found: Outcome) -> str:
         "label": found.cell.label,
         "suspects": [asdict(one) for one in found.suspects],
         "against_parent": plain(found.own),
-        "steps": [{"commit": asdict(step.commit), "found": plain(step.found)} for step in found.steps],
+        "steps": [
+            {"commit": asdict(step.commit), "found": plain(step.found)} for step in found.steps
+        ],
     }
     return json.dumps(content, indent=1, allow_nan=False)

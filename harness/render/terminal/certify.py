@@ -17,13 +17,20 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 
-def run(results: Results, sweep: Sweep, profile: Profile, asked: Settings, count: int, *, anew: bool) -> bool:
+def run(
+    results: Results, sweep: Sweep, profile: Profile, asked: Settings, count: int, *, anew: bool
+) -> bool:
     """Measure what is missing and print it; whether the certificate holds."""
     console = Console(highlight=False)
     found = prepare(results, profile, asked, anew=anew)
     before = len(found.comparisons)
     if before < count:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task(describe(found), total=count, completed=before)
             found = certify(
@@ -32,14 +39,18 @@ def run(results: Results, sweep: Sweep, profile: Profile, asked: Settings, count
                 profile,
                 found,
                 count,
-                lambda one: progress.update(bar, completed=len(one.comparisons), description=describe(one)),
+                lambda one: progress.update(
+                    bar, completed=len(one.comparisons), description=describe(one)
+                ),
             )
     else:
         console.print(f"[dim]{before} comparisons are there already; --anew makes new ones[/]")
     for line in lines(found):
         console.print(escape(line), soft_wrap=True)
     console.print(f"[dim]{escape(str(certificate.place(results, found.key)))}[/]", soft_wrap=True)
-    console.print(f"[{'green' if found.holds else 'bold red'}]{escape(conclusion(found))}[/]", soft_wrap=True)
+    console.print(
+        f"[{'green' if found.holds else 'bold red'}]{escape(conclusion(found))}[/]", soft_wrap=True
+    )
     return found.holds
 
 
@@ -56,7 +67,7 @@ def lines(found: Certificate) -> list[str]:
         f"{asked.label} against itself on {found.key}",
         ", ".join(f"{count} {word}" for word, count in words.most_common())
         + f"; {took:.1f} s of measuring each in the median, {asked.seconds:g} s at most;"
-        f" what matters: {asked.smallest:.1%}; median load {load:.1f}",
+        f" what matters: {asked.min_effect:.1%}; median load {load:.1f}",
         found.words,
     ]
 
@@ -64,7 +75,9 @@ def lines(found: Certificate) -> list[str]:
 def conclusion(found: Certificate) -> str:
     """What the exit code says."""
     if found.bounds[1] <= ALLOWED:
-        return f"Equal code is told apart no more often than the {ALLOWED:.0%} that are allowed for."
+        return (
+            f"Equal code is told apart no more often than the {ALLOWED:.0%} that are allowed for."
+        )
     if found.holds:
         return (
             f"Too few comparisons to tell: up to {found.bounds[1]:.1%} false alarms are possible, {ALLOWED:.0%} are"

@@ -21,14 +21,30 @@ from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
 from harness.statistics.verdict import Outcome
 
-STYLES: dict[Outcome, str] = {"better": "green", "worse": "bold red", "same": "", "inconclusive": "yellow"}
-COLUMNS = ["metric", "A", "B", "B against A", "95% interval", "pairs", "verdict", "detectable"]
+STYLES: dict[Outcome, str] = {
+    "better": "green",
+    "worse": "bold red",
+    "same": "",
+    "inconclusive": "yellow",
+}
+COLUMNS = [
+    "metric",
+    "A",
+    "B",
+    "B against A",
+    "95% interval",
+    "pairs",
+    "verdict",
+    "min_detectable_effect",
+]
 
 
 def show_comparison(found: Comparison, a_name: str, b_names: Sequence[str]) -> None:
     """The table, what the sides differ in, and a last line that says what the exit code says."""
     console = Console(highlight=False)
-    console.print(f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}", soft_wrap=True)
+    console.print(
+        f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}", soft_wrap=True
+    )
     several = len(b_names) > 1
     table = make_table(["cell", *(["B"] if several else []), *COLUMNS], COLUMNS[1:6] + COLUMNS[7:])
     for one in found.matches:
@@ -40,19 +56,27 @@ def show_comparison(found: Comparison, a_name: str, b_names: Sequence[str]) -> N
         table.add_row(label, *([""] if several else []), "same bits", "", "", bits, "", "", "", "")
     show(console, table)
     told = [f"other {difference}" for difference in found.differences]
-    told += [f"[yellow]missing[/] {escape(missing)}" for missing in found.missing] + [escape(n) for n in found.notes]
+    told += [f"[yellow]missing[/] {escape(missing)}" for missing in found.missing] + [
+        escape(n) for n in found.notes
+    ]
     console.print("\n" + "\n".join([*told, *_legend(found)]), soft_wrap=True)
     console.print(f"[bold]{escape(_conclusion(found))}[/]", soft_wrap=True)
 
 
 def _conclusion(found: Comparison) -> str:
     """What the exit code says, in words."""
-    worse = [f"{row.b.cell.label}: {row.verdict.word}" for row in found.rows if row.verdict.outcome == "worse"]
+    worse = [
+        f"{row.b.cell.label}: {row.verdict.word}"
+        for row in found.rows
+        if row.verdict.outcome == "worse"
+    ]
     if worse:
         return "; ".join(worse)
     if any(row.verdict.outcome == "inconclusive" for row in found.rows):
         return "inconclusive: more seeds or repeats, or longer trials, narrow the intervals"
-    return "inconclusive: something is missing, as said above" if found.missing else "nothing is worse"
+    return (
+        "inconclusive: something is missing, as said above" if found.missing else "nothing is worse"
+    )
 
 
 def _label(one: Match) -> str:
@@ -67,7 +91,11 @@ def _row(row: Row) -> list[str | Text]:
     verdict, metric = row.verdict, row.verdict.question.metric
     value = metric.told(verdict.question.estimate.value)
     known = verdict.question.estimate.error is not None
-    detectable = "–" if verdict.detectable is None else _size(verdict.detectable, metric.relative)
+    min_detectable_effect = (
+        "–"
+        if verdict.min_detectable_effect is None
+        else _size(verdict.min_detectable_effect, metric.relative)
+    )
     numbers = (f"{row.mean_a:,.0f}", f"{row.mean_b:,.0f}") if metric.relative else (
         f"{row.mean_a:.4f}", f"{row.mean_b:.4f}"
     )  # fmt: skip
@@ -78,7 +106,7 @@ def _row(row: Row) -> list[str | Text]:
         _interval(verdict.low, verdict.high, metric.relative) if known else "–",
         f"{verdict.question.estimate.count}{'' if verdict.question.estimate.paired else ' unpaired'}",
         Text(verdict.word, style=STYLES[verdict.outcome]),
-        detectable,
+        min_detectable_effect,
     ]
 
 
@@ -94,11 +122,14 @@ def _size(value: float, relative: bool) -> str:
 
 def _legend(found: Comparison) -> list[str]:
     rules = found.rules
-    family = {"holm": "no false alarm among them all (Holm)", "bh": "few false ones among all (Benjamini-Hochberg)"}
+    family = {
+        "holm": "no false alarm among them all (Holm)",
+        "bh": "few false ones among all (Benjamini-Hochberg)",
+    }
     return [
         f"[dim]a change: significant at {rules.alpha:.0%}, {family[rules.correction]}, and of at least"
-        f" {rules.smallest:.1%} of throughput or {rules.accuracy_margin:g} of the target metric;"
-        f" the same: shown to be less; detectable: found {POWER:.0%} of the time; speeds are geometric means[/]"
+        f" {rules.min_effect:.1%} of throughput or {rules.accuracy_margin:g} of the target metric;"
+        f" the same: shown to be less; min_detectable_effect: found {POWER:.0%} of the time; speeds are geometric means[/]"
     ]
 
 
@@ -129,7 +160,9 @@ def print_json(found: Comparison, a_name: str, b_names: Sequence[str]) -> None:
 
 def _described(result: CellResult) -> dict[str, Any]:
     logs = [(math.log(one.throughput), one.error) for one in result.trials if one.throughput]
-    spread = mean_of_trials([value for value, _ in logs], [error for _, error in logs]) if logs else None
+    spread = (
+        mean_of_trials([value for value, _ in logs], [error for _, error in logs]) if logs else None
+    )
     return {
         "cell": result.cell.id,
         "label": result.cell.label,
@@ -158,7 +191,9 @@ def _json_row(row: Row) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "p_change": verdict.p_change,
         "p_same": verdict.p_same,
-        "detectable": None if verdict.detectable is None else _finite(verdict.detectable),
+        "min_detectable_effect": None
+        if verdict.min_detectable_effect is None
+        else _finite(verdict.min_detectable_effect),
     }
 
 
@@ -175,7 +210,9 @@ def show_saved(saved: Sequence[Saved]) -> None:
             if len(one.result.trials) < 2
             else ""
         )
-        console.print(f"{what} {escape(str(one.path))}  {escape(one.result.cell.label)}{few}", soft_wrap=True)
+        console.print(
+            f"{what} {escape(str(one.path))}  {escape(one.result.cell.label)}{few}", soft_wrap=True
+        )
 
 
 def show_baselines(found: Sequence[tuple[Path, CellResult]]) -> None:
@@ -186,7 +223,9 @@ def show_baselines(found: Sequence[tuple[Path, CellResult]]) -> None:
         speeds = [one.throughput for one in result.trials if one.throughput]
         speed = f"{math.exp(sum(map(math.log, speeds)) / len(speeds)):,.0f}" if speeds else "–"
         code = " and ".join(result.conditions["code"])
-        table.add_row(path.parent.name, path.stem, result.cell.label, speed, str(len(result.trials)), code)
+        table.add_row(
+            path.parent.name, path.stem, result.cell.label, speed, str(len(result.trials)), code
+        )
     show(Console(highlight=False), table)
 
 

@@ -31,7 +31,12 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
             checks = local.examine(profile, results, told)
     well = all(check.passed for check in checks)
     if as_json:
-        print(json.dumps({"cluster": name, "well": well, "checks": [asdict(check) for check in checks]}, indent=1))
+        print(
+            json.dumps(
+                {"cluster": name, "well": well, "checks": [asdict(check) for check in checks]},
+                indent=1,
+            )
+        )
     else:
         show(console, checks)
     return well
@@ -41,4 +46,7 @@ def show(console: Console, checks: Sequence[Check]) -> None:
     """A line for each check."""
     width = max(len(check.what) for check in checks)
     for check in checks:
-        console.print(f"{TICKS[check.passed]} {escape(check.what):{width}}  {escape(check.found)}", soft_wrap=True)
+        console.print(
+            f"{TICKS[check.passed]} {escape(check.what):{width}}  {escape(check.found)}",
+            soft_wrap=True,
+        )

@@ -17,19 +17,28 @@ from harness.statistics.verdict import ALPHA
 def show_effects(found: Mapping[str, Attribution], *, as_json: bool) -> None:
     """A table for each workload: a line for every level of an axis, then for every two levels of two axes."""
     if as_json:
-        print(json.dumps({label: asdict(one) for label, one in found.items()}, indent=1, allow_nan=False))
+        print(
+            json.dumps(
+                {label: asdict(one) for label, one in found.items()}, indent=1, allow_nan=False
+            )
+        )
         return
     console = Console(highlight=False)
     for label, one in found.items():
-        table = make_table([label, "against", "throughput", "95% interval", "certain"], ["throughput", "95% interval"])
+        table = make_table(
+            [label, "against", "throughput", "95% interval", "certain"],
+            ["throughput", "95% interval"],
+        )
         for effect in one.effects:
             table.add_row(_words(effect.levels), _words(effect.reference), *_numbers(effect))
         show(console, table)
         console.print(
-            f"[dim]a trial deviates by {one.deviation:.1%} from the model; {one.freedom} degrees of freedom[/]\n"
+            f"[dim]a trial deviates by {one.deviation:.1%} from the model; {one.degrees_of_freedom} degrees of degrees_of_freedom[/]\n"
         )
         for term in one.unknown:
-            console.print(f"{escape(' and '.join(term))}: can't be told from the other axes", soft_wrap=True)
+            console.print(
+                f"{escape(' and '.join(term))}: can't be told from the other axes", soft_wrap=True
+            )
     console.print(
         "[dim]of an axis: averaged over the others' values; of two: how much more the first buys with the second than"
         f" without; certain: at {ALPHA:.0%} over all lines (Holm)[/]",

@@ -27,10 +27,17 @@ def show_outcome(found: Outcome) -> None:
     columns = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
     table = make_table(columns, columns[1:5] + columns[7:])
     for one in found.verdicts:
-        for label, paired in [(one.cell.label, one.found), *([("  control", one.control)] if one.control else [])]:
+        for label, paired in [
+            (one.cell.label, one.found),
+            *([("  control", one.control)] if one.control else []),
+        ]:
             word = "failed" if paired.failure else paired.word
             table.add_row(
-                label, *_numbers(paired), Text(word, style=STYLES.get(word, "")), _bits(paired), _cost(paired)
+                label,
+                *_numbers(paired),
+                Text(word, style=STYLES.get(word, "")),
+                _bits(paired),
+                _cost(paired),
             )
     show(console, table)
     console.print(f"\n[dim]{escape(_caption(found))}[/]", soft_wrap=True)
@@ -43,14 +50,18 @@ def show_outcome(found: Outcome) -> None:
 def _caption(found: Outcome) -> str:
     return (
         f"samples/s of {_revision(found)} and of the working tree, in turn on {found.conditions.hardware} with torch"
-        f" {found.conditions.torch}; what matters: {found.asked.smallest:.1%}; intervals are {1 - ALPHA:.0%} over all"
+        f" {found.conditions.torch}; what matters: {found.asked.min_effect:.1%}; intervals are {1 - ALPHA:.0%} over all"
         " cells, however often one looks"
     )
 
 
 def _revision(found: Outcome) -> str:
     """`main (f8fea52)`."""
-    return found.commit[:7] if _name(found) == found.commit[:7] else f"{_name(found)} ({found.commit[:7]})"
+    return (
+        found.commit[:7]
+        if _name(found) == found.commit[:7]
+        else f"{_name(found)} ({found.commit[:7]})"
+    )
 
 
 def _name(found: Outcome) -> str:
@@ -64,8 +75,14 @@ def headline(found: Outcome) -> str:
     unclear = sum(found.unclear(one) for one in found.verdicts)
     word, count = HEADINGS[found.exit_code], f"of {len(found.verdicts)} cells"
     if failed:
-        return f"{word}: {failed} {count}" + (f"; of {unclear} more it can't be told" if unclear else "")
-    return f"{word}: {unclear} {count}" if unclear else f"{word}: nothing is slower than {_name(found)}"
+        return f"{word}: {failed} {count}" + (
+            f"; of {unclear} more it can't be told" if unclear else ""
+        )
+    return (
+        f"{word}: {unclear} {count}"
+        if unclear
+        else f"{word}: nothing is slower than {_name(found)}"
+    )
 
 
 def lines(found: Outcome) -> list[str]:
@@ -80,7 +97,11 @@ def sentence(found: Outcome, one: Verdict) -> str:
     if paired.failure:
         return f"{one.cell.label}: failed: {paired.failure}"
     if one.control and one.misled:
-        came = f"failed: {one.control.failure}" if one.control.failure else f"came out {one.control.word}"
+        came = (
+            f"failed: {one.control.failure}"
+            if one.control.failure
+            else f"came out {one.control.word}"
+        )
         said = f"can't be told: {against} measured against itself {came}"
     elif paired.word in ("slower", "faster"):
         low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
@@ -89,7 +110,7 @@ def sentence(found: Outcome, one: Verdict) -> str:
             f" {paired.b_rate:,.0f} samples/s; certainly by {low:.1%}, at most by {high:.1%}"
         )
     elif paired.word == "same":
-        said = f"trains as fast as {against}, to within {found.asked.smallest:.1%}"
+        said = f"trains as fast as {against}, to within {found.asked.min_effect:.1%}"
     else:
         said = (
             f"can't be told after {paired.seconds:.0f} s of measuring: {_between(paired, against)};"
@@ -103,7 +124,10 @@ def sentence(found: Outcome, one: Verdict) -> str:
 def _between(paired: Paired, against: str) -> str:
     if paired.low is None or paired.high is None:
         return "too little for any bound"
-    low, high = (f"{abs(bound - 1):.1%} {'slower' if bound < 1 else 'faster'}" for bound in (paired.low, paired.high))
+    low, high = (
+        f"{abs(bound - 1):.1%} {'slower' if bound < 1 else 'faster'}"
+        for bound in (paired.low, paired.high)
+    )
     return f"between {low} and {high} than {against}"
 
 
@@ -183,14 +207,22 @@ def junit(found: Outcome, name: str) -> str:
     failures = sum(found.failed(one) for one in found.verdicts)
     errors = sum(found.unclear(one) for one in found.verdicts)
     suite = Element(
-        "testsuite", name="harness gate", tests=str(len(found.verdicts)), failures=str(failures), errors=str(errors)
+        "testsuite",
+        name="harness gate",
+        tests=str(len(found.verdicts)),
+        failures=str(failures),
+        errors=str(errors),
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(found.conditions).items():
         SubElement(properties, "property", name=key, value=value)
     for one in found.verdicts:
-        case = SubElement(suite, "testcase", classname=name, name=one.cell.label, time=f"{one.found.seconds:.3f}")
+        case = SubElement(
+            suite, "testcase", classname=name, name=one.cell.label, time=f"{one.found.seconds:.3f}"
+        )
         kind = "failure" if found.failed(one) else "error" if found.unclear(one) else ""
         if kind:  # the words twice: GitLab shows the text, others the message
-            SubElement(case, kind, message=sentence(found, one), type=_word(one)).text = sentence(found, one)
+            SubElement(case, kind, message=sentence(found, one), type=_word(one)).text = sentence(
+                found, one
+            )
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -16,12 +16,19 @@ INTERVAL = 0.5  # seconds between two looks at a growing file
 def find(results: Results, trial: str, sweep: str | None) -> TrialFolder:
     """The folder of a trial given by its id; raises BadInput unless there is exactly one."""
     below = results.runs if sweep is None else results.sweep(sweep).path
-    held = [path.parent for path in below.glob("*/trial.json" if sweep is not None else "*/*/trial.json")]
+    held = [
+        path.parent
+        for path in below.glob("*/trial.json" if sweep is not None else "*/*/trial.json")
+    ]
     found = [path for path in held if path.name == trial]
     if not found:
         names = sorted({path.name for path in held})
         near = difflib.get_close_matches(trial, names, n=3, cutoff=0.3) or names[:3]
-        begun = f"those that have begun, such as {', '.join(near)}" if near else "none has begun; --results says where"
+        begun = (
+            f"those that have begun, such as {', '.join(near)}"
+            if near
+            else "none has begun; --results says where"
+        )
         raise BadInput(f"{trial}: no such trial in {below}; allowed: {begun}")
     if len(found) > 1:
         sweeps = ", ".join(sorted(path.parent.name for path in found))
@@ -41,7 +48,10 @@ def show(place: TrialFolder, rank: int | None, *, follow: bool) -> None:
         at = _print_from(path, at)
     if not at:
         written = sorted(log.name for log in place.logs.glob("*.log") if log.stat().st_size)
-        print(f"harness: {path}: empty; written: {', '.join(written) or 'no log of this trial'}", file=sys.stderr)
+        print(
+            f"harness: {path}: empty; written: {', '.join(written) or 'no log of this trial'}",
+            file=sys.stderr,
+        )
 
 
 def _under_way(place: TrialFolder) -> bool:

@@ -39,7 +39,9 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
         show_table(console, table)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
     console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot))}", soft_wrap=True)
-    console.print("next  harness show SWEEP  [dim]where the cells of a sweep stand under these roofs[/]")
+    console.print(
+        "next  harness show SWEEP  [dim]where the cells of a sweep stand under these roofs[/]"
+    )
 
 
 def _repeats(machine: Machine) -> str:
@@ -74,7 +76,9 @@ def _table(first: str, *columns: str) -> Table:
 
 def _rates(work: float, timing: Timing) -> str:
     """The best repeat's, the median and the worst."""
-    best, middle, worst = (work / seconds / 1e9 for seconds in (timing.best, timing.median, timing.worst))
+    best, middle, worst = (
+        work / seconds / 1e9 for seconds in (timing.best, timing.median, timing.worst)
+    )
     return f"{best:.3g} [dim]({middle:.3g}, {worst:.3g})[/]"
 
 
@@ -94,12 +98,20 @@ def _crossed(what: str, found: Mapping[tuple[str, int], Any], label: Callable[[i
     table = _table(what, *names)
     for size in sorted({size for _, size in found}):
         cells = (found.get((name, size)) for name in names)
-        table.add_row(label(size), *("–" if one is None else _rates(one.work, one.timing) for one in cells))
+        table.add_row(
+            label(size), *("–" if one is None else _rates(one.work, one.timing) for one in cells)
+        )
     return table
 
 
 def _reduce_table(reduces: Sequence[AllReduce]) -> Table:
-    table = _table(f"all-reduce, {reduces[0].ranks} ranks", "median µs", "range µs", "algorithm GB/s", "bus GB/s")
+    table = _table(
+        f"all-reduce, {reduces[0].ranks} ranks",
+        "median µs",
+        "range µs",
+        "algorithm GB/s",
+        "bus GB/s",
+    )
     for one in reduces:
         timing = one.timing
         table.add_row(
@@ -129,9 +141,23 @@ def draw(machine: Machine) -> Any:
     drawn.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
     axes = drawn.subplots(1, panels)
     _draw_series(axes[0], _grouped(machine.matmuls), lambda one: one.size)
-    _finish(axes[0], "Matrix product", "rows and columns", "FLOP/s", [one.size for one in machine.matmuls], str)
+    _finish(
+        axes[0],
+        "Matrix product",
+        "rows and columns",
+        "FLOP/s",
+        [one.size for one in machine.matmuls],
+        str,
+    )
     _draw_series(axes[1], _grouped(machine.copies), lambda one: one.bytes)
-    _finish(axes[1], "Copy", "bytes of the array", "bytes/s", [one.bytes for one in machine.copies], chart.size)
+    _finish(
+        axes[1],
+        "Copy",
+        "bytes of the array",
+        "bytes/s",
+        [one.bytes for one in machine.copies],
+        chart.size,
+    )
     if machine.cache_bytes:
         axes[1].axvline(machine.cache_bytes, color="#888888", linewidth=1, linestyle=":")
         axes[1].text(
@@ -162,7 +188,9 @@ def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
     """By the medians; at two ranks both bandwidths are the same."""
     ranks = reduces[0].ranks
     works = {"bus, 2(n−1)/n of it": [one.bus_work for one in reduces]} if ranks != 2 else {}
-    for number, (name, work) in enumerate({"algorithm": [one.work for one in reduces], **works}.items()):
+    for number, (name, work) in enumerate(
+        {"algorithm": [one.work for one in reduces], **works}.items()
+    ):
         rates = [moved / one.timing.median for moved, one in zip(work, reduces, strict=True)]
         label = name if works else "algorithm and bus"
         axes.plot(
@@ -172,10 +200,14 @@ def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
     places = [one.bytes for one in reduces]
     _finish(axes, f"All-reduce, {ranks} ranks", "bytes at each rank", "bytes/s", places, chart.size)
     latency = f"{chart.size(places[0])} take {reduces[0].timing.median * 1e6:,.0f} µs"
-    axes.text(0.97, 0.04, latency, ha="right", fontsize=9, transform=axes.transAxes, color=chart.INK)
+    axes.text(
+        0.97, 0.04, latency, ha="right", fontsize=9, transform=axes.transAxes, color=chart.INK
+    )
 
 
-def _finish(axes: Axes, what: str, x: str, y: str, places: Sequence[int], label: Callable[[int], str]) -> None:
+def _finish(
+    axes: Axes, what: str, x: str, y: str, places: Sequence[int], label: Callable[[int], str]
+) -> None:
     """Scales, ticks at the sizes that were measured (slanted where they are many), a legend clear of the lines."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -185,7 +217,10 @@ def _finish(axes: Axes, what: str, x: str, y: str, places: Sequence[int], label:
     ticks = sorted(set(places))
     many = len(ticks) > 4
     axes.set_xticks(
-        ticks, [label(tick) for tick in ticks], rotation=35 if many else 0, ha="right" if many else "center"
+        ticks,
+        [label(tick) for tick in ticks],
+        rotation=35 if many else 0,
+        ha="right" if many else "center",
     )
     axes.yaxis.set_major_formatter(chart.prefixed())
     axes.minorticks_off()

@@ -30,15 +30,19 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     """Print, for each cell, the shares of its steps' phases and what its trials say of steadiness and stragglers."""
     console = Console(highlight=False)
     by_cell = group([record for record in records if record.status == "done" and record.summary])
-    found = {cell.id: [r.summary for r in by_cell.get(cell.id, []) if r.summary] for cell in sweep.cells}
+    found = {
+        cell.id: [r.summary for r in by_cell.get(cell.id, []) if r.summary] for cell in sweep.cells
+    }
     shares = {cell_id: _mean_shares(summaries) for cell_id, summaries in found.items()}
-    phases = [phase for phase in LOOKS if any(row.get(phase, 0.0) > NEGLIGIBLE for row in shares.values())]
+    phases = [
+        phase for phase in LOOKS if any(row.get(phase, 0.0) > NEGLIGIBLE for row in shares.values())
+    ]
     table = _empty(sweep.cells, phases)
     for cell in sweep.cells:
         row, summaries = shares[cell.id], found[cell.id]
         table.add_row(
             cell.id,
-            cell.choice.label,
+            cell.workload.label,
             *(str(getattr(cell.axes, axis)) for axis in telling_axes(sweep.cells)),
             _bar(row),
             *(f"{row[phase]:.1%}" if phase in row else "–" for phase in phases),
@@ -46,14 +50,18 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
             _steadiness(summaries),
         )
     show(console, table)
-    legend = Text("each bar is a step: ").append_text(Text("  ").join(_legend(phase) for phase in phases))
+    legend = Text("each bar is a step: ").append_text(
+        Text("  ").join(_legend(phase) for phase in phases)
+    )
     console.print(legend, soft_wrap=True)
 
 
 def _empty(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
     columns = [LOOKS[phase][0] for phase in phases]
-    numbers = [*columns, "skew", "world_size", "workers", "batch_size", "threads"]
-    return make_table(["cell", "workload", *telling_axes(cells), "step", *columns, "skew", "steady"], numbers)
+    numbers = [*columns, "skew", "world_size", "num_workers", "batch_size", "num_threads"]
+    return make_table(
+        ["cell", "workload", *telling_axes(cells), "step", *columns, "skew", "steady"], numbers
+    )
 
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:
@@ -82,7 +90,9 @@ def _straggler(summaries: Sequence[Summary]) -> str:
     if not slowest:
         return "–"
     ranks = {one.rank for one in slowest}
-    return f"{fmean(one.skew for one in slowest):.1%}" + (f" rank {ranks.pop()}" if len(ranks) == 1 else "")
+    return f"{fmean(one.skew for one in slowest):.1%}" + (
+        f" rank {ranks.pop()}" if len(ranks) == 1 else ""
+    )
 
 
 def _steadiness(summaries: Sequence[Summary]) -> Text:

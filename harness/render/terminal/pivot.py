@@ -10,7 +10,15 @@ from rich.table import Table
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.records.record import Record
-from harness.render.terminal.table import counted, group, known, make_table, show, speed, telling_axes
+from harness.render.terminal.table import (
+    counted,
+    group,
+    known,
+    make_table,
+    show,
+    speed,
+    telling_axes,
+)
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
@@ -33,16 +41,21 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     telling = telling_axes(sweep.cells)
     for axis in across:
         if axis not in telling:
-            raise BadInput(f"--across: found {axis!r}, in which the cells do not differ; {did_you_mean(axis, telling)}")
+            raise BadInput(
+                f"--across: found {axis!r}, in which the cells do not differ; {did_you_mean(axis, telling)}"
+            )
     down = [axis for axis in telling if axis not in across]
     done = group([record for record in records if record.status == "done"])
     columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
     rows: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     for cell in sweep.cells:
-        row = rows.setdefault((cell.choice.label, *_values(cell, down)), {})
+        row = rows.setdefault((cell.workload.label, *_values(cell, down)), {})
         row[_values(cell, across)] = speed(known(done.get(cell.id, []), "throughput"))
     titles = [" ".join(column) for column in columns]
-    table = make_table(["workload", *down, *titles], [*titles, "workers", "world_size", "batch_size", "threads"])
+    table = make_table(
+        ["workload", *down, *titles],
+        [*titles, "num_workers", "world_size", "batch_size", "num_threads"],
+    )
     for head, row in rows.items():
         table.add_row(*head, *(row.get(column, "–") for column in columns))
     return table
@@ -52,12 +65,16 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     """What each other column has of the first one's throughput, a row a workload."""
     down = [axis for axis in telling_axes(sweep.cells) if axis not in across]
     columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
-    rates: dict[str, dict[Hashable, dict[tuple[str, ...], float]]] = {}  # by workload, by all that a pair shares
+    rates: dict[
+        str, dict[Hashable, dict[tuple[str, ...], float]]
+    ] = {}  # by workload, by all that a pair shares
     for record in records:
         if record.status == "done" and record.summary and record.summary.throughput:
             cell, shared = record.trial.cell, (record.trial.seed, record.trial.repeat)
-            pairs = rates.setdefault(cell.choice.label, {})
-            pairs.setdefault((*_values(cell, down), *shared), {})[_values(cell, across)] = record.summary.throughput
+            pairs = rates.setdefault(cell.workload.label, {})
+            pairs.setdefault((*_values(cell, down), *shared), {})[_values(cell, across)] = (
+                record.summary.throughput
+            )
     first, *others = columns
     titles = [f"{' '.join(column)} : {' '.join(first)}" for column in others]
     table = make_table(["workload", *titles], titles)
@@ -66,8 +83,14 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     return table
 
 
-def _ratio(pairs: Sequence[Mapping[tuple[str, ...], float]], column: tuple[str, ...], first: tuple[str, ...]) -> str:
-    logs = [math.log(pair[column] / pair[first]) for pair in pairs if column in pair and first in pair]
+def _ratio(
+    pairs: Sequence[Mapping[tuple[str, ...], float]],
+    column: tuple[str, ...],
+    first: tuple[str, ...],
+) -> str:
+    logs = [
+        math.log(pair[column] / pair[first]) for pair in pairs if column in pair and first in pair
+    ]
     if not logs:
         return "–"
     found = mean_interval(logs)

@@ -21,7 +21,9 @@ from harness.spec.sweep import Sweep
 
 
 def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
-    estimates = {cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None}
+    estimates = {
+        cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None
+    }
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
@@ -30,10 +32,14 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     show_table(console, plan_table(sweep, estimates))
     trials = len(sweep.trials())
     seeds = ", ".join(map(str, sweep.seeds))
-    console.print(f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials")
+    console.print(
+        f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials"
+    )
     _print_time(console, sweep, estimates)
     if sweep.profile:
-        console.print(f"profile: {sweep.profile.steps} more steps of every trial are traced once it is over")
+        console.print(
+            f"profile: {sweep.profile.steps} more steps of every trial are traced once it is over"
+        )
     for left_out in sweep.excluded:
         axes = describe_axes(dict(left_out.axes))
         line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.why})"
@@ -47,7 +53,12 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
     return {
         **asdict(sweep),
         "cells": [
-            {"id": cell.id, "label": cell.label, "estimated_seconds": estimates.get(cell.id), **asdict(cell)}
+            {
+                "id": cell.id,
+                "label": cell.label,
+                "estimated_seconds": estimates.get(cell.id),
+                **asdict(cell),
+            }
             for cell in sweep.cells
         ],
         "trials": [trial.id for trial in sweep.trials()],
@@ -61,7 +72,9 @@ def _print_time(console: Console, sweep: Sweep, estimates: dict[str, float]) -> 
     if not estimates:
         console.print("time: unknown, no cell has a record yet")
     elif unknown:
-        console.print(f"time: {total} for the {len(estimates)} cells that have records, unknown for {unknown}")
+        console.print(
+            f"time: {total} for the {len(estimates)} cells that have records, unknown for {unknown}"
+        )
     else:
         console.print(f"time: {total} by earlier records")
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import Standing, machine_of, rated, stand
+from harness.hardware.roofline import RooflinePoint, machine_of, stand, with_mfu
 from harness.hardware.vendor_peaks import DTYPES
 from harness.records.record import Record
 from harness.render import chart
@@ -33,16 +33,18 @@ class Placed:
     """A cell under its roofs: the mean over its trials."""
 
     cell: Cell
-    standing: Standing
+    standing: RooflinePoint
 
 
-def known_peaks(records: Sequence[Record], results: Results) -> tuple[list[Record], dict[str, Machine]]:
+def known_peaks(
+    records: Sequence[Record], results: Results
+) -> tuple[list[Record], dict[str, Machine]]:
     """The records with MFU against peaks that were measured after they were written, and the machines measured.
 
     Raises BadInput for a record of peaks that can't be read.
     """
     known = machines.read_all(results.peaks)
-    return [rated(record, known) for record in records], known
+    return [with_mfu(record, known) for record in records], known
 
 
 def roofline_lines(
@@ -52,15 +54,25 @@ def roofline_lines(
     done = [record for record in records if record.status == "done"]
     found = [machine for record in done if (machine := machine_of(record, known))]
     if not found:
-        return ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"] if done else []
+        return (
+            ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"]
+            if done
+            else []
+        )
     machine = max(found, key=found.count)
-    cells = placed(sweep, [record for record in done if machine_of(record, known) is machine], machine)
+    cells = placed(
+        sweep, [record for record in done if machine_of(record, known) is machine], machine
+    )
     if not cells:
         return []
     path = results.sweep(sweep.name).roofline
     chart.save(draw(sweep.name, cells, machine), path)
     without = len({record.trial.cell.id for record in done}) - len(cells)
-    rest = f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]" if without else ""
+    rest = (
+        f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]"
+        if without
+        else ""
+    )
     return [f"roofline: {shares(cells)}; {escape(str(path))}{rest}"]
 
 
@@ -68,7 +80,9 @@ def placed(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[Pl
     """The sweep's cells that have all it takes, in its order."""
     by_cell, cells = group(records), []
     for cell in sweep.cells:
-        standings = [standing for record in by_cell.get(cell.id, []) if (standing := stand(record, machine))]
+        standings = [
+            standing for record in by_cell.get(cell.id, []) if (standing := stand(record, machine))
+        ]
         if standings:
             mean = fmean(standing.flops_per_s for standing in standings)
             cells.append(Placed(cell=cell, standing=replace(standings[0], flops_per_s=mean)))
@@ -78,11 +92,15 @@ def placed(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[Pl
 def shares(cells: Sequence[Placed]) -> str:
     """As in `mlp 12–34% of the roof (memory)`, by workload."""
     parts = []
-    for label in dict.fromkeys(one.cell.choice.label for one in cells):
-        mine = [one.standing for one in cells if one.cell.choice.label == label]
-        low, high = (f"{pick(standing.share for standing in mine) * 100:.3g}" for pick in (min, max))
+    for label in dict.fromkeys(one.cell.workload.label for one in cells):
+        mine = [one.standing for one in cells if one.cell.workload.label == label]
+        low, high = (
+            f"{pick(standing.share for standing in mine) * 100:.3g}" for pick in (min, max)
+        )
         bounds = " and ".join(sorted({standing.bound for standing in mine}))
-        parts.append(f"{escape(label)} {low if low == high else f'{low}–{high}'}% of the roof ({bounds})")
+        parts.append(
+            f"{escape(label)} {low if low == high else f'{low}–{high}'}% of the roof ({bounds})"
+        )
     return ", ".join(parts)
 
 
@@ -98,8 +116,15 @@ def draw(name: str, cells: Sequence[Placed], machine: Machine) -> Any:
     intensities = [standing.intensity for standing in standings]
     axes.set_xlim(min(ridges + intensities) / 4, max(ridges + intensities) * 8)
     slowest = min(standing.flops_per_s for standing in standings)
-    axes.set_ylim(slowest / 4, max(max(standing.peak, standing.flops_per_s) for standing in standings) * 2.2)
-    chart.dress(axes, f"Roofline of {name}", "FLOP per byte, every operator's operands once", "FLOP/s of one rank")
+    axes.set_ylim(
+        slowest / 4, max(max(standing.peak, standing.flops_per_s) for standing in standings) * 2.2
+    )
+    chart.dress(
+        axes,
+        f"Roofline of {name}",
+        "FLOP per byte, every operator's operands once",
+        "FLOP/s of one rank",
+    )
     axes.yaxis.set_major_formatter(chart.prefixed())
     axes.xaxis.set_major_formatter(chart.plain())
     axes.minorticks_off()
@@ -115,9 +140,14 @@ def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
     """A level for each peak, a slope for each bandwidth, and a dotted one for what a cache gives."""
     standings = [one.standing for one in cells]
     right = axes.get_xlim()[1]
-    peaks = {(DTYPES[one.cell.axes.precision], _threads(one, machine)): one.standing.peak for one in cells}
+    peaks = {
+        (DTYPES[one.cell.axes.precision], _threads(one, machine)): one.standing.peak
+        for one in cells
+    }
     for (dtype, threads), peak in peaks.items():
-        below = any(peak < other < 1.2 * peak for other in peaks.values())  # there is no room above it
+        below = any(
+            peak < other < 1.2 * peak for other in peaks.values()
+        )  # there is no room above it
         start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
         axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
         many = "" if threads is None else f", {counted(threads, 'thread')}"
@@ -140,7 +170,9 @@ def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, st
     right = top / bandwidth
     if right <= left:
         return
-    axes.plot([left, right], [left * bandwidth, top], color=chart.INK, linewidth=1.5, linestyle=style)
+    axes.plot(
+        [left, right], [left * bandwidth, top], color=chart.INK, linewidth=1.5, linestyle=style
+    )
     (x0, y0), (x1, y1) = axes.transData.transform([(left, left * bandwidth), (right, top)])
     at = left * (right / left) ** along
     axes.text(
@@ -151,10 +183,10 @@ def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, st
 
 def _draw_cells(axes: Axes, cells: Sequence[Placed]) -> None:
     """Each workload has a colour, each of its cells a marker; a thin line leads up to the roof."""
-    labels = list(dict.fromkeys(one.cell.choice.label for one in cells))
+    labels = list(dict.fromkeys(one.cell.workload.label for one in cells))
     seen: dict[str, int] = {}
     for one in cells:
-        label, standing = one.cell.choice.label, one.standing
+        label, standing = one.cell.workload.label, one.standing
         number = seen.setdefault(label, 0)
         seen[label] += 1
         colour = chart.COLOURS[labels.index(label) % len(chart.COLOURS)]
@@ -169,4 +201,4 @@ def _draw_cells(axes: Axes, cells: Sequence[Placed]) -> None:
 
 
 def _threads(one: Placed, machine: Machine) -> int | None:
-    return None if machine.device == "cuda" else one.cell.axes.threads
+    return None if machine.device == "cuda" else one.cell.axes.num_threads

@@ -49,7 +49,10 @@ class RunView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
 
@@ -62,7 +65,9 @@ class RunView:
         folder = self.results.sweep(self.sweep.name)
         untraced = sum(not folder.trial(record.trial.id).profile.exists() for record in finished)
         if self.sweep.profile and untraced:
-            self.say(f"profile: {untraced} of those there have no trace; --force runs them again, with one")
+            self.say(
+                f"profile: {untraced} of those there have no trace; --force runs them again, with one"
+            )
 
     def started(self, trial: Trial) -> None:
         self.begun += 1
@@ -104,11 +109,15 @@ class RunView:
             self.tracker.deliver(self.results.sweep(self.sweep.name), records)
         except Exception as error:  # the record is on disk; no trouble with the tracker may cost the trials to come
             known = isinstance(error, HarnessError)
-            self.trouble = str(error) if known else f"MLflow: {type(error).__name__}: {one_line(error)}"
+            self.trouble = (
+                str(error) if known else f"MLflow: {type(error).__name__}: {one_line(error)}"
+            )
             self.say(f"[yellow]{escape(self.trouble)}[/]")
 
 
-def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None) -> None:
+def conclude(
+    sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None
+) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
     records, peaks = known_peaks(records, results)
@@ -128,15 +137,22 @@ def conclude(sweep: Sweep, records: Sequence[Record], results: Results, *, troub
     if failed := counts["failed"]:
         lines.append(f"[red]{failed} failed[/]; run or submit the sweep again to retry them")
     if interrupted := counts["interrupted"]:
-        lines.append(f"[yellow]{interrupted} interrupted[/]; run or submit the sweep again to go on with them")
+        lines.append(
+            f"[yellow]{interrupted} interrupted[/]; run or submit the sweep again to go on with them"
+        )
     if invalid := counts["invalid"]:
         lines.append(
             f"[magenta]{invalid} invalid[/], left out of all means; run or submit the sweep again to repeat them"
         )
     if trouble:
-        lines.append(f"[yellow]MLflow has not got everything[/]; deliver it later: harness collect {name}")
+        lines.append(
+            f"[yellow]MLflow has not got everything[/]; deliver it later: harness collect {name}"
+        )
     lines += [
-        *(f"{'next' if n == 0 else '':6}{command:{width}}  [dim]{what}[/]" for n, (command, what) in enumerate(hints)),
+        *(
+            f"{'next' if n == 0 else '':6}{command:{width}}  [dim]{what}[/]"
+            for n, (command, what) in enumerate(hints)
+        ),
     ]
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -147,11 +163,17 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
     head = f"[dim]{number}/{count}[/] {escape(record.trial.cell.label)} seed {record.trial.seed}"
     if record.failure is not None:
         log = folder.path / (record.failure.log or "")
-        return f"[red]✗[/] {head}: [red]{escape(str(record.failure))}[/]\n    log: {escape(str(log))}"
-    summary, learned = record.summary, record.learned
+        return (
+            f"[red]✗[/] {head}: [red]{escape(str(record.failure))}[/]\n    log: {escape(str(log))}"
+        )
+    summary, learned = record.summary, record.rank0
     assert summary is not None
     assert learned is not None
-    speed = "speed not measured" if summary.throughput is None else f"{summary.throughput:,.0f} samples/s"
+    speed = (
+        "speed not measured"
+        if summary.throughput is None
+        else f"{summary.throughput:,.0f} samples/s"
+    )
     metric = "" if summary.final is None else f", {learned.target.name} {summary.final:.4f}"
     remarks = "".join(f"\n    {remark}" for remark in [*record.invalid, *_remarks(record, summary)])
     mark = "[magenta]![/]" if record.invalid else "[green]✓[/]"

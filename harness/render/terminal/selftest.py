@@ -49,15 +49,24 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
             checks += selftest.check(record)
         else:
             why = record.failure or "; ".join(record.invalid)
-            console.print(f"[red]✗[/] {escape(f'{record.trial.cell.label}: {why}')}", soft_wrap=True)
-    table = make_table(["ranks", "quantity", "truth", "measured", "error", ""], ["ranks", "truth", "measured", "error"])
+            console.print(
+                f"[red]✗[/] {escape(f'{record.trial.cell.label}: {why}')}", soft_wrap=True
+            )
+    table = make_table(
+        ["ranks", "quantity", "truth", "measured", "error", ""],
+        ["ranks", "truth", "measured", "error"],
+    )
     for check in checks:
         measured = "–" if check.measured is None else f"{check.measured:.4f}"
         error = "–" if check.error is None else f"{check.error:+.2%}"
         verdict = "[green]✓[/]" if check.passed else "[red]✗[/]"
-        table.add_row(str(check.ranks), check.quantity, f"{check.expected:.4f}", measured, error, verdict)
+        table.add_row(
+            str(check.ranks), check.quantity, f"{check.expected:.4f}", measured, error, verdict
+        )
     show(console, table)
-    passed = len(records) == sum(record.status == "done" for record in records) and all(c.passed for c in checks)
+    passed = len(records) == sum(record.status == "done" for record in records) and all(
+        c.passed for c in checks
+    )
     limit, again = f"within {selftest.TOLERANCE:.0%} of the truth", listener.trials - len(records)
     console.print(
         f"[green]All {limit}{f', {again} of {listener.trials} trials run again' if again else ''}.[/]"

@@ -28,12 +28,20 @@ from harness.render.terminal.table import show as show_table
 from harness.slurm.status import OPEN, Status, TrialState, look
 from harness.spec.sweep import Sweep
 
-STYLE = STATUS_STYLE | {"running": "cyan", "queued": "dim", "interrupted": "yellow", "lost": "red", "cancelled": "dim"}
+STYLE = STATUS_STYLE | {
+    "running": "cyan",
+    "queued": "dim",
+    "interrupted": "yellow",
+    "lost": "red",
+    "cancelled": "dim",
+}
 FIRST = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # and last what is over
 MOST_ROWS = 100  # trials that are shown one by one unless all are asked for
 TELLING = set(FIRST[:-1])  # shown one by one all the same
 INTERVAL = 5.0  # seconds between two looks
-LAG = 70.0  # seconds that a shared folder may take to show a record that was left: man nfs, acdirmax
+LAG = (
+    70.0  # seconds that a shared folder may take to show a record that was left: man nfs, acdirmax
+)
 
 
 def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Status:
@@ -61,7 +69,8 @@ def summary(sweeps: Sequence[Sweep], results: Results) -> list[Status]:
     console = Console(highlight=False)
     if not sweeps:
         console.print(
-            f"no sweeps in {escape(str(results.runs))}; --results or HARNESS_RESULTS says where", soft_wrap=True
+            f"no sweeps in {escape(str(results.runs))}; --results or HARNESS_RESULTS says where",
+            soft_wrap=True,
         )
     every = look([(sweep, results.sweep(sweep.name)) for sweep in sweeps])
     for found in every:
@@ -70,20 +79,28 @@ def summary(sweeps: Sequence[Sweep], results: Results) -> list[Status]:
 
 
 def watch(
-    sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None, *, interval: float = INTERVAL
+    sweeps: Sequence[Sweep],
+    results: Results,
+    tracking_uri: str | None,
+    *,
+    interval: float = INTERVAL,
 ) -> list[Status]:
     """Show the trials at work until nothing is left to wait for, then the results if it was one sweep; records of
     jobs go to MLflow as they come. Where nobody looks, a line says what has changed."""
     console = Console(highlight=False)
     courier, said, live_at = _Courier(results, tracking_uri), "", -math.inf
-    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+    with (
+        Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live
+    ):
         while True:
             found = look([(sweep, results.sweep(sweep.name)) for sweep in sweeps])
             at_work = found if len(found) == 1 else [one for one in found if not one.over]
             news = [headline(one) for one in at_work or found]
             if live:
                 room = max(3, console.height // max(1, len(at_work)) - 5)
-                live.update(Group(*(panel(one, room) for one in at_work), *courier.news()), refresh=True)
+                live.update(
+                    Group(*(panel(one, room) for one in at_work), *courier.news()), refresh=True
+                )
             elif "\n".join(news) != said:
                 said = "\n".join(news)
                 console.print(said, soft_wrap=True)
@@ -124,7 +141,9 @@ class _Courier:
             self.tracker.deliver(folder, [record.read(Path(path)) for path in new])
             self.delivered |= new
         except Exception as error:  # records are on disk: trouble with the tracker costs none
-            self.trouble = escape(str(error) if isinstance(error, HarnessError) else f"MLflow: {one_line(error)}")
+            self.trouble = escape(
+                str(error) if isinstance(error, HarnessError) else f"MLflow: {one_line(error)}"
+            )
 
     def news(self) -> list[Text]:
         return [Text.from_markup(self.trouble, style="yellow")] if self.trouble else []
@@ -132,7 +151,9 @@ class _Courier:
 
 def panel(found: Status, room: int) -> Group:
     """What of a sweep is worth a look now, in `room` rows, and how far all of it is."""
-    rows = sorted(found.trials, key=lambda one: FIRST.index(one.state) if one.state in FIRST else len(FIRST))
+    rows = sorted(
+        found.trials, key=lambda one: FIRST.index(one.state) if one.state in FIRST else len(FIRST)
+    )
     ended = sum(one.state not in OPEN for one in found.trials)
     left = "" if found.left is None else f", about {duration(found.left)} left"
     bar = ProgressBar(total=len(found.trials), completed=ended, width=40)
@@ -156,7 +177,9 @@ def table(rows: Sequence[TrialState]) -> Table:
         "": lambda one: _short(one.detail),
     }
     repeated = any(one.repeat for one in rows)
-    shown = {name: texts for name, say in columns.items() if any(texts := [say(one) for one in rows])}
+    shown = {
+        name: texts for name, say in columns.items() if any(texts := [say(one) for one in rows])
+    }
     made = make_table(shown, NUMBERS)
     for column in made.columns:
         column.no_wrap = column.header not in SHORTENED
@@ -178,7 +201,13 @@ def cell_table(rows: Sequence[TrialState]) -> Table:
     seen = [state for state in STYLE if any(state in found for found in counts.values())]
     made = make_table(["cell", *seen], seen)
     for label, found in counts.items():
-        made.add_row(label, *(Text(f"{found[state]:,}" if found[state] else "", style=STYLE[state]) for state in seen))
+        made.add_row(
+            label,
+            *(
+                Text(f"{found[state]:,}" if found[state] else "", style=STYLE[state])
+                for state in seen
+            ),
+        )
     return made
 
 
@@ -189,8 +218,13 @@ NUMBERS = ["seed", "repeat", "step", "samples/s", "left"]
 def headline(found: Status) -> str:
     """As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`."""
     counts = Counter(one.state for one in found.trials)
-    listed = ", ".join(f"[{STYLE.get(state, 'default')}]{count} {state}[/]" for state, count in counts.most_common())
+    listed = ", ".join(
+        f"[{STYLE.get(state, 'default')}]{count} {state}[/]"
+        for state, count in counts.most_common()
+    )
     text = f"[bold]{escape(found.sweep.name)}[/]: {counted(len(found.trials), 'trial')}: {listed}"
     for node, lost in sorted(found.bad_nodes.items()):
         text += f"\n[yellow]bad node {escape(node)}: {counted(lost, 'attempt')} lost with it[/]"
-    return text + (f"\n[yellow]Slurm did not answer: {escape(found.trouble)}[/]" if found.trouble else "")
+    return text + (
+        f"\n[yellow]Slurm did not answer: {escape(found.trouble)}[/]" if found.trouble else ""
+    )

@@ -22,12 +22,17 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
     console = Console(highlight=False)
     folder = results.sweep(sweep.name)
     submit.check_folder(profile, folder.path)
-    estimates = {cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None}
+    estimates = {
+        cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None
+    }
 
     def told(prepared: submit.Prepared) -> None:
         left_out = f"; {prepared.finished} are done" if prepared.finished else ""
         left_out += f"; {prepared.live} are in the queue already" if prepared.live else ""
-        console.print(f"[bold]{escape(sweep.name)}[/]: {counted(prepared.trials, 'trial')}{left_out}", soft_wrap=True)
+        console.print(
+            f"[bold]{escape(sweep.name)}[/]: {counted(prepared.trials, 'trial')}{left_out}",
+            soft_wrap=True,
+        )
         for remark in prepared.remarks:
             console.print(remark, style="yellow", markup=False, soft_wrap=True)
 
@@ -37,7 +42,11 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
         if prepared.submission.arrays:
             show_jobs(console, prepared.submission)
         for number in range(len(prepared.submission.arrays)):
-            console.print(f"\n{submit.script(folder, prepared.submission, number)}", markup=False, soft_wrap=True)
+            console.print(
+                f"\n{submit.script(folder, prepared.submission, number)}",
+                markup=False,
+                soft_wrap=True,
+            )
         return
     submission = submit.submit(sweep, profile, folder, redo=redo, estimates=estimates, told=told)
     if not submission.arrays:
@@ -49,7 +58,9 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
 
 def show_jobs(console: Console, submission: Submission) -> None:
     """A row for each array."""
-    table = make_table(["job", "jobs", "nodes", "ranks a node", "trials", "longest"], ["jobs", "nodes", "trials"])
+    table = make_table(
+        ["job", "jobs", "nodes", "ranks a node", "trials", "longest"], ["jobs", "nodes", "trials"]
+    )
     for array in submission.arrays:
         known = [seconds for seconds in array.seconds if seconds is not None]
         longest = duration(max(known)) if len(known) == len(array.seconds) else "unknown"

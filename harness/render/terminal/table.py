@@ -18,8 +18,17 @@ from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
 
-MFU = {"MFU": "mfu", "MFU measured": "mfu_measured"}  # columns that are there when something has one
-STATUS_STYLE = {"done": "green", "failed": "red", "invalid": "magenta", "interrupted": "yellow", "missing": "yellow"}
+MFU = {
+    "MFU": "mfu",
+    "MFU measured": "mfu_measured",
+}  # columns that are there when something has one
+STATUS_STYLE = {
+    "done": "green",
+    "failed": "red",
+    "invalid": "magenta",
+    "interrupted": "yellow",
+    "missing": "yellow",
+}
 
 
 def telling_axes(cells: Sequence[Cell]) -> list[str]:
@@ -39,7 +48,9 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right = set(numbers)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != "error")
+        table.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column != "error"
+        )
     return table
 
 
@@ -47,12 +58,13 @@ def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
     """One row a cell; `estimates` are seconds a trial by cell id."""
     axes = telling_axes(sweep.cells)
     table = make_table(
-        ["cell", "workload", *axes, "length", "estimate"], ["workers", "world_size", "batch_size", "estimate"]
+        ["cell", "workload", *axes, "length", "estimate"],
+        ["num_workers", "world_size", "batch_size", "estimate"],
     )
     for cell in sweep.cells:
         values = [str(getattr(cell.axes, axis)) for axis in axes]
         estimate = duration(estimates[cell.id]) if cell.id in estimates else "unknown"
-        table.add_row(cell.id, cell.choice.label, *values, str(cell.length), estimate)
+        table.add_row(cell.id, cell.workload.label, *values, str(cell.length), estimate)
     return table
 
 
@@ -61,25 +73,44 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     workload is marked."""
     axes, by_cell = telling_axes(sweep.cells), group(records)
     wanted = len(sweep.seeds) * sweep.repeats
-    metrics = {record.learned.target.name for record in records if record.learned}
+    metrics = {record.rank0.target.name for record in records if record.rank0}
     metric_column = metrics.pop() if len(metrics) == 1 else "metric"
     shares = {title: name for title, name in MFU.items() if mean(records, name) is not None}
-    numbers = ["samples/s", "step ms", *shares, metric_column, "world_size", "workers", "batch_size", "threads"]
-    table = make_table(["cell", "workload", *axes, "samples/s", "step ms", *shares, metric_column, "trials"], numbers)
+    numbers = [
+        "samples/s",
+        "step ms",
+        *shares,
+        metric_column,
+        "world_size",
+        "num_workers",
+        "batch_size",
+        "num_threads",
+    ]
+    table = make_table(
+        ["cell", "workload", *axes, "samples/s", "step ms", *shares, metric_column, "trials"],
+        numbers,
+    )
     fastest, most_accurate = _best(sweep, by_cell)
     for cell in sweep.cells:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
         status = "missing" if len(own) < wanted else _worst(own)
         rates, step, metric = (known(done, name) for name in ("throughput", "step_p50", "final"))
-        name = next((f"{record.learned.target.name} " for record in done if record.learned), "") if metrics else ""
+        name = (
+            next((f"{record.rank0.target.name} " for record in done if record.rank0), "")
+            if metrics
+            else ""
+        )
         table.add_row(
             cell.id,
-            cell.choice.label,
+            cell.workload.label,
             *(str(getattr(cell.axes, axis)) for axis in axes),
             _marked(speed(rates), cell.id in fastest),
             f"{fmean(step) * 1e3:.2f}" if step else "–",
-            *("–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%" for name in shares.values()),
+            *(
+                "–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%"
+                for name in shares.values()
+            ),
             _marked(f"{name}{_metric(metric)}" if metric else "–", cell.id in most_accurate),
             Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
         )
@@ -88,7 +119,9 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
 
 def _worst(records: Sequence[Record]) -> str:
     statuses = {record.status for record in records}
-    return next(status for status in ("failed", "interrupted", "invalid", "done") if status in statuses)
+    return next(
+        status for status in ("failed", "interrupted", "invalid", "done") if status in statuses
+    )
 
 
 def group(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -115,7 +148,9 @@ def speed(values: Sequence[float]) -> str:
     if not values:
         return "–"
     found = mean_interval(values)
-    return f"{found.mean:,.0f}" + ("" if found.half_width is None else f" ±{found.half_width / found.mean:.1%}")
+    return f"{found.mean:,.0f}" + (
+        "" if found.half_width is None else f" ±{found.half_width / found.mean:.1%}"
+    )
 
 
 def _metric(values: Sequence[float]) -> str:
@@ -130,13 +165,20 @@ def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set
     for cell in sweep.cells:
         done = [record for record in by_cell.get(cell.id, []) if record.status == "done"]
         target = next(
-            (record.learned.target for record in done if record.learned), Target(name="", higher_is_better=True)
+            (record.rank0.target for record in done if record.rank0),
+            Target(name="", higher_is_better=True),
         )
-        for found, name, sign in ((rates, "throughput", 1), (metric, "final", 1 if target.higher_is_better else -1)):
+        for found, name, sign in (
+            (rates, "throughput", 1),
+            (metric, "final", 1 if target.higher_is_better else -1),
+        ):
             value = mean(done, name)
             if value is not None:
-                found.setdefault(cell.choice.label, {})[cell.id] = sign * value
-    return tuple({max(row, key=row.__getitem__) for row in found.values() if len(row) > 1} for found in (rates, metric))  # type: ignore[return-value]
+                found.setdefault(cell.workload.label, {})[cell.id] = sign * value
+    return tuple(
+        {max(row, key=row.__getitem__) for row in found.values() if len(row) > 1}
+        for found in (rates, metric)
+    )  # type: ignore[return-value]
 
 
 def _marked(text: str, best: bool) -> Text:
@@ -160,6 +202,8 @@ def duration(seconds: float) -> str:
 def describe_axes(axes: dict[str, Any]) -> str:
     """The axes that differ from their defaults, as in `strategy=ddp world_size=2`."""
     return (
-        " ".join(f"{name}={value}" for name, value in axes.items() if value != DEFAULTS.get(name, value))
+        " ".join(
+            f"{name}={value}" for name, value in axes.items() if value != DEFAULTS.get(name, value)
+        )
         or "all defaults"
     )

@@ -31,16 +31,28 @@ def of_job(profile: Profile, folder: Path, here: Software, found: Examination) -
     told = [f"{node} did not report: {words}" for node, words in found.silent.items()]
     if not reports:
         return [check("nodes", told, "")]
-    unshared = [f"{one.node}: {folder}: {one.folder}; is it shared with this node?" for one in reports if one.folder]
+    unshared = [
+        f"{one.node}: {folder}: {one.folder}; is it shared with this node?"
+        for one in reports
+        if one.folder
+    ]
     names = [
         f"{one.node} can't look up {name} ({why}): add it to DNS or /etc/hosts"
         for one in reports
         for name, why in one.unresolved.items()
     ]
-    ports = [f"{one.node} can't reach {one.unreachable}: a firewall?" for one in reports if one.unreachable]
+    ports = [
+        f"{one.node} can't reach {one.unreachable}: a firewall?"
+        for one in reports
+        if one.unreachable
+    ]
     ahead = {one.node: one.ahead for one in reports if one.ahead is not None}
     apart = max(ahead.values(), default=0.0) - min(ahead.values(), default=0.0)
-    late = [f"{_clocks(ahead)}: {apart:.3g} s apart; allowed: {CLOCKS} s (is NTP at work?)"] if apart > CLOCKS else []
+    late = (
+        [f"{_clocks(ahead)}: {apart:.3g} s apart; allowed: {CLOCKS} s (is NTP at work?)"]
+        if apart > CLOCKS
+        else []
+    )
     return [
         check("nodes", told, ", ".join(one.node for one in reports)),
         check("folder", unshared, f"{folder} is seen and written by all"),
@@ -77,13 +89,17 @@ def _software(profile: Profile, here: Software, reports: Sequence[Report]) -> It
 def _interface(name: str | None, reports: Sequence[Report]) -> Iterator[Check]:
     if name is not None:
         lacking = [one for one in reports if name not in one.interfaces]
-        problems = [f"{one.node} has no {name}; allowed: {', '.join(one.interfaces)}" for one in lacking]
+        problems = [
+            f"{one.node} has no {name}; allowed: {', '.join(one.interfaces)}" for one in lacking
+        ]
         yield check("interface", problems, name)
 
 
 def _gpus(needed: int, reports: Sequence[Report]) -> Iterator[Check]:
     if needed:
-        lacking = [f"{one.node} shows {one.gpus}; needed: {needed}" for one in reports if one.gpus < needed]
+        lacking = [
+            f"{one.node} shows {one.gpus}; needed: {needed}" for one in reports if one.gpus < needed
+        ]
         yield check("GPUs", lacking, f"{needed} at each node")
 
 

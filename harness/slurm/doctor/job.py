@@ -31,7 +31,9 @@ LAG = 70.0  # seconds that a shared folder may take to show what a job has left:
 SHORT = 10  # minutes that the job may take: short jobs start sooner
 
 
-def examine(profile: Profile, results: Results, told: Callable[[str], None], patience: float) -> list[Check]:
+def examine(
+    profile: Profile, results: Results, told: Callable[[str], None], patience: float
+) -> list[Check]:
     """The checks, without those that an earlier one has made pointless; `told` hears of the job.
 
     `patience` is how many seconds the job may wait in the queue. Raises BadInput for results that
@@ -42,7 +44,10 @@ def examine(profile: Profile, results: Results, told: Callable[[str], None], pat
     if asked.returncode:
         return [Check(what="Slurm", passed=False, found=one_line(asked.stdout + asked.stderr))]
     place = SubmissionFolder(path=_make_folder(results))
-    checks = [Check(what="Slurm", passed=True, found=one_line(asked.stdout)), *_run(profile, place, told, patience)]
+    checks = [
+        Check(what="Slurm", passed=True, found=one_line(asked.stdout)),
+        *_run(profile, place, told, patience),
+    ]
     if all(one.passed for one in checks):
         shutil.rmtree(place.path)
     return checks
@@ -59,7 +64,9 @@ def _make_folder(results: Results) -> Path:
     return folder
 
 
-def _run(profile: Profile, place: SubmissionFolder, told: Callable[[str], None], patience: float) -> list[Check]:
+def _run(
+    profile: Profile, place: SubmissionFolder, told: Callable[[str], None], patience: float
+) -> list[Check]:
     try:
         number = _submit(place, profile)
     except HarnessError as error:
@@ -87,19 +94,31 @@ def _submit(place: SubmissionFolder, profile: Profile) -> str:
     slurm = profile.slurm
     if slurm.seconds > 60 * SHORT:
         slurm = replace(slurm, time=str(SHORT), warning=1)
-    array = JobArray(nodes=slurm.nodes, ranks_per_node=slurm.ranks_per_node, loads=[[]], seconds=[None])
-    quiet = contextlib.redirect_stderr(io.StringIO())  # where submitit repeats the words that the error holds
+    array = JobArray(
+        nodes=slurm.nodes, ranks_per_node=slurm.ranks_per_node, loads=[[]], seconds=[None]
+    )
+    quiet = contextlib.redirect_stderr(
+        io.StringIO()
+    )  # where submitit repeats the words that the error holds
     try:
         with quiet:
-            submitted = batch(place, slurm, array, "harness-doctor").submit(job.lead, str(place.path), profile)
+            submitted = batch(place, slurm, array, "harness-doctor").submit(
+                job.lead, str(place.path), profile
+            )
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise HarnessError(one_line(error)) from None
     return str(submitted.job_id)
 
 
-def _wait(number: str, place: SubmissionFolder, told: Callable[[str], None], patience: float) -> Check:
+def _wait(
+    number: str, place: SubmissionFolder, told: Callable[[str], None], patience: float
+) -> Check:
     """Until it has left its report, or has ended without; cancelled if it waits too long in the queue."""
-    user, began, report = pwd.getpwuid(os.getuid()).pw_name, time.monotonic(), job.report_of(place.path)
+    user, began, report = (
+        pwd.getpwuid(os.getuid()).pw_name,
+        time.monotonic(),
+        job.report_of(place.path),
+    )
     started: float | None = None
     while not report.exists():
         queued = queue.ask([user]).get(number)
@@ -116,7 +135,9 @@ def _wait(number: str, place: SubmissionFolder, told: Callable[[str], None], pat
         else:
             told(f"job {number} waits: {queued.reason}")
         time.sleep(POLL)
-    return Check(what="job", passed=True, found=f"job {number} ran after {started or 0:.0f} s in the queue")
+    return Check(
+        what="job", passed=True, found=f"job {number} ran after {started or 0:.0f} s in the queue"
+    )
 
 
 def _ended(number: str, place: SubmissionFolder) -> Check:
@@ -127,7 +148,9 @@ def _ended(number: str, place: SubmissionFolder) -> Check:
     if job.report_of(place.path).exists():
         return Check(what="job", passed=True, found=f"job {number} ran")
     log = place.log(number)
-    known = dict(re.findall(r"(\w+)=(\S*)", _ask("scontrol", "--oneliner", "show", "job", number).stdout))
+    known = dict(
+        re.findall(r"(\w+)=(\S*)", _ask("scontrol", "--oneliner", "show", "job", number).stdout)
+    )
     what = f"job {number} on {known.get('NodeList', '?')} ended without a report ({known.get('JobState', 'unknown')})"
     if not log.exists():
         first = known.get("BatchHost", "its first node")
@@ -148,7 +171,10 @@ def _conclude(profile: Profile, place: SubmissionFolder) -> list[Check]:
         if not one.folder and not _holds(answer(place.path, one.node), secret)
     ]
     checks = of_job(profile, place.path, here, found)
-    return [check("folder", unseen, one.found) if one.what == "folder" and one.passed else one for one in checks]
+    return [
+        check("folder", unseen, one.found) if one.what == "folder" and one.passed else one
+        for one in checks
+    ]
 
 
 def _holds(path: Path, content: bytes) -> bool:

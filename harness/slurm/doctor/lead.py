@@ -62,11 +62,15 @@ def examine(folder: Path, profile: Profile) -> Examination:
     found = Examination(nodes=nodes, reports=reports, silent=silent)
     if silent or absent or any(report.unreachable for report in reports):
         return found
-    reduced = reduce(launcher_of(profile, slurm.ranks_per_node), folder, slurm.ranks, profile.device)
+    reduced = reduce(
+        launcher_of(profile, slurm.ranks_per_node), folder, slurm.ranks, profile.device
+    )
     return Examination(nodes=nodes, reports=reports, silent=silent, reduced=reduced)
 
 
-def step(folder: Path, python: Sequence[str], nodes: Sequence[str], here: str, port: int) -> list[str]:
+def step(
+    folder: Path, python: Sequence[str], nodes: Sequence[str], here: str, port: int
+) -> list[str]:
     """A task on each node, which alone ends if it fails; its lines come back with its number."""
     count = len(nodes)
     return [
@@ -90,5 +94,9 @@ def understand(lines: Sequence[str], nodes: Sequence[str]) -> tuple[list[Report]
                 own[nodes[int(found["task"])]] = found["text"]
         else:
             about |= {name: line for name in nodes if re.search(rf"\b{re.escape(name)}\b", line)}
-    silent = {name: own.get(name) or about.get(name) or "no word of it" for name in nodes if name not in reports}
+    silent = {
+        name: own.get(name) or about.get(name) or "no word of it"
+        for name in nodes
+        if name not in reports
+    }
     return [reports[name] for name in nodes if name in reports], silent

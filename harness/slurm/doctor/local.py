@@ -34,7 +34,11 @@ def examine(profile: Profile, results: Results, told: Callable[[str], None]) -> 
     told(f"{ranks} ranks of torchrun sum up")
     try:
         free = shutil.disk_usage(folder).free / GIB
-        reduced = reduce(Torchrun(environment=profile.environment), folder, ranks, profile.device) if ranks else None
+        reduced = (
+            reduce(Torchrun(environment=profile.environment), folder, ranks, profile.device)
+            if ranks
+            else None
+        )
     finally:
         shutil.rmtree(folder)
     cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total / GIB
@@ -45,6 +49,10 @@ def examine(profile: Profile, results: Results, told: Callable[[str], None]) -> 
         Check(what="CPU", passed=True, found=f"{cores} cores, {memory:.0f} GiB of memory"),
         Check(what="GPUs", passed=True, found=str(profile.gpus or "none")),
         check("ranks", [] if held else [f"room for none: {why}"], f"{held}: {why}"),
-        Check(what="folder", passed=True, found=f"{results.path.absolute()} can be written; {free:.0f} GiB are free"),
+        Check(
+            what="folder",
+            passed=True,
+            found=f"{results.path.absolute()} can be written; {free:.0f} GiB are free",
+        ),
         of_reduction(reduced),
     ]

@@ -51,7 +51,9 @@ class Report:
 def software() -> Software:
     """This process's."""
     top, digest = Path(harness.__file__).parent.parent, hashlib.sha256()
-    for path in sorted(path for package in ("harness", "workloads") for path in (top / package).rglob("*.py")):
+    for path in sorted(
+        path for package in ("harness", "workloads") for path in (top / package).rglob("*.py")
+    ):
         digest.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes())
     try:
         torch = metadata.version("torch")
@@ -121,7 +123,10 @@ def clock_ahead(address: str, port: int) -> float:
     Raises OSError if nobody can be reached.
     """
     found = []
-    with socket.create_connection((address, port), timeout=PATIENCE) as link, link.makefile("rw") as line:
+    with (
+        socket.create_connection((address, port), timeout=PATIENCE) as link,
+        link.makefile("rw") as line,
+    ):
         for _ in range(EXCHANGES):
             sent = time.time()
             line.write("now?\n")

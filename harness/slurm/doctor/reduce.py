@@ -27,11 +27,18 @@ def main() -> None:
         with process_group(ranks, device, needed=True, timeout=PATIENCE):
             one = torch.ones(1, device=device)
             dist.all_reduce(one)
-            found = {"backend": dist.get_backend(), "sum": one.item(), "seconds": time.perf_counter() - began}
+            found = {
+                "backend": dist.get_backend(),
+                "sum": one.item(),
+                "seconds": time.perf_counter() - began,
+            }
         if ranks.first:
             print(json.dumps(found), flush=True)
     except Exception as error:
-        print(f"rank {ranks.rank} on {ranks.host}: {type(error).__name__}: {one_line(error)}", flush=True)
+        print(
+            f"rank {ranks.rank} on {ranks.host}: {type(error).__name__}: {one_line(error)}",
+            flush=True,
+        )
         os._exit(1)
 
 

@@ -39,7 +39,11 @@ def reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> Reduced
     for line in lines:
         if line.startswith("{") and (told := json.loads(line))["sum"] == ranks:
             return Reduced(ranks=ranks, backend=told["backend"], seconds=told["seconds"])
-    failed = [line for line in lines if line.startswith("rank ")] or lines[-1:] or ["no rank said anything"]
+    failed = (
+        [line for line in lines if line.startswith("rank ")]
+        or lines[-1:]
+        or ["no rank said anything"]
+    )
     return Reduced(ranks=ranks, failure=failed[0])
 
 

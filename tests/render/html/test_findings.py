@@ -33,8 +33,11 @@ def test_of_equals_the_luckiest_is_seldom_called_certain() -> None:
     for _ in range(rounds):
         drawn = speeds[:, None] * np.exp(rng.normal(0, 0.03, (len(speeds), 4)))
         cells = [
-            make_result(list(row), cell=make_cell(batch_size=size)) for row, size in zip(drawn, BATCHES, strict=True)
+            make_result(list(row), cell=make_cell(batch_size=size))
+            for row, size in zip(drawn, BATCHES, strict=True)
         ]
         best = int(np.log(drawn).mean(axis=1).argmax())
-        wrong += not contenders(cells[best], [cell for place, cell in enumerate(cells) if place != best])
+        wrong += not contenders(
+            cells[best], [cell for place, cell in enumerate(cells) if place != best]
+        )
     assert wrong / rounds <= 0.05

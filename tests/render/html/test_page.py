@@ -72,7 +72,9 @@ def test_a_single_trial_is_never_certain(place: Results, tmp_path: Path) -> None
     assert "faster" not in words["speedups"]
 
 
-def test_what_there_is_no_data_for_is_named_with_what_brings_it(place: Results, tmp_path: Path) -> None:
+def test_what_there_is_no_data_for_is_named_with_what_brings_it(
+    place: Results, tmp_path: Path
+) -> None:
     sweep = make_sweep(tmp_path)
     records = make_records(sweep)
     leave(place, sweep, records)
@@ -81,9 +83,11 @@ def test_what_there_is_no_data_for_is_named_with_what_brings_it(place: Results, 
     assert "Roofline : takes harness peak" in before.words["lacking"]
     assert "Energy" in before.words["lacking"]
     machines.write(place.peaks, make_machine())
-    learned = records[0].learned
+    learned = records[0].rank0
     assert learned
-    write_record(place.sweep("demo"), replace(records[0], learned=replace(learned, bytes_per_sample=2.5e5)))
+    write_record(
+        place.sweep("demo"), replace(records[0], rank0=replace(learned, bytes_per_sample=2.5e5))
+    )
     after = report(place)
     assert "Roofline" not in after.words["lacking"]
     assert "of the roof" in after.words["roofline"]
@@ -102,12 +106,17 @@ def test_sections_of_a_whole_sweep(place: Results, tmp_path: Path) -> None:
     assert "--set seeds=0,1,2" in words["reproduce"]
 
 
-def test_what_two_axes_do_together_is_not_taken_for_a_speed_up(place: Results, tmp_path: Path) -> None:
+def test_what_two_axes_do_together_is_not_taken_for_a_speed_up(
+    place: Results, tmp_path: Path
+) -> None:
     sweep = make_sweep(tmp_path)
     leave(place, sweep, make_records(sweep))
     words = report(place).words["axes"]
     assert re.search(r"bf16 against fp32 4\.\d\d× \([^)]*\) faster", words)
-    assert "mlp: two axes together how much more the first buys with the second than without it" in words
+    assert (
+        "mlp: two axes together how much more the first buys with the second than without it"
+        in words
+    )
     assert re.search(r"bf16 with ddp [01]\.\d\d× \([^)]*\) not certain", words)
 
 
@@ -144,7 +153,9 @@ def test_hostile_words_stay_words(place: Results, tmp_path: Path) -> None:
     leave(place, sweep, records, logs=HOSTILE)
     found = report(place)
     assert not {tag for tag, _ in found.elements} & {"script", "img"}
-    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in found.elements for name in attributes if name.startswith("on")
+    ]
     assert HOSTILE in found.words["failures"]
     assert HOSTILE in found.words["matrix"]
 
@@ -159,10 +170,17 @@ def test_a_failed_trial_is_told_with_its_reason_and_log(place: Results, tmp_path
     assert "10 done, 1 failed, 1 not run" in words["head"]
 
 
-def test_secrets_in_logs_are_cut_out(place: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_logs_are_cut_out(
+    place: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret<>value")
     sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep, hostile=True), logs="s3cret<>value at https://me:pw@host/x")
+    leave(
+        place,
+        sweep,
+        make_records(sweep, hostile=True),
+        logs="s3cret<>value at https://me:pw@host/x",
+    )
     text = report(place).text
     assert "s3cret" not in text
     assert "me:pw" not in text
@@ -184,7 +202,9 @@ def test_against_a_baseline(place: Results, tmp_path: Path) -> None:
     assert "against" not in report(place).words
 
 
-@pytest.mark.parametrize("arguments", [["other"], ["demo", "--against", "baseline"], ["demo", "--against", "nothing"]])
+@pytest.mark.parametrize(
+    "arguments", [["other"], ["demo", "--against", "baseline"], ["demo", "--against", "nothing"]]
+)
 def test_what_is_not_there_is_bad_input_and_writes_nothing(
     place: Results, tmp_path: Path, arguments: list[str]
 ) -> None:
@@ -206,10 +226,14 @@ def test_a_wheel_holds_the_templates() -> None:
     """Hatchling packs what lies in a package and is not ignored by git."""
     templates = sorted((Path(page.__file__).parent / "templates").iterdir())
     assert {path.name for path in templates} == {"report.html", "kinds.html", "report.css"}
-    wheel = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    wheel = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"][
+        "build"
+    ]["targets"]
     assert wheel == {"wheel": {"packages": ["harness", "workloads", "clusters"]}}
     if (TOP / ".git").exists():
-        ignored = subprocess.run(["git", "check-ignore", *map(str, templates)], cwd=TOP, capture_output=True, text=True)
+        ignored = subprocess.run(
+            ["git", "check-ignore", *map(str, templates)], cwd=TOP, capture_output=True, text=True
+        )
         assert ignored.stdout == ""
 
 

@@ -14,7 +14,9 @@ def test_a_scale_holds_one_and_all_ratios_in_their_order() -> None:
     places = [scale.place(ratio) for ratio in (0.5, 1.0, 2.0, 4.0)]
     assert places == sorted(places)
     assert 0 < places[0] < places[-1] < 100
-    assert places[2] - places[1] == pytest.approx(places[3] - places[2])  # equal ratios are equally far apart
+    assert places[2] - places[1] == pytest.approx(
+        places[3] - places[2]
+    )  # equal ratios are equally far apart
     assert "1×" in [text for _, text in scale.ticks()]
 
 
@@ -29,7 +31,9 @@ def test_an_interval_is_drawn_whole_or_says_which_end_is_cut_off() -> None:
     assert scale.span("c", 11.0, None, "", Verdict("", "")).low is None
 
 
-@pytest.mark.parametrize("values", [[0.9], [0.5, 0.5], [0.0, 1e-9], [1.0, 7.0], [0.9326, 0.9347], [-3e5, 1e6]])
+@pytest.mark.parametrize(
+    "values", [[0.9], [0.5, 0.5], [0.0, 1e-9], [1.0, 7.0], [0.9326, 0.9347], [-3e5, 1e6]]
+)
 def test_ticks_are_few_and_inside(values: list[float]) -> None:
     places = [place for place, _ in Scale(values).ticks()]
     assert 1 <= len(places) <= 6

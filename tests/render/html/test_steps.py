@@ -16,9 +16,12 @@ from tests.factories import make_cell, make_record
 
 def facts_of(seconds: list[float]) -> CellFacts:
     record = make_record(make_cell(steps=len(seconds)))
-    ranks = [replace(rank, step_seconds=Series.pack(np.array(seconds)), step_phases={}) for rank in record.ranks]
-    assert record.learned
-    summary = summarize(ranks, record.learned, 64, 2)
+    ranks = [
+        replace(rank, step_seconds=Series.pack(np.array(seconds)), step_phases={})
+        for rank in record.ranks
+    ]
+    assert record.rank0
+    summary = summarize(ranks, record.rank0, 64, 2)
     record = replace(record, ranks=ranks, summary=summary)
     return CellFacts(cell=record.trial.cell, name="a", number=0, records=[record], result=None)
 
@@ -53,4 +56,9 @@ def test_too_few_steps_are_not_drawn() -> None:
 
 def test_failed_trials_have_none() -> None:
     failed: Record = make_record(status="failed")
-    assert steps_of(CellFacts(cell=failed.trial.cell, name="a", number=0, records=[failed], result=None)) is None
+    assert (
+        steps_of(
+            CellFacts(cell=failed.trial.cell, name="a", number=0, records=[failed], result=None)
+        )
+        is None
+    )
