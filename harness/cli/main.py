@@ -138,7 +138,7 @@ def run(
     from harness.analysis import adaptive
     from harness.core.paths import Results
     from harness.launch import sweep as runner
-    from harness.render.terminal.run import RunView, conclude
+    from harness.render.terminal.run import RunView, show_results
     from harness.slurm.queue import refuse_live
 
     goal = adaptive.goal(until, budget)
@@ -165,7 +165,7 @@ def run(
     with view:
         asked, records = adaptive.run_until(goal, asked, once)
         view.deliver(records)
-    conclude(asked, records, place, trouble=view.trouble)
+    show_results(asked, records, place, trouble=view.trouble)
     if goal:
         print(adaptive.known(goal, asked, records))
     _exit(
@@ -244,7 +244,7 @@ def show(
     """Show the results of a sweep again."""
     from harness.core.paths import Results
     from harness.launch.sweep import recorded
-    from harness.render.terminal.run import conclude
+    from harness.render.terminal.run import show_results
 
     place = Results(results)
     asked, records = recorded(place, sweep)
@@ -256,7 +256,7 @@ def show(
         from harness.render.terminal.pivot import show_pivot
 
         return show_pivot(asked, records, across.split(","))
-    conclude(asked, records, place)
+    show_results(asked, records, place)
 
 
 app.command(epilog=compare.EXAMPLES)(compare.compare)

@@ -18,7 +18,7 @@ from harness.records.record import Record
 from harness.records.series import Series
 from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_record
-from tests.support.commands import Ended, harness
+from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load
 
 KEYS: dict[str, Any] = {
@@ -152,7 +152,7 @@ def test_a_baseline_of_another_schema_is_no_pass(place: Results) -> None:
     assert "schema: found 9" in ended.err
 
 
-def compared(*arguments: str) -> Ended:
+def compared(*arguments: str) -> CommandResult:
     return harness("compare", *arguments)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Ended, harness
+from tests.support.commands import CommandResult, harness
 
 GOOD = "name: demo\nworkloads:\n  mlp: {data: {source: digits}}\n"
 
@@ -25,7 +25,7 @@ def refused(*arguments: str) -> str:
     return line_of(ended)
 
 
-def line_of(ended: Ended) -> str:
+def line_of(ended: CommandResult) -> str:
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.count("\n") == 1
     head, _, line = ended.err.rstrip("\n").partition("harness: ")

@@ -15,7 +15,7 @@ from harness.hardware.machine import Machine, key
 from harness.launch.probe import measure
 from harness.records.environment import describe_hardware
 from harness.render.chart import size
-from tests.support.commands import Ended, harness
+from tests.support.commands import CommandResult, harness
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
@@ -38,14 +38,14 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def ended(results: Results, cpu: str) -> Ended:
+def ended(results: Results, cpu: str) -> CommandResult:
     return harness(
         "peak", "--quick", "--ranks", "2", "--cluster", cpu, "--results", str(results.path)
     )
 
 
 @pytest.fixture(scope="module")
-def machine(results: Results, ended: Ended) -> Machine:
+def machine(results: Results, ended: CommandResult) -> Machine:
     assert ended.code == 0, ended.err
     return machines.read(results.peaks / f"{key(describe_hardware(), 'cpu')}.json")
 
@@ -60,7 +60,7 @@ def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: 
     assert processes_below(results.path) == []
 
 
-def test_says_what_it_found(results: Results, machine: Machine, ended: Ended) -> None:
+def test_says_what_it_found(results: Results, machine: Machine, ended: CommandResult) -> None:
     largest = max(one.bytes for one in machine.copies)
     assert largest >= 2**28
     for words in (

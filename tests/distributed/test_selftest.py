@@ -15,7 +15,7 @@ from harness.measure.summary import summarize, unpack
 from harness.records.record import RankResult, Record
 from harness.records.series import Series
 from harness.spec.cluster import Profile
-from tests.support.running import Silent
+from tests.support.running import RecordCollector
 
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
     """By world size."""
     results = Results(tmp_path_factory.mktemp("selftest"))
-    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], Silent())
+    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
     assert [record.status for record in found] == ["done"] * 3, [
         record.failure or record.invalid for record in found
     ]

@@ -17,7 +17,7 @@ from harness.core.paths import Results
 from harness.gate.certify import prepare
 from harness.hardware import certificate
 from harness.hardware.certificate import Certificate, Comparison, Settings, cite, drifts
-from harness.render.terminal.certify import conclusion, lines
+from harness.render.terminal.certify import conclusion, summary_lines
 from harness.spec.cluster import Profile
 from tests.factories import BEGUN
 from tests.support.commands import harness
@@ -75,7 +75,7 @@ def test_it_holds_unless_false_alarms_are_certainly_too_many(alarms: int, holds:
 
 
 def test_what_was_measured_is_told() -> None:
-    told = lines(made(1, 20))
+    told = summary_lines(made(1, 20))
     assert told[0] == "mlp against itself on Fast-CPU-2-cores"
     assert told[1].startswith(
         "19 same, 1 slower; 1.1 s of measuring each in the median, 1 s at most"

@@ -16,7 +16,7 @@ from harness.hardware.roofline import device_of, held_against, machine_of, mfu, 
 from harness.launch.assemble import assemble
 from harness.records.record import Record
 from harness.render.terminal.roofline import draw, known_peaks, placed, roofline_lines
-from harness.render.terminal.run import conclude
+from harness.render.terminal.run import show_results
 from harness.render.terminal.table import result_table
 from harness.spec.validity import ValidityRules
 from harness.tracking.scalars import scalars
@@ -184,11 +184,11 @@ class TestPlot:
             Results(tmp_path / "results"),
         )
         records = [with_cell(measured(), cell) for cell in sweep.cells]
-        conclude(sweep, records, results)
+        show_results(sweep, records, results)
         assert "harness peak" in capsys.readouterr().out
         assert not results.sweep(sweep.name).roofline.exists()
         machines.write(results.peaks, make_machine())
-        conclude(sweep, records, results)
+        show_results(sweep, records, results)
         printed = capsys.readouterr().out
         assert "roofline: mlp 50% of the roof (memory)" in printed
         assert "MFU measured" in printed

@@ -14,7 +14,7 @@ from harness.records.record import Record, Status
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
-from tests.support.running import Silent
+from tests.support.running import RecordCollector
 
 
 class Machine:
@@ -47,7 +47,7 @@ def run(machine: Machine, results: Results, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runner, "run", machine.run)
     monkeypatch.setattr(selftest, "check", machine.check)
     results.sweep("selftest").path.mkdir(parents=True)
-    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], Silent())
+    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
     return [(one.trial.cell.axes.world_size, one.trial.repeat) for one in found]
 
 

@@ -33,7 +33,7 @@ def telemetry(**changes: Any) -> Telemetry:
 
 def judged(
     rules: ValidityRules = ValidityRules(), *, waits: float = 0.1, **changes: Any
-) -> list[str]:  # noqa: B008
+) -> list[str]:
     """What is found when rank 1 of two saw `changes`."""
     assert RECORD.summary is not None
     summary: Summary = replace(RECORD.summary, shares={"data_wait": waits})

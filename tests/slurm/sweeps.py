@@ -13,7 +13,7 @@ from harness.launch.runner import read_progress
 from harness.records import record as records
 from harness.records.record import Record
 from tests.support.commands import harness
-from tests.support.running import ANYTHING, local_profile, wait_until
+from tests.support.running import NO_VALIDITY_LIMITS, local_profile, wait_until
 
 STRATEGIES = [{"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}]
 DDP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
@@ -32,7 +32,9 @@ def profile(folder: Path, **slurm: Any) -> Path:
     }
     path = folder / "two.yaml"
     path.write_text(
-        yaml.safe_dump({"launcher": "slurm", "device": "cpu", "validity": ANYTHING, "slurm": keys})
+        yaml.safe_dump(
+            {"launcher": "slurm", "device": "cpu", "validity": NO_VALIDITY_LIMITS, "slurm": keys}
+        )
     )
     return path
 

@@ -15,7 +15,7 @@ from harness.records.record import Failure
 from harness.slurm import submission
 from harness.spec import slurm_partitions as partitions
 from tests.factories import make_record, write_record
-from tests.support.commands import Ended, harness
+from tests.support.commands import CommandResult, harness
 from tests.support.slurm import Recorded, recorded_slurm
 from tests.support.sweeps import load, write
 
@@ -33,7 +33,7 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def submit(sweep: Path, results: Results, *more: str, **slurm: object) -> Ended:
+def submit(sweep: Path, results: Results, *more: str, **slurm: object) -> CommandResult:
     profile = sweep.parent / "profile.yaml"
     keys = {"nodes": 2, **slurm}
     profile.write_text(

@@ -11,7 +11,7 @@ from harness.cli import main as cli
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """What a command left on the terminal, and its exit code."""
 
     code: int
@@ -19,7 +19,7 @@ class Ended:
     err: str
 
 
-def harness(*arguments: str) -> Ended:
+def harness(*arguments: str) -> CommandResult:
     """Run `harness ARGUMENTS`; an error that is no user's mistake comes through with its traceback."""
     out, err = io.StringIO(), io.StringIO()
     before = signal.getsignal(signal.SIGTERM)
@@ -27,7 +27,7 @@ def harness(*arguments: str) -> Ended:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main(list(arguments))
     except SystemExit as ended:
-        return Ended(int(ended.code or 0), out.getvalue(), err.getvalue())
+        return CommandResult(int(ended.code or 0), out.getvalue(), err.getvalue())
     finally:
         signal.signal(signal.SIGTERM, before)
     raise AssertionError("main always ends the process")

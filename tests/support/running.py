@@ -20,11 +20,11 @@ from harness.spec.cluster import Profile
 from harness.spec.validity import ValidityRules
 
 # Tests that share a small machine disturb each other, and no trial is to run again for that.
-ANYTHING: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
+NO_VALIDITY_LIMITS: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
 
-class Silent:
+class RecordCollector:
     """A listener that remembers the records."""
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ def run(
         device="cpu",
         environment=dict(environment),
         forkserver=forkserver,
-        validity=ValidityRules(**ANYTHING),
+        validity=ValidityRules(**NO_VALIDITY_LIMITS),
     )
-    return runner.run(sweep, profile, folder, Silent(), redo=redo, fail_fast=fail_fast)
+    return runner.run(sweep, profile, folder, RecordCollector(), redo=redo, fail_fast=fail_fast)
 
 
 def local_profile(folder: Path, **keys: Any) -> Path:
     """The same for the command line."""
     path = folder / "local.yaml"
     path.write_text(
-        yaml.safe_dump({"device": "cpu", "validity": ANYTHING, **keys}), encoding="utf-8"
+        yaml.safe_dump({"device": "cpu", "validity": NO_VALIDITY_LIMITS, **keys}), encoding="utf-8"
     )
     return path
 

@@ -45,7 +45,7 @@ def run(
             )
     else:
         console.print(f"[dim]{before} comparisons are there already; --anew makes new ones[/]")
-    for line in lines(found):
+    for line in summary_lines(found):
         console.print(escape(line), soft_wrap=True)
     console.print(f"[dim]{escape(str(certificate.place(results, found.key)))}[/]", soft_wrap=True)
     console.print(
@@ -58,7 +58,7 @@ def describe(found: Certificate) -> str:
     return f"{found.settings.label} against itself, {found.false_alarms} false alarms"
 
 
-def lines(found: Certificate) -> list[str]:
+def summary_lines(found: Certificate) -> list[str]:
     """What was measured, on what, and what came out."""
     asked, words = found.settings, Counter(one.word for one in found.comparisons)
     took = median(one.seconds for one in found.comparisons)

@@ -22,7 +22,9 @@ from harness.spec.sweep import Sweep
 
 def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     estimates = {
-        cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None
+        cell.id: seconds
+        for cell in sweep.cells
+        if (seconds := estimate_trial_seconds(cell, results)) is not None
     }
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
@@ -79,7 +81,7 @@ def _print_time(console: Console, sweep: Sweep, estimates: dict[str, float]) -> 
         console.print(f"time: {total} by earlier records")
 
 
-def estimate(cell: Cell, results: Results) -> float | None:
+def estimate_trial_seconds(cell: Cell, results: Results) -> float | None:
     """Mean seconds of the cell's earlier trials that were done, in any sweep; None without any."""
     seconds = []
     for path in results.records_of(cell.id):

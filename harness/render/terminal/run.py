@@ -115,7 +115,7 @@ class RunView:
             self.say(f"[yellow]{escape(self.trouble)}[/]")
 
 
-def conclude(
+def show_results(
     sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None
 ) -> None:
     """The table of a sweep's results, and what to do next."""

@@ -113,9 +113,9 @@ def watch(
                 break
             time.sleep(interval)
     if len(sweeps) == 1:
-        from harness.render.terminal.run import conclude
+        from harness.render.terminal.run import show_results
 
-        conclude(*recorded(results, sweeps[0].name), results, trouble=courier.trouble)
+        show_results(*recorded(results, sweeps[0].name), results, trouble=courier.trouble)
     return found
 
 
@@ -124,7 +124,7 @@ class _Courier:
 
     def __init__(self, results: Results, tracking_uri: str | None) -> None:
         from harness.tracking import (
-            Tracker,  # one look needs neither this nor `conclude`: they take longer than it does
+            Tracker,  # one look needs neither this nor `show_results`: they take longer than it does
         )
 
         self.results, self.tracker = results, Tracker(results, tracking_uri)

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from harness.core.paths import Results
 from harness.launch.sweep import Redo
-from harness.render.terminal.plan import estimate
+from harness.render.terminal.plan import estimate_trial_seconds
 from harness.render.terminal.table import counted, duration, make_table, show
 from harness.slurm import submit
 from harness.slurm.submission import Submission
@@ -23,7 +23,9 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
     folder = results.sweep(sweep.name)
     submit.check_folder(profile, folder.path)
     estimates = {
-        cell.id: seconds for cell in sweep.cells if (seconds := estimate(cell, results)) is not None
+        cell.id: seconds
+        for cell in sweep.cells
+        if (seconds := estimate_trial_seconds(cell, results)) is not None
     }
 
     def told(prepared: submit.Prepared) -> None:
