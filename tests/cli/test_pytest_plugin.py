@@ -32,8 +32,8 @@ def test_a_cell_is_a_benchmark_in_table_and_json(place: Place) -> None:
     written = json.loads((place.path / "out.json").read_text(encoding="utf-8"))
     first = next(one for one in written["benchmarks"] if one["name"] == place.fp32.label)
     measured: list[float] = []
-    for record in records(place.fp32):
-        steps = record.ranks[0].step_seconds
+    for fp32_record in records(place.fp32):
+        steps = fp32_record.ranks[0].step_seconds
         assert steps is not None
         measured += steps.unpack()[5:].tolist()
     assert first["stats"]["data"] == pytest.approx(measured)

@@ -32,7 +32,10 @@ def telemetry(**changes: Any) -> Telemetry:
 
 
 def judged(
-    rules: ValidityRules = ValidityRules(), *, waits: float = 0.1, **changes: Any
+    rules: ValidityRules = ValidityRules(),
+    *,  # noqa: B008 - frozen
+    waits: float = 0.1,
+    **changes: Any,
 ) -> list[str]:
     """What is found when rank 1 of two saw `changes`."""
     assert RECORD.summary is not None
