@@ -123,7 +123,7 @@ srun: got SIGCONT
 srun: forcing job termination
 srun: error: n1: task 0: Terminated
 srun: launch/slurm: _step_signal: Terminating StepId=2.0
-""", ("NodeFailure", None, "n2")),  # noqa: E501
+""", ("NodeFailure", None, "n2")),
     "a node that was set down": ("""\
 srun: error: Node failure on n2
 slurmstepd-n1: error: *** STEP 22.0 ON n1 CANCELLED AT 2026-11-21T13:04:30 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
@@ -133,7 +133,7 @@ srun: error: n2: task 1: Terminated
 srun: launch/slurm: _step_signal: Terminating StepId=22.0
 srun: forcing job termination
 srun: error: n1: task 0: Terminated
-""", ("NodeFailure", None, "n2")),  # noqa: E501
+""", ("NodeFailure", None, "n2")),
     "memory, by task/cgroup": ("""\
 slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed by the cgroup out-of-memory handler.
 srun: error: n2: task 1: Out Of Memory

@@ -31,11 +31,11 @@ def telemetry(**changes: Any) -> Telemetry:
     return replace(quiet, **changes)
 
 
+DEFAULT_RULES = ValidityRules()
+
+
 def judged(
-    rules: ValidityRules = ValidityRules(),
-    *,  # noqa: B008 - frozen
-    waits: float = 0.1,
-    **changes: Any,
+    rules: ValidityRules = DEFAULT_RULES, *, waits: float = 0.1, **changes: Any
 ) -> list[str]:
     """What is found when rank 1 of two saw `changes`."""
     assert RECORD.summary is not None
