@@ -1,4 +1,4 @@
-"""What keeps the code in order: who may import whom, what starts without what, and how long things may get."""
+"""What keeps the code in order: who may import whom, what starts without what, and how branched a function may be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,59 @@ import pytest
 
 from tests.support.tree import TOP
 
-LONGEST_FILE = 330  # lines
-LONGEST_FUNCTION = 55
+# The ceiling on a function's cyclomatic complexity: beyond it a reader can't keep its paths in mind.
+MAX_BRANCHES = 12
+BRANCH_NODES = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.ExceptHandler,
+    ast.IfExp,
+    ast.comprehension,
+    ast.match_case,
+    ast.Assert,
+)
+# Functions above the ceiling, and why they may be.
+MANY_BRANCHES = {
+    "harness.analysis.compare._judged": "to be rewritten",
+    "harness.analysis.questions.accuracy": "to be rewritten",
+    "harness.analysis.selection._of_cell": "to be rewritten",
+    "harness.cli.compare.compare": "to be rewritten",
+    "harness.cli.pytest_cells.check": "to be rewritten",
+    "harness.launch.assemble.assemble": "to be rewritten",
+    "harness.launch.srun.first_cause": "to be rewritten",
+    "harness.measure.summary.summarize": "to be rewritten",
+    "harness.measure.telemetry.account": "to be rewritten",
+    "harness.measure.traffic.moved": "to be rewritten",
+    "harness.records.restore._restore": "to be rewritten",
+    "harness.render.html.origin._flat": "to be rewritten",
+    "harness.render.html.plots._curves": "to be rewritten",
+    "harness.render.html.sections._heat": "to be rewritten",
+    "harness.render.html.sections._stacked": "to be rewritten",
+    "harness.render.terminal.gate.sentence": "to be rewritten",
+    "harness.render.terminal.phases.show_phases": "to be rewritten",
+    "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
+    "harness.render.terminal.selftest.run": "to be rewritten",
+    "harness.render.terminal.status.watch": "to be rewritten",
+    "harness.render.terminal.table.result_table": "to be rewritten",
+    "harness.slurm.leader.lead": "to be rewritten",
+    "harness.slurm.packing._cut": "to be rewritten",
+    "harness.slurm.status.states": "to be rewritten",
+    "harness.slurm.status._state": "to be rewritten",
+    "harness.slurm.status._look": "to be rewritten",
+    "harness.slurm.status.left": "to be rewritten",
+    "harness.spec.axes.conflict": "to be rewritten",
+    "harness.spec.matrix.read_matrix": "to be rewritten",
+    "harness.spec.slurm_options.__post_init__": "to be rewritten",
+    "harness.spec.slurm_partitions._misfits": "to be rewritten",
+    "harness.spec.sweep._cells_of": "to be rewritten",
+    "harness.spec.sweep._apply_set": "to be rewritten",
+    "harness.statistics.attribution.attribute": "to be rewritten",
+    "harness.tracking.contents.cell_contents": "to be rewritten",
+    "harness.tracking.pages.experiment_tags": "to be rewritten",
+    "harness.tracking.telemetry.telemetry_scalars": "to be rewritten",
+    "harness.tracking.tracker.deliver": "to be rewritten",
+}
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.
 ROWS = [
@@ -175,14 +226,40 @@ def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
     assert found & heavy == set()
 
 
-@pytest.mark.parametrize("path", files("harness") + files("workloads"), ids=module_name)
-def test_nothing_is_too_long_to_read(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= LONGEST_FILE
-    functions = [
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
-    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+def branches(function: ast.AST) -> int:
+    """Return the cyclomatic complexity of a function, those that are nested in it included."""
+    count = 1
+    for node in ast.walk(function):
+        if isinstance(node, BRANCH_NODES):
+            count += 1
+        elif isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+    return count
+
+
+def functions_with_many_branches() -> dict[str, int]:
+    """Return the branches of each function above the limit, by `module.function`."""
+    counts: dict[str, int] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            count = branches(node)
+            if count > MAX_BRANCHES:
+                counts[f"{module}.{node.name}"] = count
+    return counts
+
+
+def test_no_function_has_many_branches() -> None:
+    assert set(functions_with_many_branches()) - set(MANY_BRANCHES) == set()
+
+
+def test_branches_are_counted_as_documented() -> None:
+    function = ast.parse(
+        "def f(a, b):\n"
+        "    for x in [y for y in a if y]:\n"
+        "        if x and b:\n"
+        "            return 1 if a else 2\n"
+    )
+    # The function itself, the loop, the comprehension, the if, the `and`, the conditional.
+    assert branches(function) == 6
