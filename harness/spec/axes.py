@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from workloads.options import Between, Count, Fraction, Rate, Strict
+
+# The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
+# imports only the class of the strategy that a trial uses, so this table imports no torch.
+STRATEGIES = {
+    "single": "harness.training.strategies.single:Single",
+    "ddp": "harness.training.strategies.ddp:DDP",
+    "fsdp2": "harness.training.strategies.fsdp2:FSDP2",
+}
+if TYPE_CHECKING:
+    StrategyName = str  # mypy can't build a Literal from a table
+else:
+    StrategyName = Literal[tuple(STRATEGIES)]
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Axes(Strict):
         ),
     ] = "fp32"
     strategy: Annotated[
-        Literal["single", "ddp", "fsdp2"],
+        StrategyName,
         About("one process; DistributedDataParallel; fully_shard"),
     ] = "single"
     world_size: Annotated[
