@@ -139,7 +139,7 @@ def run(
     from harness.core.paths import Results
     from harness.launch import sweep as runner
     from harness.render.terminal.run import RunView, show_results
-    from harness.slurm.queue import refuse_live
+    from harness.slurm.queue import refuse_live_jobs
 
     goal = adaptive.goal(until, budget)
     asked, profile = load_sweep(sweep, sets, data, cluster)
@@ -159,7 +159,7 @@ def run(
             view,
             redo=again,
             fail_fast=fail_fast,
-            check=refuse_live,
+            check=refuse_live_jobs,
         )
 
     with view:

@@ -24,7 +24,7 @@ from harness.hardware.certificate import cite
 from harness.launch import sweep as runner
 from harness.records.record import Record
 from harness.render.terminal.run import trial_line
-from harness.slurm.queue import refuse_live
+from harness.slurm.queue import refuse_live_jobs
 from harness.spec import cluster
 from harness.spec import sweep as spec
 from harness.spec.cell import Cell, Trial
@@ -126,7 +126,7 @@ class SweepFile(pytest.File):
             )
             told.say(f"harness: {replaced} records in {folder.path} are replaced; {after}")
         self.records = runner.run(
-            sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live
+            sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live_jobs
         )
 
     @cached_property

@@ -19,10 +19,10 @@ from typing import Any
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_whole
+from harness.core.ports import free_port
 from harness.core.processes import end_group, start_session
 from harness.gate.worktree import Tree
 from harness.launch.torchrun import Torchrun
-from harness.slurm.leader import free_port
 from harness.spec.cell import Assignment, Cell, Length, Trial
 from harness.spec.cluster import Profile
 

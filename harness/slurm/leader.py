@@ -9,20 +9,18 @@ itself back into the queue, and goes on from there when it is back.
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_whole
+from harness.core.ports import free_port, node_address
 from harness.hardware import machine
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, by_user
@@ -38,7 +36,6 @@ from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # no trial can run in this job any more
 EARLY = 60.0  # seconds that Slurm may send the signal too early: man sbatch, --signal
-LOWEST_PORT = 20000  # of those that ranks meet at; services have theirs below
 POLL = 0.5  # seconds between looks at a running trial, over a shared file system
 RETRIES = 2  # of a trial that was lost through no fault of its own
 
@@ -49,7 +46,7 @@ def lead(folder: str, submission_id: str, array: int, element: int) -> None:
     submission = submissions.read(submissions.folder_of(sweep, submission_id).file)
     slurm = submission.profile.slurm
     refuse_cancelled(submission)
-    told = Told(time.time() + slurm.seconds - slurm.warning)
+    told = JobListener(time.time() + slurm.seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, told.signalled)
     runner = runner_of(sweep, submission, submission.arrays[array].ranks_per_node, told)
@@ -119,7 +116,7 @@ def most(slurm: Slurm) -> str:
 
 
 def runner_of(
-    sweep: SweepFolder, submission: Submission, ranks_per_node: int, told: Told
+    sweep: SweepFolder, submission: Submission, ranks_per_node: int, told: JobListener
 ) -> Runner:
     return Runner(
         sweep=submission.sweep,
@@ -137,7 +134,7 @@ def runner_of(
 
 
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
-    """For the job that this process leads. Raises BadInput as `address` does."""
+    """For the job that this process leads. Raises BadInput as `node_address` does."""
     slurm = profile.slurm
     network = {
         name: slurm.interface
@@ -150,7 +147,7 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
         cpus_per_rank=slurm.cpus_per_rank,
         python=slurm.python or sys.executable,
         prefix=slurm.prefix,
-        address=address(slurm.interface),
+        address=node_address(slurm.interface),
         free_port=free_port,
     )
 
@@ -173,7 +170,7 @@ def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
     return {node for known in found if known for node in known.bad_nodes}
 
 
-class Told:
+class JobListener:
     """Writes what happens to the job's log, and knows what Slurm has asked for."""
 
     def __init__(self, warned: float) -> None:
@@ -231,35 +228,3 @@ def leave_out(nodes: Sequence[str], asked: Slurm) -> None:
         subprocess.run(
             ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], check=False
         )
-
-
-def address(interface: str | None) -> str:
-    """Of this node for the others: its name in Slurm, or what the interface has. Raises BadInput if it has none."""
-    if interface is None:
-        return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    import psutil
-
-    found = psutil.net_if_addrs()
-    for kind in (socket.AF_INET, socket.AF_INET6):
-        for one in found.get(interface, ()):
-            if one.family == kind:
-                return str(one.address)
-    raise BadInput(
-        f"slurm.interface: found {interface!r} without an address; allowed: {', '.join(sorted(found))}"
-    )
-
-
-def free_port(given: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
-    """A port of this node that nobody listens on now, and below those that the kernel has `given` to whoever connects:
-    it is seconds until the rank that was told of it listens there.
-    """
-    end = int(given.read_text(encoding="ascii").split()[0]) if given.exists() else 0
-    ports = (
-        random.SystemRandom().sample(range(LOWEST_PORT, end), 20)
-        if end > LOWEST_PORT + 1000
-        else []
-    )
-    for port in [*ports, 0]:
-        with suppress(OSError), socket.create_server(("", port)) as listening:
-            return int(listening.getsockname()[1])
-    raise HarnessError("no port of this node is free")

@@ -139,7 +139,7 @@ def live(submissions: Sequence[Submission], queue: Mapping[str, Queued]) -> dict
     return found
 
 
-def refuse_live(folder: SweepFolder) -> None:
+def refuse_live_jobs(folder: SweepFolder) -> None:
     """Raises BadInput if a job that has not ended has trials of this sweep, SlurmDown if that can't be told.
 
     A machine without Slurm is believed: its user may have copied the folder there.

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-from harness.core.errors import BadInput, HarnessError
+from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, write_whole
 from harness.launch.runner import Runner
 from harness.records import record as records
 from harness.records.record import Failure, Record
 from harness.slurm import leader, submission
-from harness.slurm.leader import Told
+from harness.slurm.leader import JobListener
 from harness.slurm.packing import Array, Load, Packing
 from harness.slurm.submission import Submission
 from harness.spec import slurm_partitions as partitions
@@ -32,12 +30,12 @@ from tests.support.sweeps import load
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told(time.time() + 3600)
+def told() -> JobListener:
+    return JobListener(time.time() + 3600)
 
 
 @pytest.fixture
-def runner(tmp_path: Path, told: Told) -> Runner:
+def runner(tmp_path: Path, told: JobListener) -> Runner:
     """Of five trials, the last of which had failed once before it was submitted."""
     sweep = load(tmp_path, seeds=[0, 1, 2, 3, 4])
     trials = sweep.trials()
@@ -139,15 +137,17 @@ class TestGivingUp:
 
 
 class TestSignals:
-    def test_near_the_limit_it_is_the_time_limit_and_else_a_preemption(self, told: Told) -> None:
+    def test_near_the_limit_it_is_the_time_limit_and_else_a_preemption(
+        self, told: JobListener
+    ) -> None:
         assert told.why() is None
         told.signalled(SIGNAL, None)
         assert told.why() == "preempted"
-        late = Told(time.time() + leader.EARLY / 2)
+        late = JobListener(time.time() + leader.EARLY / 2)
         late.signalled(SIGNAL, None)
         assert late.why() == "time limit"
 
-    def test_an_end_that_was_asked_for_is_no_interruption(self, told: Told) -> None:
+    def test_an_end_that_was_asked_for_is_no_interruption(self, told: JobListener) -> None:
         told.signalled(signal.SIGTERM, None)
         assert told.why() == "ended by Slurm"
 
@@ -261,38 +261,3 @@ class TestRequeue:
         assert not scontrol.exists()
         leader.leave_out(["n2", "n3"], Slurm(nodes=2))
         assert scontrol.read_text() == "update JobId=71 ExcNodeList=n2,n3\n"
-
-
-class TestAddress:
-    def test_is_the_nodes_name_in_slurm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SLURMD_NODENAME", "n1")
-        assert leader.address(None) == "n1"
-
-    def test_of_an_interface(self) -> None:
-        name = next(
-            name
-            for name, found in psutil.net_if_addrs().items()
-            if "127.0.0.1" in {a.address for a in found}
-        )
-        assert leader.address(name) == "127.0.0.1"
-
-    def test_of_an_interface_that_there_is_not(self) -> None:
-        with pytest.raises(
-            BadInput, match=r"slurm.interface: found 'ib7' without an address; allowed: "
-        ):
-            leader.address("ib7")
-
-    def test_a_free_port_can_be_had(self) -> None:
-        port = leader.free_port()
-        with socket.create_server(("", port)) as listening:
-            assert listening.getsockname()[1] == port > 0
-
-    def test_a_free_port_is_none_that_someone_who_connects_may_be_given(
-        self, tmp_path: Path
-    ) -> None:
-        given = tmp_path / "range"
-        given.write_text("32768\t60999\n", encoding="ascii")
-        assert all(leader.LOWEST_PORT <= leader.free_port(given) < 32768 for _ in range(200))
-        given.write_text("1024\t65535\n", encoding="ascii")
-        assert leader.free_port(given) > 0
-        assert leader.free_port(tmp_path / "none") > 0

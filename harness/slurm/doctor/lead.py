@@ -13,10 +13,11 @@ from pathlib import Path
 
 from harness.core.errors import BadInput
 from harness.core.paths import write_whole
+from harness.core.ports import node_address
 from harness.records.restore import restore
 from harness.slurm.doctor.node import Report
 from harness.slurm.doctor.step import Reduced, clock, reduce, run
-from harness.slurm.leader import address, launcher_of
+from harness.slurm.leader import launcher_of
 from harness.spec.cluster import Profile
 
 LABEL = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")  # of a line that srun passes on
@@ -52,9 +53,9 @@ def examine(folder: Path, profile: Profile) -> Examination:
     listed = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     nodes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     try:
-        here, absent = address(slurm.interface), False
+        here, absent = node_address(slurm.interface), False
     except BadInput:
-        here, absent = address(None), True  # the reports tell which interfaces there are
+        here, absent = node_address(None), True  # the reports tell which interfaces there are
     python = [*slurm.prefix, slurm.python or sys.executable]
     with clock() as port:
         lines = run(step(folder, python, nodes, here, port), os.environ | profile.environment)

@@ -1,0 +1,62 @@
+"""Network addresses and ports at which the ranks of a trial, or of a measurement, meet."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from harness.core.errors import BadInput, HarnessError
+
+LOWEST_PORT = 20000  # services such as sshd or a database usually listen below
+CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
+SMALLEST_RANGE = (
+    1000  # ports; in a smaller range, trials side by side would often draw the same one
+)
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def node_address(interface: str | None) -> str:
+    """Return the address at which other nodes reach this one.
+
+    With an `interface`, such as ib0, that is its IPv4 address, or its IPv6 address if it has no other. Without, it
+    is the node's name in Slurm, or else its host name. Raises BadInput if the interface has no address.
+    """
+    if interface is None:
+        return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    import psutil
+
+    interfaces = psutil.net_if_addrs()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in interfaces.get(interface, ()):
+            if address.family == family:
+                return str(address.address)
+    allowed = ", ".join(sorted(interfaces))
+    raise BadInput(f"slurm.interface: found {interface!r} without an address; allowed: {allowed}")
+
+
+def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
+    """Return a port of this machine on which nothing listens now.
+
+    Seconds pass until rank 0 listens on it. In the meantime the kernel may hand out any port of its ephemeral range to
+    a process that connects somewhere, so the port is drawn from below that range, which `ephemeral_ports` names, as
+    long as enough ports lie there. Raises HarnessError if no port is free.
+    """
+    for port in [*_candidates(ephemeral_ports), 0]:  # for port 0, the kernel chooses
+        with suppress(OSError), socket.create_server(("", port)) as server:
+            return int(server.getsockname()[1])
+    raise HarnessError("no port of this node is free")
+
+
+def _candidates(ephemeral_ports: Path) -> list[int]:
+    """Draw ports between LOWEST_PORT and the kernel's ephemeral range; none if that range begins too low."""
+    if not ephemeral_ports.exists():
+        return []
+    lowest_ephemeral, _highest_ephemeral = ephemeral_ports.read_text(encoding="ascii").split()
+    end = int(lowest_ephemeral)
+    if end - LOWEST_PORT <= SMALLEST_RANGE:
+        return []
+    # From the system's entropy, so that a trial's seed neither decides nor is disturbed by it.
+    return random.SystemRandom().sample(range(LOWEST_PORT, end), CANDIDATES)

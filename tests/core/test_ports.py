@@ -1,0 +1,56 @@
+"""The address and the port at which ranks meet."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.ports import LOWEST_PORT, free_port, node_address
+
+
+class TestNodeAddress:
+    def test_without_an_interface_is_the_node_name_in_slurm(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLURMD_NODENAME", "n1")
+        assert node_address(None) == "n1"
+
+    def test_of_an_interface_is_its_ip_address(self) -> None:
+        loopback = next(
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if any(address.address == "127.0.0.1" for address in addresses)
+        )
+        assert node_address(loopback) == "127.0.0.1"
+
+    def test_of_an_unknown_interface_is_refused(self) -> None:
+        with pytest.raises(
+            BadInput, match=r"slurm.interface: found 'ib7' without an address; allowed: "
+        ):
+            node_address("ib7")
+
+
+class TestFreePort:
+    def test_can_be_listened_on(self) -> None:
+        port = free_port()
+        with socket.create_server(("", port)) as server:
+            assert server.getsockname()[1] == port > 0
+
+    def test_lies_below_the_ephemeral_ports_of_the_kernel(self, tmp_path: Path) -> None:
+        ephemeral_ports = tmp_path / "range"
+        ephemeral_ports.write_text("32768\t60999\n", encoding="ascii")
+        ports = [free_port(ephemeral_ports) for _ in range(200)]
+        assert min(ports) >= LOWEST_PORT
+        assert max(ports) < 32768
+
+    def test_is_found_where_the_kernel_takes_all_ports_as_ephemeral(self, tmp_path: Path) -> None:
+        ephemeral_ports = tmp_path / "range"
+        ephemeral_ports.write_text("1024\t65535\n", encoding="ascii")
+        assert free_port(ephemeral_ports) > 0
+
+    def test_is_found_where_the_kernel_names_no_range(self, tmp_path: Path) -> None:
+        assert free_port(tmp_path / "absent") > 0
