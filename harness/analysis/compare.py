@@ -60,7 +60,7 @@ def known_drift(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What counts as a difference. `across` are the differences that are the question; `of` are the min_effect change and
+    """What counts as a difference. `across` are the differences that are the question; `of` are the smallest change and
     the margin of single cells, by the id on the side that is held against; `drift` is that of log throughput from one
     time to another, by hardware."""
 

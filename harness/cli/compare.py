@@ -41,7 +41,7 @@ ByOption = Annotated[
 MinEffectOption = Annotated[
     str,
     typer.Option(
-        "--min-effect", metavar="PERCENT", help="The min_effect change of throughput that matters."
+        "--min-effect", metavar="PERCENT", help="The smallest change of throughput that matters."
     ),
 ]
 MarginOption = Annotated[

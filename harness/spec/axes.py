@@ -234,13 +234,13 @@ def conflict(axes: Axes) -> str | None:
     if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
     if axes.static_graph and axes.grad_accum_steps > 1:
-        return "static_graph can't be had with accumulation: DDP learns the graph from a backward that shares gradients"
+        return "static_graph can't be had with grad_accum_steps: DDP learns the graph from a backward that shares gradients"
     if axes.execution != "eager" and (axes.bucket_cap_mb or 1) < 1:
         return f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile: there torch takes 1 or more"
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy == "fsdp2" and axes.fsdp_wrap != "root":
-        return "fullgraph can't be had with wrap blocks: FSDP2 breaks the graph between them"
+        return "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them"
     if axes.optimizer == "sgd" and axes.lr is None:
         return "optimizer sgd needs lr: the workload's own is for another optimizer"
     return None

@@ -14,7 +14,7 @@ POWER = 0.8  # with which the min_effect min_detectable_effect effect is detecte
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How much what is measured moves between one time and another: a deviation and its degrees of degrees_of_freedom."""
+    """How much what is measured moves between one time and another: a deviation and its degrees of freedom."""
 
     deviation: float
     degrees_of_freedom: float
@@ -26,7 +26,7 @@ class Estimate:
 
     value: float
     error: float | None
-    degrees_of_freedom: float  # degrees of degrees_of_freedom of the error
+    degrees_of_freedom: float  # degrees of freedom of the error
     count: int  # pairs, or values of the side that has fewer
     paired: bool
 

@@ -18,7 +18,7 @@ WEAKEST, STRONGEST = -0.15, 0.99  # correlations of batches that are believed
 
 @dataclass(frozen=True, kw_only=True)
 class TraceMean:
-    """Means over the last axis, their standard errors and these errors' degrees of degrees_of_freedom; NaN where unknown."""
+    """Means over the last axis, their standard errors and these errors' degrees of freedom; NaN where unknown."""
 
     mean: Numbers
     error: Numbers

@@ -21,7 +21,7 @@ class Metric:
     """A number that sides are held against each other by.
 
     A relative one is estimated as a difference of logarithms and told as a ratio; others as a difference in their own
-    unit. `min_effect` is the min_effect effect of interest: a fraction, or so many of the unit.
+    unit. `min_effect` is the smallest effect of interest: a fraction, or so many of the unit.
     """
 
     name: str
@@ -83,7 +83,7 @@ def judge(
 ) -> list[Verdict]:
     """A verdict on each question, with false alarms controlled over all of them.
 
-    Better or worse: the difference is significant and at least as large as the min_effect effect of interest. Same: it is
+    Better or worse: the difference is significant and at least as large as the smallest effect of interest. Same: it is
     shown to be smaller than that (TOST). Anything else is inconclusive, and so is what too few values can tell.
     Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all alarms.
     """

@@ -68,7 +68,7 @@ def interval_metrics(cell: CellResult) -> dict[str, float]:
 
 
 def verdict_metrics(verdicts: Verdicts, cell_id: str) -> dict[str, float]:
-    """The ratio to the reference with its interval, and the min_effect change that could have been found."""
+    """The ratio to the reference with its interval, and the smallest change that could have been found."""
     row = verdicts.speed(cell_id)
     if row is None:
         return {}

@@ -47,7 +47,7 @@ UNKNOWN_KEYS = [
     param(
         "matrix",
         GOOD + "matrix:\n  exection: [eager]\n",
-        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'? allowed: accumulation, ",
+        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'? allowed: activation_checkpointing, ",
     ),
     param(
         "axes",
@@ -101,7 +101,7 @@ VALUES = [
     param(
         "empty-rule",
         GOOD + "exclude: [{}]\n",
-        "sweep.yaml:4: exclude[0]: found an empty rule; allowed: accumulation",
+        "sweep.yaml:4: exclude[0]: found an empty rule; allowed: activation_checkpointing",
     ),
     param(
         "checkpoint",

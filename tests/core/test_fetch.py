@@ -190,7 +190,7 @@ def test_what_came_before_all_mirrors_failed_is_continued(server: Server, to: Pa
 
 
 def test_a_killed_download_is_continued(server: Server, to: Path) -> None:
-    program = "import sys; from pathlib import Path; from harness import fetch; " + (
+    program = "import sys; from pathlib import Path; from harness.core import fetch; " + (
         f"fetch.get(fetch.File({IMAGES.name!r}, {IMAGES.size}, ''), ['{server.mirror('hang')}'], Path(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(to)]) as child:

@@ -15,7 +15,7 @@ import yaml
 from tests.cli.test_readme import printed
 from tests.support.tree import TOP
 
-CI = TOP / "harness" / "ci"
+CI = TOP / "harness" / "gate" / "ci"
 STEP = 0.1  # seconds, slept rather than computed, so that it hardly matters what else this machine does
 SWEEP = """
 name: spiral

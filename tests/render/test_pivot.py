@@ -53,7 +53,7 @@ def test_every_cell_stands_once_under_its_values(sweep: Sweep) -> None:
     }
     assert len(set(rate.values())) == 6
     assert lines(sweep, records, ["precision"]) == [
-        "workload execution workers fp32 bf16",
+        "workload execution num_workers fp32 bf16",
         f"mlp eager 0 {rate['fp32', 0, 'eager']} {rate['bf16', 0, 'eager']}",
         f"mlp compile 0 {rate['fp32', 0, 'compile']} {rate['bf16', 0, 'compile']}",
         f"mlp eager 2 {rate['fp32', 2, 'eager']} {rate['bf16', 2, 'eager']}",
@@ -63,7 +63,7 @@ def test_every_cell_stands_once_under_its_values(sweep: Sweep) -> None:
 def test_what_is_not_there_is_a_dash(sweep: Sweep) -> None:
     failed = make_record(sweep.cells[0], status="failed")
     assert lines(sweep, [failed], ["execution", "precision"]) == [
-        "workload workers eager fp32 compile fp32 eager bf16 compile bf16",
+        "workload num_workers eager fp32 compile fp32 eager bf16 compile bf16",
         "mlp 0 – – – –",
         "mlp 2 – – – –",
     ]

@@ -32,7 +32,7 @@ GOLDEN = [
     ("mlp-2180f5a322", "mlp: {data: {source: digits}}", ""),
     ("cnn-211dd770a5", "cnn: {data: {source: digits}}", "length: {steps: 60}"),
     (
-        "cnn-889fdd317d",
+        "cnn-8ddab20f6a",
         "small: {uses: cnn, options: {width: 8, lr: 1e-3}, data: {split_seed: 5}}",
         "",
     ),
@@ -42,7 +42,7 @@ GOLDEN = [
         "axes: {execution: compile}",
     ),
     (
-        "mlp-39169d78c2",
+        "mlp-8972259cfd",
         "mlp: ",
         "axes: {strategy: fsdp2, world_size: 2, precision: bf16, num_workers: 2, num_threads: 4}",
     ),
@@ -70,7 +70,7 @@ def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
     path = write(
         tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"num_threads": 2}
     )
-    program = "import sys, pathlib; from harness.spec import spec; print(spec.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    program = "import sys, pathlib; from harness.spec import sweep; print(sweep.load(pathlib.Path(sys.argv[1])).cells[0].id)"
     ids = {
         subprocess.run(
             [sys.executable, "-c", program, str(path)],

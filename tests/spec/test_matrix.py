@@ -229,7 +229,10 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             {"batch_size": 64, "strategy": "ddp", "fsdp_wrap": "root"},
             "fsdp_wrap does nothing without strategy fsdp2",
         ),
-        ({"batch_size": 64, "prefetch_factor": 4}, "prefetch_factor does nothing without workers"),
+        (
+            {"batch_size": 64, "prefetch_factor": 4},
+            "prefetch_factor does nothing without num_workers",
+        ),
         (
             {"batch_size": 64, "input": "resident", "num_workers": 2},
             "num_workers does nothing without input loader",

@@ -10,7 +10,7 @@ from harness.statistics.interval import Interval, mean_interval, share_interval
 
 
 def test_interval_by_hand() -> None:
-    """Three values 1, 2, 3: deviation 1, Student's 97.5% quantile with 2 degrees of degrees_of_freedom 4.302653."""
+    """Three values 1, 2, 3: deviation 1, Student's 97.5% quantile with 2 degrees of freedom 4.302653."""
     found = mean_interval([1.0, 2.0, 3.0])
     assert (found.mean, found.count) == (2.0, 3)
     assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)

@@ -91,7 +91,7 @@ def test_paired_and_welch_by_hand() -> None:
 
 
 def test_drift_between_the_sides_by_hand() -> None:
-    """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of degrees_of_freedom."""
+    """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of freedom."""
     drift = Drift(deviation=2.0, degrees_of_freedom=10)
     sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0], [drift, drift])
     assert sides.error == pytest.approx(math.sqrt(4 / 3 + 8))

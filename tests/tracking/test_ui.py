@@ -51,7 +51,7 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
     command = [
         sys.executable,
         "-m",
-        "harness.cli.main",
+        "harness.cli",
         "ui",
         "--results",
         str(results.path),
@@ -98,7 +98,7 @@ def test_it_ends_with_all_its_processes(results: Results, ending: signal.Signals
         process.send_signal(ending)
         assert process.wait(30) == (0 if ending != signal.SIGKILL else -signal.SIGKILL)
         wait_until(
-            lambda: not [words for words in processes_of(port) if "harness.cli.main" not in words],
+            lambda: not [words for words in processes_of(port) if "harness.cli" not in words],
             30,
         )
 

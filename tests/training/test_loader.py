@@ -42,7 +42,7 @@ def fetch(
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_the_trainings_generator_is_left_alone(workers: int) -> None:
     order = BatchOrder(samples=32, batch_size=8, seed=0, rank=0, world_size=1)
     samples = Drawing()
@@ -68,7 +68,7 @@ def test_workers_change_nothing_but_who_fetches() -> None:
     assert {worker for _, worker, _ in shared} == {0, 1}
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_what_workers_draw_depends_on_the_batch_alone(workers: int) -> None:
     """Not on how many they are, nor on how often they were started before that batch."""
     drawn = [values for _, _, values in fetch(2, seed=3)]

@@ -71,7 +71,7 @@ def test_an_implementation_that_an_optimizer_lacks_is_no_silent_other_one() -> N
             return torch.optim.Rprop(model.parameters())
 
     workload = Bare(Options(), Settings())
-    with pytest.raises(NotApplied, match="implementation: Rprop has no fused"):
+    with pytest.raises(NotApplied, match="optimizer_impl: Rprop has no fused"):
         make_optimizer(
             workload, workload.build_model(), Axes(batch_size=32, optimizer_impl="fused")
         )

@@ -33,7 +33,7 @@ def show_effects(found: Mapping[str, Attribution], *, as_json: bool) -> None:
             table.add_row(_words(effect.levels), _words(effect.reference), *_numbers(effect))
         show(console, table)
         console.print(
-            f"[dim]a trial deviates by {one.deviation:.1%} from the model; {one.degrees_of_freedom} degrees of degrees_of_freedom[/]\n"
+            f"[dim]a trial deviates by {one.deviation:.1%} from the model; {one.degrees_of_freedom} degrees of freedom[/]\n"
         )
         for term in one.unknown:
             console.print(
