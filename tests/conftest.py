@@ -1,11 +1,10 @@
-"""Fixtures that several kinds of test share, and how tests share the machine."""
+"""Fixtures that several kinds of test share, and the order in which tests run."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,39 +13,38 @@ from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking.ui import server
 
-# What takes long starts early, what measures time waits; of a test with several marks the first one here counts.
-KINDS = ("alone", "accuracy", "slurm", "distributed", "browser", "")
+# Kinds of test by how long they take: the long ones start first, so that no process is left with one of them at the
+# end. Tests that measure time come last; `make test` runs them in a second stage, in one process, with nothing beside.
+# Of a test with several marks the first one here counts.
+ALONE = "alone"
+LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 
 
-def kind(item: pytest.Item) -> str:
-    return next((word for word in KINDS if word and item.get_closest_marker(word)), "")
+def kind_rank(item: pytest.Item) -> int:
+    """Return the position of a test's kind in the order of running."""
+    if item.get_closest_marker(ALONE):
+        return len(LONG_KINDS) + 1
+    for rank, mark in enumerate(LONG_KINDS):
+        if item.get_closest_marker(mark):
+            return rank
+    return len(LONG_KINDS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (kind(item) == "alone", KINDS.index(kind(item))))
-
-
-@pytest.hookimpl(tryfirst=True, wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test marked `alone` waits until no other process is in a test, and the others wait for its end."""
-    with Path(__file__).open("rb") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX if kind(item) == "alone" else fcntl.LOCK_SH)
-        try:
-            return (yield)
-        finally:
-            fcntl.flock(turn, fcntl.LOCK_UN)  # whatever a test has forked holds the file too
+    """Put the tests in the order of their kinds; within a kind they stay as they were collected."""
+    items.sort(key=kind_rank)
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
     return port
 
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with nothing in it, because making one takes seconds."""
+    """Return an MLflow database without any runs. Making one takes seconds, so tests copy it."""
     results = Results(tmp_path_factory.mktemp("empty"))
     Tracker(results).prepare()
     return results.database
@@ -54,25 +52,25 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(tmp_path: Path, empty_store: Path) -> Results:
-    """A results folder with an MLflow store in it."""
-    place = Results(tmp_path / "results")
-    place.path.mkdir()
-    shutil.copy(empty_store, place.database)
-    return place
+    """Return a results folder that has an empty MLflow store."""
+    results = Results(tmp_path / "results")
+    results.path.mkdir()
+    shutil.copy(empty_store, results.database)
+    return results
 
 
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
-    """The address of a real MLflow server; nothing of it is left when the tests have ended."""
-    place = Results(tmp_path_factory.mktemp("server"))
-    shutil.copy(empty_store, place.database)
-    with server(Tracker(place), port=free_port()) as base:
-        yield base
+    """Start a real MLflow server and yield its address; it has ended when the tests have."""
+    results = Results(tmp_path_factory.mktemp("server"))
+    shutil.copy(empty_store, results.database)
+    with server(Tracker(results), port=free_port()) as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Tokenizers are cached here, not in the home of whoever runs the tests."""
+    """Keep cached tokenizers in the tests' folder, not in the home of whoever runs the tests."""
     folder = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
