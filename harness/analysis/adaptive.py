@@ -66,7 +66,7 @@ def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
     )
 
 
-def known(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
+def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
     """How well the cell is known that is known least, in words: the table's intervals count no looks."""
     logs = {cell.label: _logs(records, cell.id) for cell in sweep.cells}
     label = max(logs, key=lambda name: half_width(logs[name]))

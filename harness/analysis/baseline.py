@@ -16,7 +16,7 @@ from harness.core.paths import Results, write_whole
 from harness.records.restore import restore
 
 KIND = "harness baseline"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)

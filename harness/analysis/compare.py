@@ -12,10 +12,10 @@ from typing import Any
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
-    Asked,
+    MetricDifference,
     accuracy,
     drifts,
-    hardware,
+    hardware_keys,
     log_throughputs,
     pairs,
     same_bits,
@@ -45,7 +45,7 @@ class Side:
     @property
     def hardware(self) -> set[str]:
         """All that its cells were measured on, by key."""
-        return {kind for cell in self.cells for kind in hardware(cell)}
+        return {kind for cell in self.cells for kind in hardware_keys(cell)}
 
 
 def hardware_of(sides: Iterable[Side]) -> set[str]:
@@ -53,23 +53,23 @@ def hardware_of(sides: Iterable[Side]) -> set[str]:
     return {kind for side in sides for kind in side.hardware}
 
 
-def known_drift(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
+def certified_drifts(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
     """That of the sides' hardware, where there is a certificate of it: `Rules.drift`."""
     return certificate.drifts(results, hardware_of(sides))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What counts as a difference. `across` are the differences that are the question; `of` are the smallest change and
-    the margin of single cells, by the id on the side that is held against; `drift` is that of log throughput from one
-    time to another, by hardware."""
+    """What counts as a difference. `across` are the differences that are the question; `overrides` are
+    the smallest change and the margin of single cells, by the id on the side that is held against; `drift` is that
+    of log throughput from one time to another, by hardware."""
 
     across: Sequence[str] = ()
     min_effect: float = SPEED.min_effect  # a fraction of throughput
     accuracy_margin: float = ACCURACY_MARGIN  # in the target metric's unit
     alpha: float = ALPHA
     correction: Correction = "holm"
-    of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     drift: Mapping[str, Drift] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ class Match:
     @property
     def hardware(self) -> list[str]:
         """All that it was measured on, by key."""
-        return [*hardware(self.a), *hardware(self.b)]
+        return [*hardware_keys(self.a), *hardware_keys(self.b)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def check_across(
             raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
 
 
-def parts(cell: Cell) -> dict[str, Any]:
+def identity_settings(cell: Cell) -> dict[str, Any]:
     """All that decides a cell's result, by the name that --across knows it by."""
     identity = cell.workload.identity
     data = {"data": identity.get("data"), "files": identity.get("files")}
@@ -213,7 +213,8 @@ def parts(cell: Cell) -> dict[str, Any]:
 
 def _key(cell: Cell, across: Sequence[str]) -> str:
     return json.dumps(
-        {name: value for name, value in parts(cell).items() if name not in across}, sort_keys=True
+        {name: value for name, value in identity_settings(cell).items() if name not in across},
+        sort_keys=True,
     )
 
 
@@ -248,7 +249,7 @@ def _unlike(a: Side, b: Side, across: Sequence[str]) -> str:
     """Names the differences of the two cells that have the fewest."""
 
     def differing(one: CellResult, other: CellResult) -> dict[str, tuple[Any, Any]]:
-        left, right = parts(one.cell), parts(other.cell)
+        left, right = identity_settings(one.cell), identity_settings(other.cell)
         return {
             name: (left[name], right[name])
             for name in left
@@ -297,11 +298,13 @@ def _match(a: CellResult, b: CellResult, b_side: str) -> Match:
 def _judged(
     matches: Sequence[Match], missing: list[str], differences: list[str], rules: Rules
 ) -> Comparison:
-    asked: list[tuple[Match, Asked]] = []
+    asked: list[tuple[Match, MetricDifference]] = []
     notes: dict[str, None] = {}
     for one in matches:
         label = one.b.cell.label
-        min_effect, margin = rules.of.get(one.b.cell.id, (rules.min_effect, rules.accuracy_margin))
+        min_effect, margin = rules.overrides.get(
+            one.b.cell.id, (rules.min_effect, rules.accuracy_margin)
+        )
         fast, accurate = (
             speed(one.a, one.b, min_effect, rules.drift),
             accuracy(one.a, one.b, margin),

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
-from harness.statistics.trials import by_seed
+from harness.statistics.trials import seed_means
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -28,7 +28,7 @@ ROUNDING = 1e-12  # between values that are the same step of a metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class MetricDifference:
     """A question, and the means of both sides as people read them; geometric ones of throughputs."""
 
     question: Question
@@ -56,12 +56,12 @@ def log_throughputs(cell: CellResult) -> list[float]:
 def _speeds(cell: CellResult) -> list[float]:
     """The logarithms of what throughputs' interval is made of, where no pairs take off what a seed brings."""
     measured = [one for one in cell.trials if one.throughput]
-    return by_seed(
+    return seed_means(
         [math.log(one.throughput or 1) for one in measured], [one.seed for one in measured]
     )
 
 
-def hardware(cell: CellResult) -> Sequence[str]:
+def hardware_keys(cell: CellResult) -> Sequence[str]:
     """The keys of all that it was measured on."""
     return cell.conditions.get("hardware", [])
 
@@ -69,7 +69,7 @@ def hardware(cell: CellResult) -> Sequence[str]:
 def drifts(sides: Sequence[CellResult], known: Mapping[str, Drift]) -> list[Drift]:
     """How much the difference of two sides' log throughputs moves with the times of measuring; none where that is not
     known of both. Sides of one hardware move independently, but by a deviation that was estimated once."""
-    kinds = [hardware(side) for side in sides]
+    kinds = [hardware_keys(side) for side in sides]
     if not all(kinds) or any(kind not in known for own in kinds for kind in own):
         return []
     worst = Counter(max(own, key=lambda kind: known[kind].deviation) for own in kinds)
@@ -84,14 +84,14 @@ def drifts(sides: Sequence[CellResult], known: Mapping[str, Drift]) -> list[Drif
 
 def speed(
     a: CellResult, b: CellResult, min_effect: float, known: Mapping[str, Drift]
-) -> Asked | None:
+) -> MetricDifference | None:
     """Of the log ratio of throughputs; None if a side has none. By pairs where they ran interleaved, one pair after
     the other; otherwise the two sides are independent, and differ by what is `known` of their hardware's drift too."""
     ours, theirs = log_throughputs(a), log_throughputs(b)
     if not ours or not theirs:
         return None
     measured = [(one, other) for one, other in pairs(a, b) if one.throughput and other.throughput]
-    if hardware(a) == hardware(b) and _interleaved(measured):
+    if hardware_keys(a) == hardware_keys(b) and _interleaved(measured):
         estimate = paired(
             [math.log((other.throughput or 0) / (one.throughput or 1)) for one, other in measured]
         )
@@ -99,7 +99,9 @@ def speed(
         estimate = unpaired(_speeds(a), _speeds(b), drifts((a, b), known))
     metric = replace(SPEED, min_effect=min_effect)
     question = Question(metric=metric, estimate=estimate)
-    return Asked(question=question, mean_a=math.exp(fmean(ours)), mean_b=math.exp(fmean(theirs)))
+    return MetricDifference(
+        question=question, mean_a=math.exp(fmean(ours)), mean_b=math.exp(fmean(theirs))
+    )
 
 
 def _interleaved(measured: Sequence[tuple[TrialResult, TrialResult]]) -> bool:
@@ -110,7 +112,7 @@ def _interleaved(measured: Sequence[tuple[TrialResult, TrialResult]]) -> bool:
     )
 
 
-def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
+def accuracy(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
     """Of the difference over seeds, each the mean of its repeats; None if the sides have no metric in common. What
     ended with the same bits has the same accuracy, however few seeds there are."""
     ours, theirs = _by_seed(a.trials), _by_seed(b.trials)
@@ -121,7 +123,7 @@ def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
     alike = all(one.metric == other.metric for one, other in whole)  # or it was evaluated otherwise
     if whole and alike and same_bits(a, b) == len(whole) == len(a.trials) == len(b.trials):
         estimate = Estimate(
-            value=0.0, error=0.0, degrees_of_freedom=1, count=len(whole), paired=True
+            value=0.0, standard_error=0.0, degrees_of_freedom=1, count=len(whole), paired=True
         )
     elif common:
         estimate = _on_a_grid(paired([theirs[seed] - ours[seed] for seed in common]), ours, theirs)
@@ -137,7 +139,7 @@ def accuracy(a: CellResult, b: CellResult, margin: float) -> Asked | None:
         worse=f"worse {name}",
     )
     means = [fmean(side[seed] for seed in common or side) for side in (ours, theirs)]
-    return Asked(
+    return MetricDifference(
         question=Question(metric=metric, estimate=estimate), mean_a=means[0], mean_b=means[1]
     )
 
@@ -147,9 +149,12 @@ def _on_a_grid(estimate: Estimate, *sides: Mapping[int, float]) -> Estimate:
     that moved by the same one do not make its effect certain."""
     values = sorted({value for side in sides for value in side.values()})
     steps = [other - one for one, other in itertools.pairwise(values) if other - one > ROUNDING]
-    if not steps or estimate.error is None:
+    if not steps or estimate.standard_error is None:
         return estimate
-    return replace(estimate, error=max(estimate.error, min(steps) / math.sqrt(estimate.count)))
+    return replace(
+        estimate,
+        standard_error=max(estimate.standard_error, min(steps) / math.sqrt(estimate.count)),
+    )
 
 
 def _by_seed(trials: Sequence[TrialResult]) -> Mapping[int, float]:

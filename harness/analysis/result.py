@@ -31,10 +31,12 @@ class TrialResult:
     started: float  # seconds since the epoch
     ended: float
     throughput: float | None  # samples/s in the measured window; None if it was not measured
-    error: float | None  # its standard error as a fraction, by the steps of this trial alone
+    relative_error: (
+        float | None
+    )  # its standard error as a fraction, by the steps of this trial alone
     settled: bool | None
     window_steps: int
-    blocks: Sequence[
+    batch_seconds: Sequence[
         float
     ]  # seconds a step, of blocks of equal length one after the other in the window
     metric: float | None  # the target metric at the end
@@ -100,7 +102,7 @@ def _trial_result(record: Record) -> TrialResult:
     assert record.rank0 is not None
     seconds = window_seconds(record)
     found = trace_mean(seconds) if len(seconds) else None
-    known = found is not None and bool(np.isfinite(found.error))
+    known = found is not None and bool(np.isfinite(found.standard_error))
     return TrialResult(
         sweep=record.sweep,
         seed=record.trial.seed,
@@ -108,10 +110,12 @@ def _trial_result(record: Record) -> TrialResult:
         started=record.started,
         ended=record.ended,
         throughput=record.summary.throughput,
-        error=rounded(float(found.error / found.mean)) if found is not None and known else None,
+        relative_error=rounded(float(found.standard_error / found.mean))
+        if found is not None and known
+        else None,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        blocks=[rounded(float(value)) for value in batch_means(seconds, KEPT)]
+        batch_seconds=[rounded(float(value)) for value in batch_means(seconds, KEPT)]
         if len(seconds)
         else [],
         metric=record.summary.final,

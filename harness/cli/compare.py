@@ -87,7 +87,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for machines.")] = False,
 ) -> None:
     """Compare results with intervals and verdicts. Exit code 1 if worse, 3 if that can't be told."""
-    from harness.analysis.compare import Rules, compare, compare_by, known_drift
+    from harness.analysis.compare import Rules, certified_drifts, compare, compare_by
     from harness.core.paths import Results
     from harness.hardware.certificate import cite
     from harness.render.terminal import compare as view
@@ -109,7 +109,7 @@ def compare(
         min_effect=matters,
         accuracy_margin=accuracy_margin,
         correction=way,
-        drift=known_drift(Results(results), sides),
+        drift=certified_drifts(Results(results), sides),
     )
     found = compare_by(sides[0], _words(by), rules) if by else compare(sides[0], sides[1:], rules)
     names = [side.name for side in sides[1:]] or [f"{sides[0].name} by {by}"]

@@ -144,7 +144,7 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     """Cancel the jobs of a sweep; submit it again to go on."""
     from harness.core.paths import Results
     from harness.launch.sweep import recorded_spec
-    from harness.render.terminal.table import counted
+    from harness.render.format import counted
     from harness.slurm.cancel import cancel as end
 
     place = Results(results)
@@ -192,7 +192,7 @@ def collect(
     """Deliver the records of a sweep to MLflow. What is there already is left alone."""
     from harness.core.paths import Results
     from harness.launch.sweep import recorded as recorded_sweep
-    from harness.render.terminal.table import counted
+    from harness.render.format import counted
     from harness.tracking import Tracker
 
     place = Results(results)

@@ -167,7 +167,7 @@ def run(
         view.deliver(records)
     show_results(asked, records, place, trouble=view.trouble)
     if goal:
-        print(adaptive.known(goal, asked, records))
+        print(adaptive.describe_precision(goal, asked, records))
     _exit(
         {record.status for record in records}
         | (set() if adaptive.reached(goal, asked, records) else {"invalid"})

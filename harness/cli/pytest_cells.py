@@ -13,8 +13,8 @@ import pytest
 from rich.text import Text
 
 from harness.analysis import baseline
-from harness.analysis.compare import Comparison, Rules, Side, compare, known_drift
-from harness.analysis.questions import hardware
+from harness.analysis.compare import Comparison, Rules, Side, certified_drifts, compare
+from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
@@ -144,7 +144,7 @@ class SweepFile(pytest.File):
         """Of all selected cells at once, as they are one family; or why there is none."""
         ids = {cell.id for cell in self.selected}
         held = [one for one in self.baselines if one.cell.id in ids]
-        here = [one for one in held if self.ran.hardware & set(hardware(one))]
+        here = [one for one in held if self.ran.hardware & set(hardware_keys(one))]
         base = Side(name="baseline", cells=here or held)
         limits = {cell.id: self.gate.limits(cell) for cell in self.sweep.cells}
         try:
@@ -152,11 +152,11 @@ class SweepFile(pytest.File):
                 raise BadInput("the baseline has none of these cells: harness baseline save")
             rules = Rules(
                 across=self.gate.file.across,
-                of={
+                overrides={
                     cell_id: (one.min_effect, one.accuracy_margin)
                     for cell_id, one in limits.items()
                 },
-                drift=known_drift(self.place, [self.ran, base]),
+                drift=certified_drifts(self.place, [self.ran, base]),
             )
             return compare(base, [self.ran], rules)
         except BadInput as error:
@@ -276,13 +276,15 @@ def extra_info(cell: Cell, records: Sequence[Record], judged: Answer | None) -> 
         info |= {"outcome": judged.outcome, "reasons": list(judged.reasons)}
         info["verdicts"] = {
             row.verdict.question.metric.name: {
-                "verdict": row.verdict.word,
+                "verdict": row.verdict.label,
                 "higher_is_better": row.verdict.question.metric.higher_is_better,
                 "baseline": row.mean_a,
                 "run": row.mean_b,
-                "value": row.verdict.question.metric.told(row.verdict.question.estimate.value),
+                "value": row.verdict.question.metric.back_transform(
+                    row.verdict.question.estimate.value
+                ),
                 "interval": None
-                if row.verdict.question.estimate.error is None
+                if row.verdict.question.estimate.standard_error is None
                 else [row.verdict.low, row.verdict.high],
                 "count": row.verdict.question.estimate.count,
                 "min_effect": row.verdict.question.metric.min_effect,

@@ -79,7 +79,9 @@ def _row(row: Row, limits: Limits) -> tuple[Outcome, str]:
     if outcome == "worse":
         return "fail", words
     if outcome == "inconclusive":
-        if row.verdict.question.estimate.error is None:  # no more of the same would ever tell
+        if (
+            row.verdict.question.estimate.standard_error is None
+        ):  # no more of the same would ever tell
             return "fail", f"{words}: more seeds or repeats are needed, in the baseline too"
         return OUTCOMES[limits.inconclusive], words
     return "pass", words
@@ -106,14 +108,14 @@ def describe(row: Row) -> str:
         a, b, change = (
             f"{row.mean_a:,.0f}",
             f"{row.mean_b:,.0f}",
-            f"{metric.told(estimate.value) - 1:+.2%}",
+            f"{metric.back_transform(estimate.value) - 1:+.2%}",
         )
         interval = f"{verdict.low - 1:+.2%} to {verdict.high - 1:+.2%}"
         matters = f"{metric.min_effect:.2%}"
     else:
         a, b, change = f"{row.mean_a:.4f}", f"{row.mean_b:.4f}", f"{estimate.value:+.4f}"
         interval, matters = f"{verdict.low:+.4f} to {verdict.high:+.4f}", f"{metric.min_effect:g}"
-    known = f" ({interval})" if estimate.error is not None else ""
+    known = f" ({interval})" if estimate.standard_error is not None else ""
     if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
         known += ", certain for this cell alone but not over all of them"
-    return f"{verdict.word}: {metric.name} {a} → {b}, {change}{known}, {count}; what matters: {matters}"
+    return f"{verdict.label}: {metric.name} {a} → {b}, {change}{known}, {count}; what matters: {matters}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.paths import write_whole
+from harness.render.format import si_prefixed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,32 +48,11 @@ def save(drawn: Figure, path: Path) -> None:
     write_whole(path, content.getvalue())
 
 
-def size(bytes_: float) -> str:
-    """`4 B`, `64 KiB`, `8 MiB`."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if bytes_ >= unit:
-            return f"{bytes_ / unit:g} {name}"
-    return f"{bytes_:g} B"
-
-
-def rate(value: float, unit: str) -> str:
-    """Of something a second, as in `208 GFLOP/s`, `3.35 TB/s`."""
-    return f"{short(value)}{unit}/s"
-
-
-def short(value: float) -> str:
-    """With a prefix of three digits' step: `208 G`, `3.35 T`."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}"
-    return f"{value:.3g} "
-
-
 def prefixed() -> FuncFormatter:
-    """Labels of an axis as `short` writes them."""
+    """Labels of an axis as `si_prefixed` writes them."""
     from matplotlib.ticker import FuncFormatter
 
-    return FuncFormatter(lambda value, _: short(value).strip())
+    return FuncFormatter(lambda value, _: si_prefixed(value).strip())
 
 
 def plain() -> FuncFormatter:

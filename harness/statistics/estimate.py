@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr, stdtrit  # quick to load, unlike scipy.stats
 
-POWER = 0.8  # with which the min_effect min_detectable_effect effect is detected
+POWER = 0.8  # with which the smallest detectable effect is detected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,31 +25,31 @@ class Estimate:
     """A difference of B from A, such as that of log throughputs, with its standard error; None if unknown."""
 
     value: float
-    error: float | None
+    standard_error: float | None
     degrees_of_freedom: float  # degrees of freedom of the error
     count: int  # pairs, or values of the side that has fewer
     paired: bool
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Student's; everything is possible where the error is unknown."""
-        if self.error is None:
+        if self.standard_error is None:
             return -math.inf, math.inf
-        half = float(stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)) * self.error
+        half = float(stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)) * self.standard_error
         return self.value - half, self.value + half
 
     def p_above(self, bound: float) -> float:
         """The p-value of the claim that the true difference is larger than `bound`."""
-        if self.error is None:
+        if self.standard_error is None:
             return 1.0
-        if self.error == 0:
+        if self.standard_error == 0:
             return 0.0 if self.value > bound else 1.0
-        return float(stdtr(self.degrees_of_freedom, -(self.value - bound) / self.error))
+        return float(stdtr(self.degrees_of_freedom, -(self.value - bound) / self.standard_error))
 
     def p_below(self, bound: float) -> float:
         """The p-value of the claim that the true difference is smaller than `bound`."""
         mirrored = Estimate(
             value=-self.value,
-            error=self.error,
+            standard_error=self.standard_error,
             degrees_of_freedom=self.degrees_of_freedom,
             count=self.count,
             paired=self.paired,
@@ -68,10 +68,12 @@ class Estimate:
     def min_detectable_effect(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
         """The size of a true difference that is found with a chance of `POWER`, by a two-sided test at `alpha` that
         also asks for an estimate of at least `margin`."""
-        if self.error is None:
+        if self.standard_error is None:
             return None
-        asked = max(float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)) * self.error, margin)
-        return asked + float(stdtrit(self.degrees_of_freedom, POWER)) * self.error
+        asked = max(
+            float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)) * self.standard_error, margin
+        )
+        return asked + float(stdtrit(self.degrees_of_freedom, POWER)) * self.standard_error
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -82,7 +84,7 @@ def paired(differences: Sequence[float]) -> Estimate:
     error = float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else None
     return Estimate(
         value=float(np.mean(differences)),
-        error=error,
+        standard_error=error,
         degrees_of_freedom=count - 1,
         count=count,
         paired=True,
@@ -97,7 +99,9 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
         raise ValueError("an estimate from no values")
     value, fewer = float(np.mean(b) - np.mean(a)), min(len(a), len(b))
     if fewer < 2:
-        return Estimate(value=value, error=None, degrees_of_freedom=0, count=fewer, paired=False)
+        return Estimate(
+            value=value, standard_error=None, degrees_of_freedom=0, count=fewer, paired=False
+        )
     parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1.0) for side in (a, b)]
     parts += [(one.deviation**2, one.degrees_of_freedom) for one in drifts]
     total = sum(variance for variance, _ in parts)
@@ -108,7 +112,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
     )
     return Estimate(
         value=value,
-        error=math.sqrt(total),
+        standard_error=math.sqrt(total),
         degrees_of_freedom=1 / shares,
         count=fewer,
         paired=False,

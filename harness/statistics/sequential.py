@@ -65,7 +65,8 @@ def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
     """The first look at which the sequence decides, for rows of log ratios (…, n) and the smallest effect of interest,
     a fraction.
 
-    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `min_effect` or at least 1 + `min_effect`.
+    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `min_effect`, or at
+    least 1 + `min_effect`.
     The same: the interval lies between these. Nothing is decided by fewer than three values.
     """
     least, most = math.log1p(-min_effect), math.log1p(min_effect)

@@ -21,12 +21,12 @@ class TraceMean:
     """Means over the last axis, their standard errors and these errors' degrees of freedom; NaN where unknown."""
 
     mean: Numbers
-    error: Numbers
+    standard_error: Numbers
     degrees_of_freedom: Numbers
 
     def half_width(self, confidence: float = 0.95) -> Numbers:
         """Of Student's interval."""
-        half: Numbers = stdtrit(self.degrees_of_freedom, (1 + confidence) / 2) * self.error
+        half: Numbers = stdtrit(self.degrees_of_freedom, (1 + confidence) / 2) * self.standard_error
         return half
 
 
@@ -64,7 +64,7 @@ def trace_mean(values: Numbers) -> TraceMean:
     mean = values.mean(axis=-1)
     if values.shape[-1] < FEWEST:
         unknown = np.full_like(mean, np.nan)
-        return TraceMean(mean=mean, error=unknown, degrees_of_freedom=unknown)
+        return TraceMean(mean=mean, standard_error=unknown, degrees_of_freedom=unknown)
     batches = batch_means(values, BATCHES)
     rest, k = _without_line(batches), batches.shape[-1]
     squares = np.maximum((rest**2).sum(-1), np.finfo(float).tiny)
@@ -77,7 +77,7 @@ def trace_mean(values: Numbers) -> TraceMean:
     c = _correlations(p, single=k == values.shape[-1])
     return TraceMean(
         mean=mean,
-        error=np.sqrt(variance * c / k),
+        standard_error=np.sqrt(variance * c / k),
         degrees_of_freedom=np.clip(k / c - 2, 1.0, k - 2),
     )
 

@@ -25,7 +25,7 @@ class TrialsMean:
     between: float | None
 
 
-def by_seed(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
+def seed_means(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
     """The values of which a cell's interval is made: the means of seeds where there are enough of them, since repeats
     of a seed share whatever it brings; else the values themselves, as if seeds did not matter to them."""
     own = {

@@ -38,11 +38,11 @@ class Metric:
             return math.log1p(-self.min_effect), math.log1p(self.min_effect)
         return -self.min_effect, self.min_effect
 
-    def told(self, value: float) -> float:
+    def back_transform(self, value: float) -> float:
         """An estimate's value as people read it: a ratio, or the difference itself."""
         return _exp(value) if self.relative else value
 
-    def size(self, value: float) -> float:
+    def effect_size(self, value: float) -> float:
         """The size of an effect: a fraction, or the difference itself."""
         return _exp(value) - 1 if self.relative else value
 
@@ -67,12 +67,12 @@ class Verdict:
     outcome: Outcome
     p_change: float
     p_same: float
-    low: float  # as `Metric.told`
+    low: float  # as `Metric.back_transform`
     high: float
-    min_detectable_effect: float | None  # as `Metric.size`, at the family's level
+    min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """`faster`, `slower`, `same`, `inconclusive`, or what the metric says for better and worse."""
         metric = self.question.metric
         return {"better": metric.better, "worse": metric.worse}.get(self.outcome, self.outcome)
@@ -83,8 +83,8 @@ def judge(
 ) -> list[Verdict]:
     """A verdict on each question, with false alarms controlled over all of them.
 
-    Better or worse: the difference is significant and at least as large as the smallest effect of interest. Same: it is
-    shown to be smaller than that (TOST). Anything else is inconclusive, and so is what too few values can tell.
+    Better or worse: the difference is significant and at least as large as the smallest effect of interest.
+    Same: it is shown to be smaller than that (TOST). Anything else is inconclusive.
     Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all alarms.
     """
     adjust = {"holm": holm, "bh": benjamini_hochberg}[correction]
@@ -104,11 +104,11 @@ def _verdict(
     outcome: Outcome = "inconclusive"
     if p_change <= alpha and not least < estimate.value < most:
         outcome = "better" if (estimate.value > 0) == metric.higher_is_better else "worse"
-    elif p_same <= alpha or (estimate.error == 0 and estimate.value == 0):
+    elif p_same <= alpha or (estimate.standard_error == 0 and estimate.value == 0):
         outcome = "same"
-    low, high = (metric.told(bound) for bound in estimate.interval(1 - alpha))
+    low, high = (metric.back_transform(bound) for bound in estimate.interval(1 - alpha))
     found = estimate.min_detectable_effect(alpha / family, max(-least, most))
-    min_detectable_effect = None if found is None else metric.size(found)
+    min_detectable_effect = None if found is None else metric.effect_size(found)
     return Verdict(
         question=question,
         outcome=outcome,

@@ -49,7 +49,7 @@ def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> F
             capsize=3,
             markersize=5,
         )
-        word = row.verdict.word if row else "reference"
+        word = row.verdict.label if row else "reference"
         axes.annotate(
             word,
             (1.01, place),

@@ -74,14 +74,14 @@ def verdict_metrics(verdicts: Verdicts, cell_id: str) -> dict[str, float]:
         return {}
     verdict, metric = row.verdict, row.verdict.question.metric
     found = {
-        "harness.speedup": metric.told(verdict.question.estimate.value),
+        "harness.speedup": metric.back_transform(verdict.question.estimate.value),
         "harness.speedup_low": verdict.low,
         "harness.speedup_high": verdict.high,
         "harness.min_detectable_effect": math.inf
         if verdict.min_detectable_effect is None
         else verdict.min_detectable_effect,
     }
-    known = verdict.question.estimate.error is not None
+    known = verdict.question.estimate.standard_error is not None
     return {
         name: value
         for name, value in found.items()
@@ -106,7 +106,7 @@ def verdict_tags(verdicts: Verdicts, cell_id: str) -> dict[str, Any]:
     for row in rows:
         metric = row.verdict.question.metric
         tags["harness.verdict" if metric.relative else f"harness.verdict_{metric.name}"] = (
-            row.verdict.word
+            row.verdict.label
         )
     return tags
 
@@ -114,7 +114,7 @@ def verdict_tags(verdicts: Verdicts, cell_id: str) -> dict[str, Any]:
 def _note(rows: Sequence[Row]) -> str:
     heads = ["metric", "this cell", "reference", "difference", "95% interval", "verdict"]
     table = [
-        [row.verdict.question.metric.name, *_numbers(row), f"**{row.verdict.word}**"]
+        [row.verdict.question.metric.name, *_numbers(row), f"**{row.verdict.label}**"]
         for row in rows
     ]
     return f"Against `{_plain(rows[0].a.cell.label)}`:\n\n{_table(heads, table)}"
@@ -122,8 +122,8 @@ def _note(rows: Sequence[Row]) -> str:
 
 def _numbers(row: Row) -> list[str]:
     verdict, metric = row.verdict, row.verdict.question.metric
-    known = verdict.question.estimate.error is not None
-    value = metric.told(verdict.question.estimate.value)
+    known = verdict.question.estimate.standard_error is not None
+    value = metric.back_transform(verdict.question.estimate.value)
     if metric.relative:
         interval = f"{verdict.low:.3f} to {verdict.high:.3f}" if known else "–"
         return [f"{row.mean_b:,.0f}", f"{row.mean_a:,.0f}", f"{value:.3f}×", interval]
@@ -159,7 +159,7 @@ def board(verdicts: Verdicts, label: str, longest: int) -> str:
     for cell, one in found:
         row = verdicts.speed(cell.cell.id)
         half = "" if one.half_width is None else f" ±{one.half_width / one.mean:.1%}"
-        told = [*_numbers(row)[2:], row.verdict.word] if row else ["1×", "", "reference"]
+        told = [*_numbers(row)[2:], row.verdict.label] if row else ["1×", "", "reference"]
         rows.append([_plain(cell.cell.label), f"{one.mean:,.0f}{half}", str(one.count), *told])
     heads = ["cell", "samples/s", "trials", "against reference", "95% interval", "verdict"]
     return f"**{_plain(label)}**\n\n{_shortened(heads, rows, longest)}" if rows else ""

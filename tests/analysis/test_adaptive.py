@@ -1,4 +1,4 @@
-"""Repeats go on until cells are known well enough, and not longer than was allowed."""
+"""Repeats go on until cells are describe_precision well enough, and not longer than was allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.adaptive import Goal, half_width, known, reached, run_until
+from harness.analysis.adaptive import Goal, describe_precision, half_width, reached, run_until
 from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -92,7 +92,7 @@ def test_how_well_the_least_known_cell_is_known_is_said(sweep: Sweep) -> None:
     found = [
         make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)
     ]
-    words = known(Goal(half_width=0.01), sweep, found)
+    words = describe_precision(Goal(half_width=0.01), sweep, found)
     assert words.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
 
 

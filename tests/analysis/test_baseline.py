@@ -74,8 +74,8 @@ def saved(place: Results) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("schema", 0, "schema: found 0; allowed: 1; save it anew"),
-        ("schema", 2, "schema: found 2; allowed: 1"),
+        ("schema", 0, "schema: found 0; allowed: 2; save it anew"),
+        ("schema", 3, "schema: found 3; allowed: 2"),
         ("kind", "record", "kind: found no 'harness baseline'"),
         ("id", "mlp-0000000000", "id: found 'mlp-0000000000'; allowed: mlp-"),
         ("trials", 5, "no whole baseline"),

@@ -37,7 +37,7 @@ def faster(by: float) -> list[float]:
 
 
 def words(found: Comparison) -> list[str]:
-    return [row.verdict.word for row in found.rows]
+    return [row.verdict.label for row in found.rows]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_cells_that_can_not_be_told_apart_are_refused() -> None:
 def test_several_sides_are_one_family() -> None:
     sides = [side(name, make_result(faster(by))) for name, by in (("B", 1.1), ("C", 0.9))]
     found = compare(side("A", make_result(STEADY)), sides, Rules())
-    assert [(row.b_side, row.verdict.word) for row in found.rows][::2] == [
+    assert [(row.b_side, row.verdict.label) for row in found.rows][::2] == [
         ("B", "faster"),
         ("C", "slower"),
     ]
@@ -335,7 +335,7 @@ class TestAccuracy:
             for one in (a, b)
         )
         estimate = held(a, b).rows[1].verdict.question.estimate
-        assert (estimate.count, estimate.error) == (1, None)
+        assert (estimate.count, estimate.standard_error) == (1, None)
 
     def test_the_same_bits_have_the_same_accuracy_however_few(self) -> None:
         found = held(make_result(STEADY[:1]), make_result(STEADY[:1]))

@@ -145,7 +145,7 @@ def test_a_baseline_of_another_schema_is_no_pass(place: Results) -> None:
     assert harness("baseline", "save", "one").code == 0
     for path in baseline.files(place):
         path.write_text(
-            path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 9'), encoding="utf-8"
+            path.read_text(encoding="utf-8").replace('"schema": 2', '"schema": 9'), encoding="utf-8"
         )
     ended = harness("compare", "baseline", "one")
     assert (ended.code, ended.out) == (2, "")
@@ -303,7 +303,7 @@ def test_slow_steps_after_the_summary_are_seen_in_the_error(place: Results) -> N
     def error(record: Record) -> float:
         write_record(place.sweep("one"), record)
         (side,) = select(place, [str(place.sweep("one").trial(record.trial.id).record)])
-        return side.cells[0].trials[0].error or 0.0
+        return side.cells[0].trials[0].relative_error or 0.0
 
     record = make_record(load(Path(), length={"steps": 400}, warmup=2).cells[0])
     calm = record.ranks[0].step_seconds

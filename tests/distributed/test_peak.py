@@ -14,7 +14,7 @@ from harness.hardware import machine as machines
 from harness.hardware.machine import Machine, key
 from harness.launch.probe import measure
 from harness.records.environment import describe_hardware
-from harness.render.chart import size
+from harness.render.format import byte_size
 from tests.support.commands import CommandResult, harness
 from tests.support.running import processes_below
 
@@ -68,7 +68,7 @@ def test_says_what_it_found(results: Results, machine: Machine, ended: CommandRe
         "copy, GB/s",
         "all-reduce, 2 ranks",
         "512 × 512",
-        size(largest),
+        byte_size(largest),
     ):
         assert words in ended.out
     assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")

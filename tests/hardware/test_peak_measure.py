@@ -15,6 +15,7 @@ from harness.hardware.machine import AllReduce, Copy, Timing
 from harness.hardware.measured_peaks import cache_bytes, far_larger_than_cache, products
 from harness.hardware.repeat import FEWEST, repeat, runner
 from harness.render import chart
+from harness.render.format import byte_size, rate
 from harness.render.terminal.peak import draw, tables
 from tests.factories import make_machine
 
@@ -147,7 +148,7 @@ class TestView:
     [(4, "4 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
 )
 def test_sizes(value: int, text: str) -> None:
-    assert chart.size(value) == text
+    assert byte_size(value) == text
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_sizes(value: int, text: str) -> None:
     ],
 )
 def test_rates(value: float, text: str) -> None:
-    assert chart.rate(value, "FLOP") == text
+    assert rate(value, "FLOP") == text
 
 
 def printed(machine: object) -> str:

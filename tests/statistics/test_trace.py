@@ -102,14 +102,14 @@ def test_seldom_stragglers_are_no_trouble_in_a_long_trace() -> None:
 def test_white_noise_gets_nearly_the_width_that_it_deserves() -> None:
     found = trace_mean(traces(1000, 0.0))
     assert np.median(found.half_width()) == pytest.approx(1.96 / np.sqrt(1000), rel=0.12)
-    assert np.median(found.error) == pytest.approx(1 / np.sqrt(1000), rel=0.08)
+    assert np.median(found.standard_error) == pytest.approx(1 / np.sqrt(1000), rel=0.08)
 
 
 def test_nothing_is_said_of_too_few_and_constants_have_no_error() -> None:
     few = trace_mean(np.ones((2, FEWEST - 1)))
-    assert np.isnan(few.error).all()
+    assert np.isnan(few.standard_error).all()
     assert (few.mean == 1).all()
-    assert trace_mean(np.ones(FEWEST)).error == pytest.approx(0)
+    assert trace_mean(np.ones(FEWEST)).standard_error == pytest.approx(0)
 
 
 def test_batches_are_the_last_values() -> None:

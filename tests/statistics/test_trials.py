@@ -27,7 +27,7 @@ def test_it_holds_the_cells_mean_as_often_as_it_says(trials: int) -> None:
     traces = trace_mean(sweep(trials, tries, trials))
     found = [
         mean_of_trials(row.tolist(), own.tolist())
-        for row, own in zip(traces.mean, traces.error, strict=True)
+        for row, own in zip(traces.mean, traces.standard_error, strict=True)
     ]
     held = np.mean(
         [abs(one.interval.mean - TRUTH) <= (one.interval.half_width or 0) for one in found]
@@ -42,7 +42,7 @@ def test_steps_taken_for_trials_would_not() -> None:
 
 def test_the_spread_is_told_apart() -> None:
     traces = trace_mean(sweep(4, 1, 400))
-    found = mean_of_trials(traces.mean[0].tolist(), traces.error[0].tolist())
+    found = mean_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
     # The mean of 200 AR(1) steps with correlation 0.5 has the deviation sqrt((1 + 0.5) / (1 - 0.5) / 200).
     assert found.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
     assert found.between == pytest.approx(BETWEEN, rel=0.15)

@@ -37,7 +37,11 @@ def verdict(metric: Metric, estimate: Estimate) -> Verdict:
 
 def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate:
     return Estimate(
-        value=value, error=error, degrees_of_freedom=degrees_of_freedom, count=10, paired=True
+        value=value,
+        standard_error=error,
+        degrees_of_freedom=degrees_of_freedom,
+        count=10,
+        paired=True,
     )
 
 
@@ -54,13 +58,13 @@ def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate
     ],
 )
 def test_a_verdict_needs_significance_and_size(value: float, error: float, word: str) -> None:
-    assert verdict(SPEED, known(value, error)).word == word
+    assert verdict(SPEED, known(value, error)).label == word
 
 
 def test_every_metric_has_its_direction() -> None:
     up, down = known(0.1, 0.005), known(-0.1, 0.005)
-    assert [verdict(SPEED, one).word for one in (up, down)] == ["faster", "slower"]
-    assert [verdict(SECONDS, one).word for one in (up, down)] == ["slower", "faster"]
+    assert [verdict(SPEED, one).label for one in (up, down)] == ["faster", "slower"]
+    assert [verdict(SECONDS, one).label for one in (up, down)] == ["slower", "faster"]
 
 
 @pytest.mark.parametrize("estimate", [paired([0.5]), unpaired([1.0], [2.0, 2.0])])
@@ -71,8 +75,8 @@ def test_of_single_values_nothing_is_concluded(estimate: Estimate) -> None:
 
 
 def test_equal_to_the_bit_is_the_same_and_always_off_by_as_much_is_not() -> None:
-    assert verdict(SPEED, paired([0.0, 0.0])).word == "same"
-    assert verdict(SPEED, paired([0.1, 0.1])).word == "faster"
+    assert verdict(SPEED, paired([0.0, 0.0])).label == "same"
+    assert verdict(SPEED, paired([0.1, 0.1])).label == "faster"
 
 
 def test_paired_and_welch_by_hand() -> None:
@@ -80,13 +84,13 @@ def test_paired_and_welch_by_hand() -> None:
     sqrt(2/2 + 1/3) and Satterthwaite's degrees_of_freedom (4/3)^2 / (1/1 + (1/9)/2)."""
     pairs = paired([1.0, 2.0, 3.0])
     assert (pairs.value, pairs.degrees_of_freedom, pairs.count) == (2.0, 2, 3)
-    assert pairs.error == pytest.approx(1 / math.sqrt(3))
+    assert pairs.standard_error == pytest.approx(1 / math.sqrt(3))
     assert pairs.interval() == pytest.approx(
         (2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3))
     )
     sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0])
     assert (sides.value, sides.count) == (1.0, 2)
-    assert sides.error == pytest.approx(math.sqrt(4 / 3))
+    assert sides.standard_error == pytest.approx(math.sqrt(4 / 3))
     assert sides.degrees_of_freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
 
 
@@ -94,11 +98,11 @@ def test_drift_between_the_sides_by_hand() -> None:
     """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of freedom."""
     drift = Drift(deviation=2.0, degrees_of_freedom=10)
     sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0], [drift, drift])
-    assert sides.error == pytest.approx(math.sqrt(4 / 3 + 8))
+    assert sides.standard_error == pytest.approx(math.sqrt(4 / 3 + 8))
     assert sides.degrees_of_freedom == pytest.approx(
         (28 / 3) ** 2 / (1 + 1 / 18 + 16 / 10 + 16 / 10)
     )
-    assert unpaired([1.0], [2.0, 2.0], [drift, drift]).error is None
+    assert unpaired([1.0], [2.0, 2.0], [drift, drift]).standard_error is None
 
 
 def sessions(rng: np.random.Generator, drift: Drift | None) -> str:
@@ -165,7 +169,7 @@ def test_a_slowdown_of_the_detectable_size_is_found_four_times_of_five(spread: f
     effect = known(0.0, spread / math.sqrt(pairs)).min_detectable_effect(margin=SPEED.margins[1])
     assert effect is not None
     found = [
-        verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).word
+        verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).label
         for _ in range(tries)
     ]
     assert abs(found.count("slower") / tries - 0.8) < 0.06
@@ -177,7 +181,7 @@ def test_a_slowdown_of_the_detectable_size_is_found_four_times_of_five(spread: f
 )
 def test_what_matters_is_a_share_of_the_first_side_both_ways(ratio: float, word: str) -> None:
     wide = replace(SPEED, min_effect=0.1)
-    assert verdict(wide, known(math.log(ratio), 0.01)).word == word
+    assert verdict(wide, known(math.log(ratio), 0.01)).label == word
 
 
 def test_same_is_said_falsely_at_most_one_time_in_twenty() -> None:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from harness.analysis.cells import group_by_cell, summary_values, varying_axes
 from harness.analysis.compare import (
     Comparison,
     Row,
     Rules,
     Side,
     against_first,
+    certified_drifts,
     compare,
-    known_drift,
 )
 from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED
@@ -21,7 +22,6 @@ from harness.analysis.result import CellResult, aggregate
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.record import Record, Summary
-from harness.render.terminal.table import group, known, telling_axes
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution
@@ -67,7 +67,7 @@ class CellFacts:
         return next((record.rank0.target.name for record in self.done if record.rank0), "")
 
     def _interval(self, name: str) -> Interval | None:
-        values = known(self.done, name)
+        values = summary_values(self.done, name)
         return mean_interval(values) if values else None
 
     def mean(self, number: Callable[[Record], float | None]) -> float | None:
@@ -116,7 +116,7 @@ def gather(place: Results, sweep: Sweep, records: Sequence[Record], against: Sid
     """Raises BadInput if there are no records, or if `against` can't be compared with them."""
     if not records:
         raise BadInput(f"{sweep.name}: found no records of it; allowed: what has run")
-    by_cell = group(records)
+    by_cell = group_by_cell(records)
     labels: dict[str, list[Cell]] = {}
     for cell in sweep.cells:
         labels.setdefault(cell.workload.label, []).append(cell)
@@ -138,7 +138,7 @@ def gather(place: Results, sweep: Sweep, records: Sequence[Record], against: Sid
     if against:
         held = (
             against.name,
-            compare(against, [side], Rules(drift=known_drift(place, (against, side)))),
+            compare(against, [side], Rules(drift=certified_drifts(place, (against, side)))),
         )
     return Facts(
         sweep=sweep,
@@ -152,7 +152,7 @@ def gather(place: Results, sweep: Sweep, records: Sequence[Record], against: Sid
 
 def telling(cells: Sequence[Cell]) -> list[str]:
     """The axes in which cells differ; strategy stands for the number of ranks too."""
-    found = telling_axes(cells)
+    found = varying_axes(cells)
     return [axis for axis in found if axis != "world_size" or "strategy" not in found]
 
 

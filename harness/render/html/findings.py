@@ -60,11 +60,11 @@ def _speed(facts: Facts, label: str, winner: CellFacts) -> str:
     reference, row = facts.reference(label), facts.row(winner.cell)
     if row is None or reference is None:
         return f"{told}; it is the reference itself."
-    ratio = row.verdict.question.metric.told(row.verdict.question.estimate.value)
-    known = row.verdict.question.estimate.error is not None
+    ratio = row.verdict.question.metric.back_transform(row.verdict.question.estimate.value)
+    known = row.verdict.question.estimate.standard_error is not None
     interval = f" (95% interval {row.verdict.low:.2f} to {row.verdict.high:.2f})" if known else ""
     return (
-        f"{told}, {ratio:.2f} times the reference {reference.name}{interval}: {row.verdict.word}."
+        f"{told}, {ratio:.2f} times the reference {reference.name}{interval}: {row.verdict.label}."
     )
 
 
@@ -120,7 +120,7 @@ def _accuracy(facts: Facts, winner: CellFacts) -> list[str]:
 
 
 def _counts(facts: Facts, cells: Sequence[CellFacts]) -> list[str]:
-    words = Counter(row.verdict.word for cell in cells if (row := facts.row(cell.cell)))
+    words = Counter(row.verdict.label for cell in cells if (row := facts.row(cell.cell)))
     if not words:
         return []
     told = ", ".join(

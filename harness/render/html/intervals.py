@@ -40,8 +40,12 @@ def _compared(title: str, found: Sequence[tuple[str, Row]], note: str) -> Group:
     rows = []
     for label, row in found:
         verdict = row.verdict
-        ratio = verdict.question.metric.told(verdict.question.estimate.value)
-        bounds = None if verdict.question.estimate.error is None else (verdict.low, verdict.high)
+        ratio = verdict.question.metric.back_transform(verdict.question.estimate.value)
+        bounds = (
+            None
+            if verdict.question.estimate.standard_error is None
+            else (verdict.low, verdict.high)
+        )
         rows.append((label, ratio, bounds, _verdict(row)))
     return _ratios(title, rows, note)
 
@@ -50,7 +54,7 @@ def _verdict(row: Row | None) -> Verdict:
     if row is None:
         return NONE
     look = "open" if row.verdict.outcome == "inconclusive" else row.verdict.outcome
-    return Verdict(row.verdict.word, look)
+    return Verdict(row.verdict.label, look)
 
 
 def _ratios(

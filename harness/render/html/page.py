@@ -18,12 +18,12 @@ from harness.hardware.machine import Machine
 from harness.hardware.roofline import machine_of
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record
+from harness.render.format import duration
 from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.facts import Facts, gather
 from harness.render.html.findings import findings
 from harness.render.html.steps import steps_of
 from harness.render.terminal.roofline import draw, known_peaks, placed, shares
-from harness.render.terminal.table import duration
 from harness.spec.sweep import Sweep
 
 CURVES = "means over trials, with their range where lines are few; cells with the very same values share a line"

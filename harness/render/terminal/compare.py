@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from harness.analysis.baseline import Saved
-from harness.analysis.compare import Comparison, Match, Row, parts
+from harness.analysis.compare import Comparison, Match, Row, identity_settings
 from harness.analysis.result import CellResult
 from harness.render.terminal.table import make_table, show
 from harness.statistics.estimate import POWER
@@ -35,7 +35,7 @@ COLUMNS = [
     "95% interval",
     "pairs",
     "verdict",
-    "min_detectable_effect",
+    "detectable",
 ]
 
 
@@ -66,7 +66,7 @@ def show_comparison(found: Comparison, a_name: str, b_names: Sequence[str]) -> N
 def _conclusion(found: Comparison) -> str:
     """What the exit code says, in words."""
     worse = [
-        f"{row.b.cell.label}: {row.verdict.word}"
+        f"{row.b.cell.label}: {row.verdict.label}"
         for row in found.rows
         if row.verdict.outcome == "worse"
     ]
@@ -82,15 +82,15 @@ def _conclusion(found: Comparison) -> str:
 def _label(one: Match) -> str:
     if one.a.cell.id == one.b.cell.id:
         return one.b.cell.label
-    mine, other = parts(one.b.cell), parts(one.a.cell)
+    mine, other = identity_settings(one.b.cell), identity_settings(one.a.cell)
     differing = [f"{name}={other[name]}" for name in other if other[name] != mine[name]]
     return f"{one.b.cell.label} against {' '.join(differing)}"
 
 
 def _row(row: Row) -> list[str | Text]:
     verdict, metric = row.verdict, row.verdict.question.metric
-    value = metric.told(verdict.question.estimate.value)
-    known = verdict.question.estimate.error is not None
+    value = metric.back_transform(verdict.question.estimate.value)
+    known = verdict.question.estimate.standard_error is not None
     min_detectable_effect = (
         "–"
         if verdict.min_detectable_effect is None
@@ -105,7 +105,7 @@ def _row(row: Row) -> list[str | Text]:
         f"{value:.3f}×" if metric.relative else f"{value:+.4f}",
         _interval(verdict.low, verdict.high, metric.relative) if known else "–",
         f"{verdict.question.estimate.count}{'' if verdict.question.estimate.paired else ' unpaired'}",
-        Text(verdict.word, style=STYLES[verdict.outcome]),
+        Text(verdict.label, style=STYLES[verdict.outcome]),
         min_detectable_effect,
     ]
 
@@ -129,7 +129,7 @@ def _legend(found: Comparison) -> list[str]:
     return [
         f"[dim]a change: significant at {rules.alpha:.0%}, {family[rules.correction]}, and of at least"
         f" {rules.min_effect:.1%} of throughput or {rules.accuracy_margin:g} of the target metric;"
-        f" the same: shown to be less; min_detectable_effect: found {POWER:.0%} of the time; speeds are geometric means[/]"
+        f" the same: shown to be less; detectable: found {POWER:.0%} of the time; speeds are geometric means[/]"
     ]
 
 
@@ -159,7 +159,9 @@ def print_json(found: Comparison, a_name: str, b_names: Sequence[str]) -> None:
 
 
 def _described(result: CellResult) -> dict[str, Any]:
-    logs = [(math.log(one.throughput), one.error) for one in result.trials if one.throughput]
+    logs = [
+        (math.log(one.throughput), one.relative_error) for one in result.trials if one.throughput
+    ]
     spread = (
         mean_of_trials([value for value, _ in logs], [error for _, error in logs]) if logs else None
     )
@@ -182,12 +184,12 @@ def _json_row(row: Row) -> dict[str, Any]:
         "relative": verdict.question.metric.relative,
         "a": row.mean_a,
         "b": row.mean_b,
-        "value": verdict.question.metric.told(estimate.value),
-        "low": _finite(verdict.low if estimate.error is not None else math.inf),
-        "high": _finite(verdict.high if estimate.error is not None else math.inf),
+        "value": verdict.question.metric.back_transform(estimate.value),
+        "low": _finite(verdict.low if estimate.standard_error is not None else math.inf),
+        "high": _finite(verdict.high if estimate.standard_error is not None else math.inf),
         "count": estimate.count,
         "paired": estimate.paired,
-        "verdict": verdict.word,
+        "verdict": verdict.label,
         "outcome": verdict.outcome,
         "p_change": verdict.p_change,
         "p_same": verdict.p_same,
@@ -243,7 +245,7 @@ def show_baseline(path: Path, result: CellResult) -> None:
             str(one.seed),
             str(one.repeat),
             "–" if one.throughput is None else f"{one.throughput:,.0f}",
-            "–" if one.error is None else f"{one.error:.2%}",
+            "–" if one.relative_error is None else f"{one.relative_error:.2%}",
             "–" if one.metric is None else f"{one.metric:.4f}",
             one.parameter_digest[:12],
         )

@@ -33,7 +33,8 @@ def show_effects(found: Mapping[str, Attribution], *, as_json: bool) -> None:
             table.add_row(_words(effect.levels), _words(effect.reference), *_numbers(effect))
         show(console, table)
         console.print(
-            f"[dim]a trial deviates by {one.deviation:.1%} from the model; {one.degrees_of_freedom} degrees of freedom[/]\n"
+            f"[dim]a trial deviates by {one.deviation:.1%} from the model;"
+            f" {one.degrees_of_freedom} degrees of freedom[/]\n"
         )
         for term in one.unknown:
             console.print(

@@ -13,7 +13,7 @@ from harness.core.paths import Results
 from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.launch import probe
 from harness.render import chart
-from harness.render.terminal.table import counted
+from harness.render.format import byte_size, counted
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile
 
@@ -89,7 +89,7 @@ def _matmul_table(matmuls: Sequence[Matmul]) -> Table:
 
 def _copy_table(copies: Sequence[Copy]) -> Table:
     found = {(name, one.bytes): one for name, group in _grouped(copies).items() for one in group}
-    return _crossed("copy, GB/s", found, chart.size)
+    return _crossed("copy, GB/s", found, byte_size)
 
 
 def _crossed(what: str, found: Mapping[tuple[str, int], Any], label: Callable[[int], str]) -> Table:
@@ -115,7 +115,7 @@ def _reduce_table(reduces: Sequence[AllReduce]) -> Table:
     for one in reduces:
         timing = one.timing
         table.add_row(
-            chart.size(one.bytes),
+            byte_size(one.bytes),
             f"{timing.median * 1e6:,.1f}",
             f"{timing.best * 1e6:,.1f}–{timing.worst * 1e6:,.1f}",
             f"{one.work / timing.median / 1e9:.3g}",
@@ -156,7 +156,7 @@ def draw(machine: Machine) -> Any:
         "bytes of the array",
         "bytes/s",
         [one.bytes for one in machine.copies],
-        chart.size,
+        byte_size,
     )
     if machine.cache_bytes:
         axes[1].axvline(machine.cache_bytes, color="#888888", linewidth=1, linestyle=":")
@@ -198,8 +198,8 @@ def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
             marker=chart.MARKERS[number], markersize=5.5,
         )  # fmt: skip
     places = [one.bytes for one in reduces]
-    _finish(axes, f"All-reduce, {ranks} ranks", "bytes at each rank", "bytes/s", places, chart.size)
-    latency = f"{chart.size(places[0])} take {reduces[0].timing.median * 1e6:,.0f} µs"
+    _finish(axes, f"All-reduce, {ranks} ranks", "bytes at each rank", "bytes/s", places, byte_size)
+    latency = f"{byte_size(places[0])} take {reduces[0].timing.median * 1e6:,.0f} µs"
     axes.text(
         0.97, 0.04, latency, ha="right", fontsize=9, transform=axes.transAxes, color=chart.INK
     )

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
-from harness.render.terminal.table import group, make_table, show, telling_axes
+from harness.render.terminal.table import make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -29,7 +30,9 @@ NEGLIGIBLE = 0.0005  # a share that would be printed as 0.0%
 def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     """Print, for each cell, the shares of its steps' phases and what its trials say of steadiness and stragglers."""
     console = Console(highlight=False)
-    by_cell = group([record for record in records if record.status == "done" and record.summary])
+    by_cell = group_by_cell(
+        [record for record in records if record.status == "done" and record.summary]
+    )
     found = {
         cell.id: [r.summary for r in by_cell.get(cell.id, []) if r.summary] for cell in sweep.cells
     }
@@ -43,7 +46,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
         table.add_row(
             cell.id,
             cell.workload.label,
-            *(str(getattr(cell.axes, axis)) for axis in telling_axes(sweep.cells)),
+            *(str(getattr(cell.axes, axis)) for axis in varying_axes(sweep.cells)),
             _bar(row),
             *(f"{row[phase]:.1%}" if phase in row else "–" for phase in phases),
             _straggler(summaries),
@@ -60,7 +63,7 @@ def _empty(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
     columns = [LOOKS[phase][0] for phase in phases]
     numbers = [*columns, "skew", "world_size", "num_workers", "batch_size", "num_threads"]
     return make_table(
-        ["cell", "workload", *telling_axes(cells), "step", *columns, "skew", "steady"], numbers
+        ["cell", "workload", *varying_axes(cells), "step", *columns, "skew", "steady"], numbers
     )
 
 

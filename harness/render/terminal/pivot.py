@@ -8,17 +8,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from harness.analysis.cells import group_by_cell, summary_values, varying_axes
 from harness.core.errors import BadInput, did_you_mean
 from harness.records.record import Record
-from harness.render.terminal.table import (
-    counted,
-    group,
-    known,
-    make_table,
-    show,
-    speed,
-    telling_axes,
-)
+from harness.render.format import counted
+from harness.render.terminal.table import make_table, show, speed
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
@@ -38,19 +32,19 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
 
 def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
     """A column for each combination of values of the axes `across`, a row for each of workload and all other axes."""
-    telling = telling_axes(sweep.cells)
+    telling = varying_axes(sweep.cells)
     for axis in across:
         if axis not in telling:
             raise BadInput(
                 f"--across: found {axis!r}, in which the cells do not differ; {did_you_mean(axis, telling)}"
             )
     down = [axis for axis in telling if axis not in across]
-    done = group([record for record in records if record.status == "done"])
+    done = group_by_cell([record for record in records if record.status == "done"])
     columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
     rows: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     for cell in sweep.cells:
         row = rows.setdefault((cell.workload.label, *_values(cell, down)), {})
-        row[_values(cell, across)] = speed(known(done.get(cell.id, []), "throughput"))
+        row[_values(cell, across)] = speed(summary_values(done.get(cell.id, []), "throughput"))
     titles = [" ".join(column) for column in columns]
     table = make_table(
         ["workload", *down, *titles],
@@ -63,7 +57,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
 
 def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
     """What each other column has of the first one's throughput, a row a workload."""
-    down = [axis for axis in telling_axes(sweep.cells) if axis not in across]
+    down = [axis for axis in varying_axes(sweep.cells) if axis not in across]
     columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
     rates: dict[
         str, dict[Hashable, dict[tuple[str, ...], float]]

@@ -14,7 +14,8 @@ from rich.markup import escape
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records import record
-from harness.render.terminal.table import describe_axes, duration, plan_table
+from harness.render.format import changed_axes, duration
+from harness.render.terminal.table import plan_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -43,7 +44,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
             f"profile: {sweep.profile.steps} more steps of every trial are traced once it is over"
         )
     for left_out in sweep.excluded:
-        axes = describe_axes(dict(left_out.axes))
+        axes = changed_axes(dict(left_out.axes))
         line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.why})"
         console.print(line, markup=False, soft_wrap=True)
     for rule in sweep.unused_rules:

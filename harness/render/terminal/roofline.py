@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from harness.analysis.cells import group_by_cell
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
@@ -17,8 +18,8 @@ from harness.hardware.roofline import RooflinePoint, machine_of, stand, with_mfu
 from harness.hardware.vendor_peaks import DTYPES
 from harness.records.record import Record
 from harness.render import chart
+from harness.render.format import counted, rate
 from harness.render.terminal.peak import title
-from harness.render.terminal.table import counted, group
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -78,7 +79,7 @@ def roofline_lines(
 
 def placed(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[Placed]:
     """The sweep's cells that have all it takes, in its order."""
-    by_cell, cells = group(records), []
+    by_cell, cells = group_by_cell(records), []
     for cell in sweep.cells:
         standings = [
             standing for record in by_cell.get(cell.id, []) if (standing := stand(record, machine))
@@ -151,17 +152,17 @@ def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
         start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
         axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
         many = "" if threads is None else f", {counted(threads, 'thread')}"
-        axes.annotate(f"{dtype}{many}: {chart.rate(peak, 'FLOP')}", (right, peak), xytext=(-4, -5 if below else 4),
+        axes.annotate(f"{dtype}{many}: {rate(peak, 'FLOP')}", (right, peak), xytext=(-4, -5 if below else 4),
                       ha="right", va="top" if below else "bottom", textcoords="offset points", fontsize=8.5,
                       color=chart.INK)  # fmt: skip
     bandwidths = sorted({standing.bandwidth for standing in standings})
     for number, bandwidth in enumerate(bandwidths):
         top = max(standing.peak for standing in standings if standing.bandwidth == bandwidth)
         along = 0.2 + 0.3 * number / len(bandwidths)  # clear of each other and of where roofs meet
-        _slope(axes, bandwidth, top, f"memory {chart.rate(bandwidth, 'B')}", along, "-")
+        _slope(axes, bandwidth, top, f"memory {rate(bandwidth, 'B')}", along, "-")
     cached = max(machine.cache_bandwidth(_threads(one, machine)) or 0.0 for one in cells)
     if cached > 1.2 * bandwidths[-1]:
-        _slope(axes, cached, max(peaks.values()), f"cache {chart.rate(cached, 'B')}", 0.5, ":")
+        _slope(axes, cached, max(peaks.values()), f"cache {rate(cached, 'B')}", 0.5, ":")
 
 
 def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, style: str) -> None:

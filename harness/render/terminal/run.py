@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.records.record import Record, Summary
+from harness.render.format import counted, duration
 from harness.render.terminal.roofline import known_peaks, roofline_lines
-from harness.render.terminal.table import counted, duration, result_table, show
+from harness.render.terminal.table import result_table, show
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from harness.tracking import Tracker

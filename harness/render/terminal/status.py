@@ -23,7 +23,8 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
 from harness.launch.sweep import recorded
 from harness.records import record
-from harness.render.terminal.table import STATUS_STYLE, counted, duration, make_table
+from harness.render.format import counted, duration
+from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table
 from harness.slurm.status import OPEN, Status, TrialState, look
 from harness.spec.sweep import Sweep

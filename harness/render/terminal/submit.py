@@ -9,8 +9,9 @@ from rich.markup import escape
 
 from harness.core.paths import Results
 from harness.launch.sweep import Redo
+from harness.render.format import counted, duration
 from harness.render.terminal.plan import estimate_trial_seconds
-from harness.render.terminal.table import counted, duration, make_table, show
+from harness.render.terminal.table import make_table, show
 from harness.slurm import submit
 from harness.slurm.submission import Submission
 from harness.spec.cluster import Profile

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.cells import group_by_cell, summary_values, varying_axes
 from harness.records.record import Record, Target
-from harness.spec.axes import DEFAULTS, Axes
-from harness.spec.cell import Cell
+from harness.render.format import duration
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
 
@@ -29,12 +27,6 @@ STATUS_STYLE = {
     "interrupted": "yellow",
     "missing": "yellow",
 }
-
-
-def telling_axes(cells: Sequence[Cell]) -> list[str]:
-    """The axes in which the cells differ, in their usual order."""
-    values = [asdict(cell.axes) for cell in cells]
-    return [axis.name for axis in fields(Axes) if len({row[axis.name] for row in values}) > 1]
 
 
 def show(console: Console, table: Table) -> None:
@@ -56,7 +48,7 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
 
 def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
     """One row a cell; `estimates` are seconds a trial by cell id."""
-    axes = telling_axes(sweep.cells)
+    axes = varying_axes(sweep.cells)
     table = make_table(
         ["cell", "workload", *axes, "length", "estimate"],
         ["num_workers", "world_size", "batch_size", "estimate"],
@@ -71,7 +63,7 @@ def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
 def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     """One row a cell: means over its trials that are done, of two or more with their 95% intervals; the best of each
     workload is marked."""
-    axes, by_cell = telling_axes(sweep.cells), group(records)
+    axes, by_cell = varying_axes(sweep.cells), group_by_cell(records)
     wanted = len(sweep.seeds) * sweep.repeats
     metrics = {record.rank0.target.name for record in records if record.rank0}
     metric_column = metrics.pop() if len(metrics) == 1 else "metric"
@@ -95,7 +87,9 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         own = by_cell.get(cell.id, [])
         done = [record for record in own if record.status == "done"]
         status = "missing" if len(own) < wanted else _worst(own)
-        rates, step, metric = (known(done, name) for name in ("throughput", "step_p50", "final"))
+        rates, step, metric = (
+            summary_values(done, name) for name in ("throughput", "step_p50", "final")
+        )
         name = (
             next((f"{record.rank0.target.name} " for record in done if record.rank0), "")
             if metrics
@@ -124,23 +118,10 @@ def _worst(records: Sequence[Record]) -> str:
     )
 
 
-def group(records: Sequence[Record]) -> dict[str, list[Record]]:
-    by_cell: dict[str, list[Record]] = {}
-    for record in records:
-        by_cell.setdefault(record.trial.cell.id, []).append(record)
-    return by_cell
-
-
 def mean(records: Sequence[Record], name: str) -> float | None:
     """Of a number of the summaries, over the trials that have it."""
-    values = known(records, name)
+    values = summary_values(records, name)
     return fmean(values) if values else None
-
-
-def known(records: Sequence[Record], name: str) -> list[float]:
-    """A number of the summaries, of each trial that has it."""
-    values = [getattr(record.summary, name) for record in records if record.summary]
-    return [value for value in values if value is not None]
 
 
 def speed(values: Sequence[float]) -> str:
@@ -183,27 +164,3 @@ def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set
 
 def _marked(text: str, best: bool) -> Text:
     return Text(f"{text} ★", style="bold green") if best else Text(f"{text}  ")
-
-
-def counted(count: int, noun: str) -> str:
-    """As in `1 trial`, `2 trials`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def describe_axes(axes: dict[str, Any]) -> str:
-    """The axes that differ from their defaults, as in `strategy=ddp world_size=2`."""
-    return (
-        " ".join(
-            f"{name}={value}" for name, value in axes.items() if value != DEFAULTS.get(name, value)
-        )
-        or "all defaults"
-    )
