@@ -88,7 +88,7 @@ class Probe:
     all_reduces: list[AllReduce] = field(default_factory=list)
 
     def run(self) -> None:
-        if self.ranks.first:
+        if self.ranks.is_rank_0:
             for threads in self.threads():
                 for dtype in dtypes(self.device):
                     self._matmuls(dtype, threads)
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ranks = Ranks.from_environment()
 
     def tell(now: str) -> None:
-        if ranks.first:
+        if ranks.is_rank_0:
             write_whole(folder.progress, json.dumps({"now": now}), durable=False)
 
     result: dict[str, Any]

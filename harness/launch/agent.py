@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from harness.training.interruption import hold_back
+from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
-    hold_back()  # ranks inherit it, and then can't miss the signal even before they do it themselves
+    block_signal()  # ranks inherit it, and then can't miss the signal even before they do it themselves
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun

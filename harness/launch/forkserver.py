@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
 from harness.core.processes import Process, die_with_parent, end_group, start_session
-from harness.training.interruption import hold_back
+from harness.training.interruption import block_signal
 
 LOADED = ("torch._dynamo", "torch.distributed.fsdp", "harness.training.worker")
 AVAILABLE = hasattr(os, "pidfd_open")  # Linux
@@ -146,7 +146,7 @@ class Forked:
 def main() -> None:
     """Fork a process for each line of JSON, tell its number and later its exit code, until the line is cut."""
     die_with_parent()
-    hold_back()
+    block_signal()
     load()
     line = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

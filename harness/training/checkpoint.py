@@ -41,7 +41,7 @@ def save(
         name: buffer.cpu() for name, buffer in model.named_buffers()
     }  # each rank may have its own
     everyone = gather(rest | {"random": _random_state(), "buffers": buffers}, ranks)
-    if not ranks.first:
+    if not ranks.is_rank_0:
         return
     state = {
         "step": step,

@@ -55,7 +55,7 @@ def evaluate(
     model.train()
     parts = gather((np.asarray(mine), np.concatenate(rows) if rows else None), ranks)
     metrics = None
-    if ranks.first:
+    if ranks.is_rank_0:
         order = np.concatenate([indices for indices, _ in parts])
         found = np.concatenate([part for _, part in parts if part is not None])
         if not np.array_equal(np.sort(order), np.arange(count)) or len(found) != count:

@@ -9,7 +9,7 @@ SIGNAL = (
 )  # not SIGTERM, with which launchers end the ranks of a trial that has failed
 
 
-def hold_back() -> None:
+def block_signal() -> None:
     """Keep the signal pending for this thread and for all that it starts: threads, loader workers, compilers.
 
     To be called before a library starts a thread, which would let the signal end the process.
@@ -17,6 +17,6 @@ def hold_back() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
 
 
-def wanted() -> bool:
+def is_requested() -> bool:
     """Whether the signal has come."""
     return SIGNAL in signal.sigpending()

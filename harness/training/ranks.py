@@ -62,7 +62,7 @@ class Ranks:
             os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
 
     @property
-    def first(self) -> bool:
+    def is_rank_0(self) -> bool:
         return self.rank == 0
 
     @property
@@ -71,9 +71,9 @@ class Ranks:
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def choose_device(asked: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
+def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
     """The rank's own device; raises BadInput if a GPU was asked for and there is none for it."""
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     index = 0 if ranks.may_be_bound and visible == 1 else ranks.local_rank
@@ -145,7 +145,7 @@ def gather(value: Any, ranks: Ranks) -> list[Any]:
     """Every rank's value at rank 0, by rank; an empty list elsewhere."""
     if not dist.is_initialized():
         return [value]
-    everyone: list[Any] | None = [None] * ranks.world_size if ranks.first else None
+    everyone: list[Any] | None = [None] * ranks.world_size if ranks.is_rank_0 else None
     dist.gather_object(value, everyone)
     return everyone or []
 

@@ -28,7 +28,7 @@ from harness.training import checkpoint
 from harness.training.evaluate import evaluate
 from harness.training.execution import Compiler
 from harness.training.fingerprint import digest_parameters
-from harness.training.interruption import SIGNAL, wanted
+from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched, make_loader, to_device
 from harness.training.optimization import make_optimizer, make_schedule
 from harness.training.order import BatchOrder, OrderDigest
@@ -253,7 +253,9 @@ class Training:
             never if bad is None else (first + int(bad)) * self.ranks.world_size + self.ranks.rank
         )
         longer = min(len(losses) * 10, math.ceil(STRETCH * len(losses) / spent))
-        earliest, self.stretch, go_on = all_reduce_min(self.device, mine, longer, not wanted())
+        earliest, self.stretch, go_on = all_reduce_min(
+            self.device, mine, longer, not is_requested()
+        )
         self.shared[1:] = [time.perf_counter()]
         if earliest < never:
             step, rank = divmod(earliest, self.ranks.world_size)
@@ -308,7 +310,7 @@ class Training:
 
     def _goes_on(self) -> bool:
         """Whether no rank was asked to stop."""
-        return bool(all_reduce_min(self.device, not wanted())[0])
+        return bool(all_reduce_min(self.device, not is_requested())[0])
 
     def _interrupt(self) -> NoReturn:
         """Leave a checkpoint and end; no rank before it is there, as launchers end all ranks when one has ended."""
@@ -365,7 +367,7 @@ class Training:
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start
 
     def _tell(self, phase: str) -> None:
-        if self.ranks.first:
+        if self.ranks.is_rank_0:
             content = {
                 "phase": phase,
                 "step": self.step,

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.training.interruption import hold_back
+from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
-    hold_back()  # before NumPy starts threads
+    block_signal()  # before NumPy starts threads
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         memory=memory,
         phases=training.spent,
         elapsed=training.elapsed,
-        rank0=_rank0_report(training, fingerprint) if training.ranks.first else None,
+        rank0=_rank0_report(training, fingerprint) if training.ranks.is_rank_0 else None,
     )
 
 

@@ -178,7 +178,7 @@ def main() -> None:
         for assignment in assignments(Path(name), given.data, ranks):
             table.add_row(*measure(assignment, Path(name), ranks, given.blocks, given.clock))
             gc.collect()
-    if ranks.first:
+    if ranks.is_rank_0:
         console = Console(soft_wrap=True)
         console.print(table)
         console.print(_conditions(given.data, given.blocks, given.clock), highlight=False)

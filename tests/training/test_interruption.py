@@ -64,7 +64,7 @@ def attempt(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "STRETCH", 1e-9)
         patch.setattr(evaluate, "LOOK", passes)
-        patch.setattr(train, "wanted", lambda: next(looks) == stop)
+        patch.setattr(train, "is_requested", lambda: next(looks) == stop)
         alone = Ranks(rank=0, local_rank=0, world_size=1)
         return worker.run(
             folder, alone, RankResult(rank=0, host="here", pid=1, entered=0.0), train.Trace()
@@ -238,13 +238,13 @@ def test_the_signal_is_held_back_from_threads_and_children() -> None:
     """Sent to all processes at once, as Slurm does, it ends none of them."""
     program = """
 import os, signal, subprocess, sys, threading
-from harness.training.interruption import hold_back, wanted
-hold_back()
+from harness.training.interruption import block_signal, is_requested
+block_signal()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-assert not wanted()
+assert not is_requested()
 os.killpg(0, signal.SIGUSR2)
-assert wanted() and wanted()
+assert is_requested() and is_requested()
 child.communicate(b"\\n")
 sys.exit(child.returncode)
 """

@@ -32,7 +32,7 @@ def main() -> None:
                 "sum": one.item(),
                 "seconds": time.perf_counter() - began,
             }
-        if ranks.first:
+        if ranks.is_rank_0:
             print(json.dumps(found), flush=True)
     except Exception as error:
         print(
