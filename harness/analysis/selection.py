@@ -13,7 +13,7 @@ from harness.analysis.compare import Side, hardware_of
 from harness.analysis.result import CellResult, aggregate, join
 from harness.core.errors import BadInput, did_you_mean, one_line
 from harness.core.paths import Results
-from harness.launch.sweep import recorded, recorded_names, recorded_spec
+from harness.launch.sweep import read_recorded_spec, read_recorded_sweep, recorded_sweep_names
 from harness.records.record import Record, read
 from harness.records.restore import restore
 from harness.spec.cell import Cell
@@ -49,7 +49,7 @@ def _cells(results: Results, name: str, recall: Recall | None) -> list[CellResul
     if name.startswith(f"{BASELINE}:"):
         return _baselines(results, [name.partition(":")[2]])
     if results.sweep(name).spec.exists():
-        return _of_sweep(*recorded(results, name), name)
+        return _of_sweep(*read_recorded_sweep(results, name), name)
     if Path(name).exists():
         return _from_path(Path(name))
     if recall and (run := RUN.fullmatch(name)):
@@ -115,7 +115,7 @@ def _of_cell(results: Results, specs: Sequence[Path], name: str, given: str) -> 
 
 def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
     """A cell by its id or label, with the one sweep here that holds it; raises BadInput."""
-    sweeps = [recorded_spec(results, known) for known in recorded_names(results)]
+    sweeps = [read_recorded_spec(results, known) for known in recorded_sweep_names(results)]
     found = [
         (sweep, cell) for sweep in sweeps for cell in sweep.cells if name in (cell.id, cell.label)
     ]

@@ -151,11 +151,11 @@ def report(
 ) -> None:
     """Write a sweep's report as one HTML file. Nothing else is needed to read it."""
     from harness.core.paths import Results
-    from harness.launch.sweep import recorded
+    from harness.launch.sweep import read_recorded_sweep
     from harness.render.html import page
 
     place = Results(results)
-    asked, records = recorded(place, sweep)
+    asked, records = read_recorded_sweep(place, sweep)
     side = _select(results, [against, sweep], tracking_uri)[0] if against else None
     path = out or place.sweep(asked.name).report
     page.write(path, place, asked, records, side)

@@ -122,12 +122,12 @@ def status(
 ) -> None:
     """Show how far every trial of a sweep is. Wherever it runs; exit code 1 if one has failed or was lost."""
     from harness.core.paths import Results
-    from harness.launch.sweep import recorded_names, recorded_spec
+    from harness.launch.sweep import read_recorded_spec, recorded_sweep_names
     from harness.render.terminal import status as view
 
     place = Results(results)
-    names = [sweep] if sweep is not None else recorded_names(place)
-    asked = [recorded_spec(place, name) for name in names]
+    names = [sweep] if sweep is not None else recorded_sweep_names(place)
+    asked = [read_recorded_spec(place, name) for name in names]
     if sweep is None and (as_json or every):
         raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
     if watch:
@@ -143,12 +143,12 @@ def status(
 def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Cancel the jobs of a sweep; submit it again to go on."""
     from harness.core.paths import Results
-    from harness.launch.sweep import recorded_spec
+    from harness.launch.sweep import read_recorded_spec
     from harness.render.format import counted
     from harness.slurm.cancel import cancel as end
 
     place = Results(results)
-    jobs = end(place.sweep(recorded_spec(place, sweep).name))
+    jobs = end(place.sweep(read_recorded_spec(place, sweep).name))
     print(f"{counted(len(jobs), 'job')} cancelled" + (f": {', '.join(jobs)}" if jobs else ""))
 
 
@@ -191,12 +191,12 @@ def collect(
 ) -> None:
     """Deliver the records of a sweep to MLflow. What is there already is left alone."""
     from harness.core.paths import Results
-    from harness.launch.sweep import recorded as recorded_sweep
+    from harness.launch.sweep import read_recorded_sweep
     from harness.render.format import counted
     from harness.tracking import Tracker
 
     place = Results(results)
-    asked, records = recorded_sweep(place, sweep)
+    asked, records = read_recorded_sweep(place, sweep)
     delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
     print(
         f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already"

@@ -243,11 +243,11 @@ def show(
 ) -> None:
     """Show the results of a sweep again."""
     from harness.core.paths import Results
-    from harness.launch.sweep import recorded
+    from harness.launch.sweep import read_recorded_sweep
     from harness.render.terminal.run import show_results
 
     place = Results(results)
-    asked, records = recorded(place, sweep)
+    asked, records = read_recorded_sweep(place, sweep)
     if phases:
         from harness.render.terminal.phases import show_phases
 

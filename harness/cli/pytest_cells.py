@@ -223,15 +223,15 @@ class Told:
         self.capture: Any = config.pluginmanager.get_plugin("capturemanager")
         self.count = self.done = 0
 
-    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         self.count = len(pending)
         self.say(f"harness: {len(pending)} trials to run, {len(finished)} already there")
 
-    def started(self, trial: Trial) -> None: ...
+    def on_trial_start(self, trial: Trial) -> None: ...
 
-    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
-    def ended(self, record: Record, folder: TrialFolder) -> None:
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         self.done += 1
         self.say(Text.from_markup(trial_line(record, folder, self.done, self.count)).plain)
 

@@ -27,17 +27,20 @@ def assemble(
     *,
     started: float,
     ended: float,
-    earlier: Sequence[Failure],
-    stopped: Failure | None,
+    previous_failures: Sequence[Failure],
+    ended_by: Failure | None,
     rules: ValidityRules,
-    seen: Sequence[Failure] = (),
+    observed_failures: Sequence[Failure] = (),
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
-    """The record of an ended trial. `stopped` says why it was ended, if it was, `seen` which ranks the launcher saw
+    """The record of an ended trial. `ended_by` says why it was ended, if it was, `observed_failures` which ranks
+    the launcher saw
     end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
-    failure = stopped or _failure(folder, ranks, seen, unreadable, trial.cell.axes.world_size)
+    failure = ended_by or _failure(
+        folder, ranks, observed_failures, unreadable, trial.cell.axes.world_size
+    )
     rank0 = next((result.rank0 for result in ranks if result.rank0), None)
     done = failure is None and rank0 is not None
     summary = (
@@ -58,7 +61,7 @@ def assemble(
         ended=ended,
         failure=failure,
         invalid=invalid,
-        earlier=earlier,
+        earlier=previous_failures,
         summary=summary,
         loss=Series.pack(mean_loss(ranks)) if done else None,
         order_digest=join_digests([result.order for result in ranks]) if done else None,
@@ -101,7 +104,7 @@ def _read_ranks(folder: TrialFolder, world_size: int) -> tuple[list[RankResult],
 def _failure(
     folder: TrialFolder,
     ranks: Sequence[RankResult],
-    seen: Sequence[Failure],
+    observed_failures: Sequence[Failure],
     unreadable: Sequence[Failure],
     world_size: int,
 ) -> Failure | None:
@@ -109,7 +112,7 @@ def _failure(
     killed or exited without a word, else the earliest error that a rank has told of, else what is lost."""
     ended = [
         failure
-        for failure in seen
+        for failure in observed_failures
         if failure.rank is None or not folder.result(failure.rank).exists()
     ]
     told = [result.failure for result in ranks if result.failure]
@@ -122,7 +125,9 @@ def _failure(
         for rank in range(world_size)
         if not folder.result(rank).exists()
     ]
-    interrupted = [failure for failure in [*told, *seen] if failure.kind == INTERRUPTED]
+    interrupted = [
+        failure for failure in [*told, *observed_failures] if failure.kind == INTERRUPTED
+    ]
     for candidates in (interrupted, ended, told, unreadable, lost):
         if candidates:
             first = min(candidates, key=lambda failure: failure.at)

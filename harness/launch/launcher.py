@@ -25,7 +25,7 @@ class Launcher(Protocol):
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Run such a command, with its output added to `log`, at the head of a process group."""
 
-    def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
+    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
         """What the launcher alone knows of ranks that have ended: those that were killed, the first one first.
 
         `words` are what the command wrote.

@@ -25,7 +25,7 @@ POLL = 0.1  # seconds between looks
 TIMEOUT = 900.0  # seconds
 
 
-def how_many(profile: Profile, asked: int | None) -> int:
+def choose_rank_count(profile: Profile, asked: int | None) -> int:
     """The ranks that all-reduce: as asked, or one per GPU, or two on a CPU that holds them. Raises BadInput."""
     held, what = slots(profile)
     if asked is None:
@@ -36,7 +36,12 @@ def how_many(profile: Profile, asked: int | None) -> int:
 
 
 def measure(
-    results: Results, profile: Profile, *, ranks: int, quick: bool, told: Callable[[str], None]
+    results: Results,
+    profile: Profile,
+    *,
+    ranks: int,
+    quick: bool,
+    on_progress: Callable[[str], None],
 ) -> tuple[Path, Machine]:
     """The record's path and the record, once it is on disk; `told` hears what is being measured.
 
@@ -54,7 +59,7 @@ def measure(
     variables = launcher.variables(len(os.sched_getaffinity(0)))
     process = launcher.start(arguments, variables, place.launch_log)
     try:
-        in_time = _follow(process, place, told)
+        in_time = _follow(process, place, on_progress)
     except KeyboardInterrupt:
         end_group(process)
         shutil.rmtree(place.path)
@@ -68,7 +73,7 @@ def measure(
     return machine.write(results.peaks, found), found
 
 
-def _follow(process: Process, place: TrialFolder, told: Callable[[str], None]) -> bool:
+def _follow(process: Process, place: TrialFolder, on_progress: Callable[[str], None]) -> bool:
     """Whether it ended in time."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
@@ -77,7 +82,7 @@ def _follow(process: Process, place: TrialFolder, told: Callable[[str], None]) -
             return True
         except subprocess.TimeoutExpired:
             if place.progress.exists():
-                told(json.loads(place.progress.read_text(encoding="utf-8"))["now"])
+                on_progress(json.loads(place.progress.read_text(encoding="utf-8"))["now"])
     return False
 
 

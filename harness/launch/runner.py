@@ -28,21 +28,21 @@ from harness.training.interruption import SIGNAL
 
 POLL = 0.1  # seconds between looks at a running trial
 REMIND = 2.0  # seconds between signals to ranks that are to stop
-RETRIED = {  # failures that are not the trial's own
+RETRIED_FAILURES = {  # failures that are not the trial's own
     "Lost", "NodeFailure", "NotStarted", "CollectiveTimeout", "DistBackendError", "DistNetworkError", "DistStoreError",
 }  # fmt: skip
 
 
-class Listener(Protocol):
+class TrialListener(Protocol):
     """Told of everything that happens; shows it to somebody or delivers it somewhere."""
 
-    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
 
-    def started(self, trial: Trial) -> None: ...
+    def on_trial_start(self, trial: Trial) -> None: ...
 
-    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
-    def ended(self, record: Record, folder: TrialFolder) -> None: ...
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,20 @@ class Runner:
     profile: Profile
     folder: SweepFolder
     launcher: Launcher
-    listener: Listener
+    listener: TrialListener
     peaks: Mapping[str, Machine]
-    first: Mapping[str, int] = field(
+    first_attempts: Mapping[str, int] = field(
         default_factory=dict
     )  # the attempt that reruns count from, if not this run's own
-    poll: float = POLL
-    retries: int = 0  # how often a trial runs again that failed for one of RETRIED
+    poll_seconds: float = POLL
+    retries: int = 0  # how often a trial runs again that failed for one of RETRIED_FAILURES
     resumes: int = 10  # times that an interrupted trial is taken up again at once
-    halted: Callable[[], str | None] = lambda: (
+    stop_reason: Callable[[], str | None] = lambda: (
         None
     )  # why a running trial is to save and stop, and no other begins
 
     @cached_property
-    def known(self) -> dict[str, Any]:
+    def launcher_environment(self) -> dict[str, Any]:
         """Of the environment, what only this process knows: ranks need neither git nor MLflow."""
         return {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
 
@@ -77,34 +77,34 @@ class Runner:
         then yields another record. One whose ranks were interrupted goes on at once. `fresh` forgets what earlier
         attempts left.
         """
-        queue, first = list(pending), dict(self.first)
-        while queue and not self.halted():
+        queue, first = list(pending), dict(self.first_attempts)
+        while queue and not self.stop_reason():
             trial = queue.pop(0)
-            self.listener.started(trial)
+            self.listener.on_trial_start(trial)
             found = self._run(trial, fresh=fresh and trial.id not in first)
             for _ in range(self.resumes):
-                if found.status == "interrupted" and not self.halted():
+                if found.status == "interrupted" and not self.stop_reason():
                     found = self._run(trial, fresh=False)
-            self.listener.ended(found, self.folder.trial(trial.id))
+            self.listener.on_trial_end(found, self.folder.trial(trial.id))
             yield found
-            if self.repeats(found, first.setdefault(trial.id, found.attempt)):
+            if self.runs_again(found, first.setdefault(trial.id, found.attempt)):
                 queue.insert(_end_of_block(queue, trial), trial)
 
-    def repeats(self, found: Record, first: int) -> bool:
+    def runs_again(self, found: Record, first: int) -> bool:
         """Whether a trial runs again by itself, its attempts counted from `first` on."""
         before = found.earlier[first - 1 :]
         if found.status == "invalid":
             return (
                 sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
             )
-        lost = found.failure is not None and found.failure.kind in RETRIED
-        return lost and sum(failure.kind in RETRIED for failure in before) < self.retries
+        lost = found.failure is not None and found.failure.kind in RETRIED_FAILURES
+        return lost and sum(failure.kind in RETRIED_FAILURES for failure in before) < self.retries
 
     def _run(self, trial: Trial, *, fresh: bool) -> Record:
         """Start the ranks, wait for their end, and leave the record."""
         place = self.folder.trial(trial.id)
-        earlier = _clear(place, fresh=fresh)
-        assignment = self._assign(trial, attempt=len(earlier) + 1)
+        previous_failures = _clear(place, fresh=fresh)
+        assignment = self._assign(trial, attempt=len(previous_failures) + 1)
         write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
         axes = trial.cell.axes
         arguments = self.launcher.command(
@@ -116,12 +116,14 @@ class Runner:
         )
         started = time.time()  # not before: what a forkserver takes to load is no trial's
         try:
-            stopped = self._watch(process, place, trial, started + self.sweep.timeout)
+            ended_by = self._watch(process, place, trial, started + self.sweep.timeout)
         finally:
             end_group(process)
-        seen = self.launcher.seen(place, _words(place, said))
-        found = self._assemble(place, assignment, started, earlier, stopped, seen)
-        if found.status == "interrupted" and found.failure and (why := self.halted()):
+        observed_failures = self.launcher.observed_failures(place, _words(place, said))
+        found = self._assemble(
+            place, assignment, started, previous_failures, ended_by, observed_failures
+        )
+        if found.status == "interrupted" and found.failure and (why := self.stop_reason()):
             found = replace(
                 found, failure=replace(found.failure, message=f"{why}: {found.failure.message}")
             )
@@ -129,25 +131,25 @@ class Runner:
             raise HarnessError(f"{place.path}: another job has taken it over")
         return _keep(place, found)
 
-    def give_up(self, trial: Trial, why: str, host: str | None = None) -> None:
+    def record_interruption(self, trial: Trial, why: str, host: str | None = None) -> None:
         """Record an attempt that ended with whoever ran it as interrupted, so that the next one is another attempt."""
         place = self.folder.trial(trial.id)
         attempt, known = _attempt(place), record.find(place.record)
         if attempt is None or (known is not None and known.attempt >= attempt):
             return
-        earlier = _clear(place, fresh=False)
+        previous_failures = _clear(place, fresh=False)
         assignment = self._assign(trial, attempt=attempt)
-        stopped = Failure(kind="Interrupted", message=why, host=host, at=time.time())
-        _keep(place, self._assemble(place, assignment, stopped.at, earlier, stopped))
+        ended_by = Failure(kind="Interrupted", message=why, host=host, at=time.time())
+        _keep(place, self._assemble(place, assignment, ended_by.at, previous_failures, ended_by))
 
     def _assemble(
         self,
         place: TrialFolder,
         assignment: Assignment,
         started: float,
-        earlier: Sequence[Failure],
-        stopped: Failure | None,
-        seen: Sequence[Failure] = (),
+        previous_failures: Sequence[Failure],
+        ended_by: Failure | None,
+        observed_failures: Sequence[Failure] = (),
     ) -> Record:
         """The record of an attempt that has ended."""
         from harness.launch.assemble import (
@@ -160,10 +162,10 @@ class Runner:
             assignment,
             started=started,
             ended=time.time(),
-            earlier=earlier,
-            stopped=stopped,
+            previous_failures=previous_failures,
+            ended_by=ended_by,
             rules=self.profile.validity,
-            seen=seen,
+            observed_failures=observed_failures,
             peaks=self.peaks,
         )
 
@@ -175,7 +177,7 @@ class Runner:
             profile=self.sweep.profile,
             device=self.profile.device,
             attempt=attempt,
-            environment=self.known,
+            environment=self.launcher_environment,
         )
 
     def _watch(
@@ -185,13 +187,13 @@ class Runner:
         asked = 0.0
         while True:
             try:
-                process.wait(self.poll)
+                process.wait(self.poll_seconds)
                 return None
             except subprocess.TimeoutExpired:
                 progress = read_progress(place)
-                self.listener.progressed(trial, progress)
+                self.listener.on_trial_progress(trial, progress)
             if (
-                self.halted() and time.time() > asked + REMIND
+                self.stop_reason() and time.time() > asked + REMIND
             ):  # a launcher that has just begun may miss it
                 asked = time.time()
                 process.send_signal(SIGNAL)
@@ -242,12 +244,12 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
 
     The record of the attempt before stays until the next one replaces it; one that is invalid is kept beside it.
     """
-    earlier: list[Failure] = []
+    previous_failures: list[Failure] = []
     if place.record.exists() and not fresh:
         before = record.read(place.record)
-        earlier = [*before.earlier, *filter(None, [before.failure])]
+        previous_failures = [*before.earlier, *filter(None, [before.failure])]
         if before.status == "invalid":
-            earlier.append(
+            previous_failures.append(
                 Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended)
             )
             shutil.copyfile(place.record, place.set_aside(before.attempt))
@@ -262,7 +264,7 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
         for aside in place.path.glob(place.set_aside("*").name):
             aside.unlink()
     _tidy(place)
-    return earlier
+    return previous_failures
 
 
 def _tidy(place: TrialFolder) -> None:

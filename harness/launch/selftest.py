@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.launch import sweep
-from harness.launch.runner import Listener
+from harness.launch.runner import TrialListener
 from harness.measure.summary import unpack
 from harness.records.record import Record, Summary
 from harness.spec import sweep as spec
@@ -38,7 +38,7 @@ class Check:
 
 
 def run(
-    results: Results, profile: Profile, ranks: Sequence[int], listener: Listener
+    results: Results, profile: Profile, ranks: Sequence[int], listener: TrialListener
 ) -> list[Record]:
     """Trials of the workload `timetable` at these world sizes, anew each time: the first try of each at which all came
     back, or the last. Its ranks sleep, so that more of them than the machine has slots do no harm. Raises BadInput for

@@ -74,11 +74,11 @@ class Srun:
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         return start_session(arguments, variables, log)
 
-    def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
-        return first_cause(words, time.time())
+    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
+        return parse_failures(words, time.time())
 
 
-def first_cause(words: str, at: float) -> list[Failure]:
+def parse_failures(words: str, at: float) -> list[Failure]:
     """Why a step ended, as far as what srun wrote tells; of ranks that exited by themselves, each one."""
     task, step = TASK_ENDED.search(words), STEP_ENDED.search(words)
     where: dict[str, Any] = {"rank": int(task["rank"]), "host": task["host"]} if task else {}
@@ -119,8 +119,8 @@ def first_cause(words: str, at: float) -> list[Failure]:
     ]
 
 
-def by_user(message: str) -> bool:
-    """Whether an interruption that `first_cause` has told of was somebody's wish: Slurm gives no reason then."""
+def cancelled_by_user(message: str) -> bool:
+    """Whether an interruption that `parse_failures` has told of was somebody's wish: Slurm gives no reason then."""
     return message.endswith(f"{BY_SLURM}cancelled")
 
 

@@ -15,7 +15,7 @@ from harness.core.errors import BadInput, did_you_mean, one_line
 from harness.core.paths import Results, SweepFolder, write_whole
 from harness.hardware import machine
 from harness.launch import forkserver
-from harness.launch.runner import Listener, Runner
+from harness.launch.runner import Runner, TrialListener
 from harness.launch.torchrun import Torchrun
 from harness.records import record
 from harness.records.record import Record, Status
@@ -57,7 +57,7 @@ def run(
     sweep: Sweep,
     profile: Profile,
     folder: SweepFolder,
-    listener: Listener,
+    listener: TrialListener,
     *,
     redo: Redo,
     fail_fast: bool,
@@ -76,7 +76,7 @@ def run(
         check(folder)
         todo = plan(sweep, folder, redo)
         write_spec(sweep, folder)
-        listener.planned(todo.pending, todo.finished)
+        listener.on_plan(todo.pending, todo.finished)
         runner = Runner(
             sweep=sweep,
             profile=profile,
@@ -99,14 +99,14 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
 
 
-def recorded(results: Results, name: str) -> tuple[Sweep, list[Record]]:
+def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record]]:
     """A sweep that has run, as it was asked for, and its trials' records; raises BadInput."""
-    sweep, folder = recorded_spec(results, name), results.sweep(name)
+    sweep, folder = read_recorded_spec(results, name), results.sweep(name)
     found = [record.find(folder.trial(trial.id).record) for trial in sweep.trials()]
     return sweep, [one for one in found if one]
 
 
-def recorded_names(results: Results) -> list[str]:
+def recorded_sweep_names(results: Results) -> list[str]:
     """Of all sweeps that have run or were submitted."""
     return sorted(
         json.loads(path.read_bytes()).get("name", path.parent.name)
@@ -114,11 +114,11 @@ def recorded_names(results: Results) -> list[str]:
     )
 
 
-def recorded_spec(results: Results, name: str) -> Sweep:
+def read_recorded_spec(results: Results, name: str) -> Sweep:
     """A sweep that has run, as it was asked for; raises BadInput."""
     folder = results.sweep(name)
     if not folder.spec.exists():
-        names = recorded_names(results)
+        names = recorded_sweep_names(results)
         allowed = (
             did_you_mean(name, names)
             if names

@@ -52,7 +52,7 @@ class Torchrun:
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         return (forkserver.start if self.fork else start_session)(arguments, variables, log)
 
-    def seen(self, folder: TrialFolder, words: str) -> list[Failure]:
+    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
         """SIGTERM is how torchrun itself ends the others of a rank that has failed."""
         if not folder.failures.exists():
             return []

@@ -23,7 +23,7 @@ from harness.core.paths import SweepFolder, TrialFolder, write_whole
 from harness.core.ports import free_port, node_address
 from harness.hardware import machine
 from harness.launch.runner import Runner
-from harness.launch.srun import Srun, by_user
+from harness.launch.srun import Srun, cancelled_by_user
 from harness.records import record
 from harness.records.record import Record
 from harness.slurm import submission as submissions
@@ -71,7 +71,9 @@ def lead(folder: str, submission_id: str, array: int, element: int) -> None:
     if not (undone := left(runner, load)):
         return
     refuse_cancelled(submissions.read(submissions.folder_of(sweep, submission_id).file))
-    back = SIGNAL in told.signals or (interrupted and not told.signals and not by_user(interrupted))
+    back = SIGNAL in told.signals or (
+        interrupted and not told.signals and not cancelled_by_user(interrupted)
+    )
     if back:
         requeue(slurm)
     if bad := bad_nodes(runner, undone):
@@ -102,7 +104,7 @@ def give_up(runner: Runner, pending: Sequence[Trial], folder: SubmissionFolder) 
         else "its job ended without a word"
     )
     for trial in pending:
-        runner.give_up(trial, why, before)
+        runner.record_interruption(trial, why, before)
     write_whole(folder.node(job), node)
 
 
@@ -125,11 +127,11 @@ def runner_of(
         launcher=launcher_of(submission.profile, ranks_per_node),
         listener=told,
         peaks=machine.read_all(sweep.peaks),
-        first=submission.attempts,
-        poll=POLL,
+        first_attempts=submission.attempts,
+        poll_seconds=POLL,
         retries=RETRIES,
         resumes=0,
-        halted=told.why,
+        stop_reason=told.why,
     )
 
 
@@ -156,10 +158,10 @@ def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
     """The trials that have no record of this submission yet, and those that run again."""
     found = []
     for trial in load:
-        path, first = runner.folder.trial(trial.id).record, runner.first[trial.id]
+        path, first = runner.folder.trial(trial.id).record, runner.first_attempts[trial.id]
         known = record.find(path)
         over = known is not None and known.attempt >= first and known.status != "interrupted"
-        if known is None or not over or runner.repeats(known, first):
+        if known is None or not over or runner.runs_again(known, first):
             found.append(trial)
     return found
 
@@ -196,14 +198,14 @@ class JobListener:
     def say(self, text: str) -> None:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
-    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
 
-    def started(self, trial: Trial) -> None:
+    def on_trial_start(self, trial: Trial) -> None:
         self.say(f"{trial.id} begins: {trial.cell.label}")
 
-    def progressed(self, trial: Trial, progress: Mapping[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None: ...
 
-    def ended(self, record: Record, folder: TrialFolder) -> None:
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         why = record.failure or "; ".join(record.invalid)
         self.say(f"{record.trial.id} {record.status}" + (f": {one_line(why)}" if why else ""))
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from harness.core.errors import BadInput, last_words, one_line
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch.runner import RETRIED, read_progress
+from harness.launch.runner import RETRIED_FAILURES, read_progress
 from harness.launch.sweep import is_locked
 from harness.records.record import Failure
 from harness.slurm import queue as queues
@@ -44,7 +44,7 @@ class RecordHeader:
 
     def runs_again(self, first: int) -> bool:
         """Whether the job that has it tries once more by itself, having begun with attempt `first`."""
-        lost = [failure.kind in RETRIED for failure in self.failures[first - 1 :]]
+        lost = [failure.kind in RETRIED_FAILURES for failure in self.failures[first - 1 :]]
         return self.status == "failed" and lost[-1:] == [True] and sum(lost) <= RETRIES
 
 

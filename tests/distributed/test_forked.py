@@ -73,6 +73,6 @@ def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
     assert launcher.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
     found = json.loads(place.failures.read_text(encoding="utf-8"))
     assert {rank: one["exitcode"] for rank, one in found.items()} == {"1": -signal.SIGKILL, "2": 3}
-    seen = [(one.kind, one.rank, one.message) for one in launcher.seen(place, "")]
+    seen = [(one.kind, one.rank, one.message) for one in launcher.observed_failures(place, "")]
     assert sorted(seen) == [("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")]
     assert processes_below(place.path) == []

@@ -136,7 +136,7 @@ def test_a_rank_that_fails_is_named_with_its_log(
             Profile(device="cuda", environment={"CUDA_VISIBLE_DEVICES": ""}),
             ranks=1,
             quick=True,
-            told=lambda now: None,
+            on_progress=lambda now: None,
         )
     assert list(results.peaks.glob("*.json")) == []
     assert list(results.peaks.glob("running-*/logs/launch.log"))

@@ -254,8 +254,8 @@ def test_a_record_is_assembled_with_its_mfu(
         assignment,
         started=0.0,
         ended=9.0,
-        earlier=(),
-        stopped=None,
+        previous_failures=(),
+        ended_by=None,
         rules=ValidityRules(),
         peaks=peaks,
     )
@@ -268,8 +268,8 @@ def test_a_record_is_assembled_with_its_mfu(
         assignment,
         started=0.0,
         ended=9.0,
-        earlier=(),
-        stopped=None,
+        previous_failures=(),
+        ended_by=None,
         rules=ValidityRules(),
     )
     assert summary(without).mfu_measured is None

@@ -57,7 +57,7 @@ def test_what_was_off_alone_is_tried_again(
     machine = Machine([False, False, True])
     assert run(machine, results, monkeypatch) == [(1, 1), (2, 3), (4, 1)]
     assert machine.ran == [[1, 2, 4], [2], [2]]
-    assert len(runner.recorded_spec(results, "selftest").cells) == 3
+    assert len(runner.read_recorded_spec(results, "selftest").cells) == 3
 
 
 def test_what_is_off_each_time_stays_so(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import TrialFolder
-from harness.launch.srun import Srun, by_user, first_cause
+from harness.launch.srun import Srun, cancelled_by_user, parse_failures
 
 
 def launcher(**changes: object) -> Srun:
@@ -162,7 +162,7 @@ srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_end_of_a_step_is_named(name: str) -> None:
     words, expected = RECORDED[name]
-    found = [(cause.kind, cause.rank, cause.host) for cause in first_cause(words, at=1.0)]
+    found = [(cause.kind, cause.rank, cause.host) for cause in parse_failures(words, at=1.0)]
     assert found[:1] == ([] if expected is None else [expected])
 
 
@@ -170,6 +170,6 @@ def test_only_scancel_is_somebodys_wish() -> None:
     wished = {
         name
         for name, (words, _) in RECORDED.items()
-        if any(by_user(c.message) for c in first_cause(words, 0.0))
+        if any(cancelled_by_user(c.message) for c in parse_failures(words, 0.0))
     }
     assert wished == {"scancel"}

@@ -119,7 +119,7 @@ class TestGivingUp:
         trial = runner.sweep.trials()[2]
         place = begin(runner, trial, attempt=1)
         place.progress.touch()
-        runner.give_up(trial, "job 7 was started again")
+        runner.record_interruption(trial, "job 7 was started again")
         found = records.read(place.record)
         assert (found.status, found.attempt) == ("interrupted", 1)
         assert str(found.failure) == "Interrupted: job 7 was started again"
@@ -131,7 +131,7 @@ class TestGivingUp:
         begin(runner, done, attempt=1)
         keep(runner, 0)
         for trial in (done, fresh):
-            runner.give_up(trial, "job 7 was started again")
+            runner.record_interruption(trial, "job 7 was started again")
         assert records.read(runner.folder.trial(done.id).record).status == "done"
         assert not runner.folder.trial(fresh.id).path.exists()
 

@@ -270,17 +270,17 @@ def ended(tmp_path: Path) -> Callable[..., Any]:
             rank: {"exitcode": code, "at": time.time(), "pid": 1} for rank, code in codes.items()
         }
         folder.failures.write_text(json.dumps(listed), encoding="utf-8")
-        seen = Torchrun(environment={}).seen(folder, "")
+        seen = Torchrun(environment={}).observed_failures(folder, "")
         return assemble(
             folder,
             "line",
             told,
             started=0,
             ended=1,
-            earlier=(),
-            stopped=None,
+            previous_failures=(),
+            ended_by=None,
             rules=ValidityRules(),
-            seen=seen,
+            observed_failures=seen,
         )
 
     folder.path.mkdir()

@@ -26,10 +26,14 @@ PATHS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GP
 def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -> None:
     """Measure, then show; raises what `probe` raises."""
     console = Console(highlight=False)
-    count = probe.how_many(profile, ranks)
+    count = probe.choose_rank_count(profile, ranks)
     with console.status("starting") as status:
         path, machine = probe.measure(
-            results, profile, ranks=count, quick=quick, told=lambda now: status.update(escape(now))
+            results,
+            profile,
+            ranks=count,
+            quick=quick,
+            on_progress=lambda now: status.update(escape(now)),
         )
     plot = path.with_suffix(".png")
     chart.save(draw(machine), plot)

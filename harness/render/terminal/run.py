@@ -57,7 +57,7 @@ class RunView:
     ) -> None:
         self.progress.stop()
 
-    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         self.count += len(pending)  # more come if repeats go on until intervals are narrow
         self.progress.update(self.bar, total=self.count)
         told = f"{counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
@@ -70,14 +70,14 @@ class RunView:
                 f"profile: {untraced} of those there have no trace; --force runs them again, with one"
             )
 
-    def started(self, trial: Trial) -> None:
+    def on_trial_start(self, trial: Trial) -> None:
         self.begun += 1
         if self.begun > self.count:  # an invalid trial runs again
             self.count = self.begun
             self.progress.update(self.bar, total=self.count)
         self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
 
-    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None:
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         if not progress:
             return
         news = f"step {progress['step']}/{progress['steps']}"
@@ -92,7 +92,7 @@ class RunView:
         left = (time.monotonic() - self.began) / so_far * (self.count - so_far) if so_far else 0.0
         return f"{duration(left)} left"
 
-    def ended(self, record: Record, folder: TrialFolder) -> None:
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         self.done += 1
         self.progress.advance(self.bar)
         self.say(trial_line(record, folder, self.done, self.count))

@@ -23,16 +23,16 @@ class _Listener:
         self.status = console.status("")
         self.trials = 0
 
-    def planned(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         self.status.start()
 
-    def started(self, trial: Trial) -> None:
+    def on_trial_start(self, trial: Trial) -> None:
         self.trials += 1
         self.status.update(f"self-test: {escape(trial.cell.label)}")
 
-    def progressed(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
-    def ended(self, record: Record, folder: TrialFolder) -> None: ...
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
 
 
 def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:

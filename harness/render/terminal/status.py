@@ -21,7 +21,7 @@ from rich.text import Text
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
-from harness.launch.sweep import recorded
+from harness.launch.sweep import read_recorded_sweep
 from harness.records import record
 from harness.render.format import counted, duration
 from harness.render.terminal.table import STATUS_STYLE, make_table
@@ -116,7 +116,9 @@ def watch(
     if len(sweeps) == 1:
         from harness.render.terminal.run import show_results
 
-        show_results(*recorded(results, sweeps[0].name), results, trouble=courier.trouble)
+        show_results(
+            *read_recorded_sweep(results, sweeps[0].name), results, trouble=courier.trouble
+        )
     return found
 
 
