@@ -34,8 +34,7 @@ def assemble(
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
     """The record of an ended trial. `ended_by` says why it was ended, if it was, `observed_failures` which ranks
-    the launcher saw
-    end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
+    the launcher saw end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = ended_by or _failure(
