@@ -34,7 +34,7 @@ MANY_BRANCHES = {
     "harness.cli.compare.compare": "to be rewritten",
     "harness.cli.pytest_cells.check": "to be rewritten",
     "harness.launch.assemble.assemble": "to be rewritten",
-    "harness.launch.srun.first_cause": "to be rewritten",
+    "harness.launch.srun.parse_failures": "to be rewritten",
     "harness.measure.summary.summarize": "to be rewritten",
     "harness.measure.telemetry.account": "to be rewritten",
     "harness.measure.traffic.moved": "to be rewritten",
