@@ -12,7 +12,6 @@ import numpy as np
 from harness.core.paths import SweepFolder
 from harness.hardware.machine import Copy, Machine, Matmul, Timing
 from harness.measure.summary import summarize
-from harness.records import record as records
 from harness.records.record import (
     Evaluation,
     Failure,
@@ -21,6 +20,7 @@ from harness.records.record import (
     Record,
     Status,
     Target,
+    write_record,
 )
 from harness.records.series import Series
 from harness.spec.axes import Axes
@@ -106,11 +106,11 @@ def make_record(
         started=started,
         ended=started + 5.0 + step_seconds * cell.length.in_steps(10),
         failure=failure,
-        invalid=invalid,
-        earlier=(),
+        violations=invalid,
+        previous_failures=(),
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
-        order_digest=join_digests([rank.order for rank in ranks]) if done else None,
+        order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         ranks=ranks,
         rank0=learned if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * cell.length.in_steps(10)},
@@ -133,18 +133,18 @@ def write_sweep(
         "trials": [trial.id for trial in trials],
     }
     for record in found:
-        write_record(folder, record, logs=logs)
-    folder.spec.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+        write_trial(folder, record, logs=logs)
+    folder.spec_path.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
 
 
-def write_record(folder: SweepFolder, record: Record, *, logs: str = "") -> None:
+def write_trial(folder: SweepFolder, record: Record, *, logs: str = "") -> None:
     """Leave what one trial leaves."""
-    place = folder.trial(record.trial.id)
-    records.write(place.record, record)
+    place = folder.trial_folder(record.trial.id)
+    write_record(place.record_path, record)
     place.launch_log.parent.mkdir(exist_ok=True)
     place.launch_log.write_text(f"launched\n{logs}", encoding="utf-8")
     for rank in record.ranks:
-        place.log(rank.rank).write_text(f"rank {rank.rank}\n{logs}", encoding="utf-8")
+        place.rank_log(rank.rank).write_text(f"rank {rank.rank}\n{logs}", encoding="utf-8")
 
 
 def _ranks(cell: Cell) -> range:
@@ -162,14 +162,14 @@ def _rank(
         rank=rank,
         host="node1",
         pid=1000 + rank,
-        entered=started + 2.0,
+        entered_at=started + 2.0,
         loss=Series.pack(loss.astype(np.float32)),
         step_seconds=Series.pack(seconds),
         step_phases={
             name: Series.pack((seconds * share).astype(np.float32))
             for name, share in PHASES.items()
         },
-        order=(12345 + trial.seed, 67890 + rank),
+        order_sums=(12345 + trial.seed, 67890 + rank),
         memory={"resident": (300 + rank) * 2**20, "resident_before": 200 * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},
         rank0=rank0,
@@ -186,7 +186,7 @@ def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
     return Rank0Report(
         target=Target(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
-        parameters=235_146,
+        parameter_count=235_146,
         flops_per_sample=1_007_104.0,
         evaluations=evaluations,
         parameter_digest=f"{seed:064x}",

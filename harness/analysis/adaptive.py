@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.core.errors import BadInput, fraction
+from harness.core.errors import BadInput, parse_percentage
 from harness.records.record import Record
 from harness.spec.sweep import MOST_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
@@ -35,7 +35,7 @@ def goal(until: str, budget: float | None) -> Goal | None:
     if not until and budget is not None:
         raise BadInput("--budget: found without --until; allowed: --until PERCENT --budget MINUTES")
     seconds = None if budget is None else budget * 60
-    return Goal(half_width=fraction(until, "--until"), budget=seconds) if until else None
+    return Goal(half_width=parse_percentage(until, "--until"), budget=seconds) if until else None
 
 
 def run_until(

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.analysis.result import UNKNOWN, CellResult
 from harness.core.errors import BadInput, did_you_mean, one_line
-from harness.core.paths import Results, write_whole
+from harness.core.paths import Results, write_atomically
 from harness.records.restore import restore
 
 KIND = "harness baseline"
@@ -36,7 +36,7 @@ def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
         content = dump(cell)
         before = path.read_text(encoding="utf-8") if path.exists() else None
         if content != before:
-            write_whole(path, content)
+            write_atomically(path, content)
         saved.append(
             Saved(path=path, result=cell, replaced=before is not None and content != before)
         )

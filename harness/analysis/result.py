@@ -118,7 +118,7 @@ def _trial_result(record: Record) -> TrialResult:
         batch_seconds=[rounded(float(value)) for value in batch_means(seconds, KEPT)]
         if len(seconds)
         else [],
-        metric=record.summary.final,
+        metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
     )

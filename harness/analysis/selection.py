@@ -14,7 +14,7 @@ from harness.analysis.result import CellResult, aggregate, join
 from harness.core.errors import BadInput, did_you_mean, one_line
 from harness.core.paths import Results
 from harness.launch.sweep import read_recorded_spec, read_recorded_sweep, recorded_sweep_names
-from harness.records.record import Record, read
+from harness.records.record import Record, read_record
 from harness.records.restore import restore
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -48,7 +48,7 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
 def _cells(results: Results, name: str, recall: Recall | None) -> list[CellResult]:
     if name.startswith(f"{BASELINE}:"):
         return _baselines(results, [name.partition(":")[2]])
-    if results.sweep(name).spec.exists():
+    if results.sweep_folder(name).spec_path.exists():
         return _of_sweep(*read_recorded_sweep(results, name), name)
     if Path(name).exists():
         return _from_path(Path(name))
@@ -57,7 +57,7 @@ def _cells(results: Results, name: str, recall: Recall | None) -> list[CellResul
     sweep, slash, cell = name.rpartition("/")
     within = sorted(results.runs.glob("*/sweep.json"))
     if slash:
-        within = [spec for spec in within if spec == results.sweep(sweep).spec]
+        within = [spec for spec in within if spec == results.sweep_folder(sweep).spec_path]
     return _condensed(_of_cell(results, within, cell, name), name)
 
 
@@ -106,7 +106,9 @@ def _of_cell(results: Results, specs: Sequence[Path], name: str, given: str) -> 
         )
     ((folder, cells),) = holders.items()
     records = [
-        read(path) for cell in cells for path in sorted(folder.glob(f"{cell.id}-s*/record.json"))
+        read_record(path)
+        for cell in cells
+        for path in sorted(folder.glob(f"{cell.id}-s*/record.json"))
     ]
     return [
         one for one in records if name in (one.trial.id, one.trial.cell.id, one.trial.cell.label)
@@ -164,7 +166,7 @@ def _from_files(paths: Sequence[Path]) -> list[CellResult]:
         if _is_baseline(path):
             saved.append(baseline.read(path))
         else:
-            records.append(read(path))
+            records.append(read_record(path))
     if records and saved:
         raise BadInput(f"{paths[0].parent}: found records beside baselines; allowed: one of them")
     return saved or _condensed(records, str(paths[0]))

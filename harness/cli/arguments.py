@@ -22,7 +22,7 @@ def sweeps(incomplete: str) -> list[str]:
 def profiles(incomplete: str) -> list[str]:
     from harness.spec import cluster
 
-    return [name for name in cluster.profiles() if name.startswith(incomplete)]
+    return [name for name in cluster.profile_paths() if name.startswith(incomplete)]
 
 
 def recorded(incomplete: str) -> list[str]:
@@ -110,8 +110,8 @@ def load_sweep(
     from harness.spec import cluster as clusters
     from harness.spec import sweep as spec
 
-    profile = clusters.load(cluster)
-    asked = spec.load(spec.find(sweep), sets, data)
+    profile = clusters.load_profile(cluster)
+    asked = spec.load_sweep(spec.find_sweep_file(sweep), sets, data)
     clusters.check_fits(
         profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells}
     )

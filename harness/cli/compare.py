@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.arguments import NameArgument, ResultsOption, UriOption, recorded, sweeps
-from harness.core.errors import BadInput, fraction
+from harness.core.errors import BadInput, parse_percentage
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Side
@@ -92,7 +92,7 @@ def compare(
     from harness.hardware.certificate import cite
     from harness.render.terminal import compare as view
 
-    matters, way = fraction(min_effect, "--min-effect"), _correction(correction)
+    matters, way = parse_percentage(min_effect, "--min-effect"), _correction(correction)
     if bool(by or as_effects) == (len(things) > 1) or (by and as_effects):
         given = " and ".join([str(len(things)), *["--by"] * bool(by), *["--effects"] * as_effects])
         raise BadInput(
@@ -157,7 +157,7 @@ def report(
     place = Results(results)
     asked, records = read_recorded_sweep(place, sweep)
     side = _select(results, [against, sweep], tracking_uri)[0] if against else None
-    path = out or place.sweep(asked.name).report
+    path = out or place.sweep_folder(asked.name).report_path
     page.write(path, place, asked, records, side)
     print(path)
 
@@ -222,7 +222,9 @@ def prune(
     from harness.core.paths import Results
     from harness.spec import sweep as spec
 
-    keep = {cell.id for sweep in sweeps for cell in spec.load(spec.find(sweep)).cells}
+    keep = {
+        cell.id for sweep in sweeps for cell in spec.load_sweep(spec.find_sweep_file(sweep)).cells
+    }
     gone = baseline.prune(Results(results), keep, dry_run=dry_run)
     for path in gone:
         print(f"{'would remove' if dry_run else 'removed'} {path}")

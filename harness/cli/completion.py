@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.spec.axes import AXIS_TYPES, axis_words
+from harness.spec.axes import AXIS_TYPES, axis_choices
 
 
 def complete_set(incomplete: str) -> list[str]:
@@ -10,6 +10,6 @@ def complete_set(incomplete: str) -> list[str]:
     axis, equals, value = incomplete.partition("=")
     if not equals:
         return [f"{name}=" for name in AXIS_TYPES if name.startswith(axis)]
-    words = axis_words(axis)
+    words = axis_choices(axis)
     before, comma, begun = value.rpartition(",")
     return [f"{axis}={before}{comma}{word}" for word in words if word.startswith(begun)]

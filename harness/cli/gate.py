@@ -17,7 +17,7 @@ from harness.cli.arguments import (
     load_sweep,
 )
 from harness.cli.compare import MinEffectOption
-from harness.core.errors import BadInput, did_you_mean, fraction
+from harness.core.errors import BadInput, did_you_mean, parse_percentage
 
 EXAMPLES = "\b\nExample:\n  harness gate --against origin/main sweep.yaml --summary gate.md --junit gate.xml"
 CERTIFY_EXAMPLES = (
@@ -69,7 +69,7 @@ def gate(
     that can't be told."""
     from rich.console import Console
 
-    from harness.core.paths import Results, write_whole
+    from harness.core.paths import Results, write_atomically
     from harness.gate.against import Asked
     from harness.gate.against import gate as measure
     from harness.gate.certify import describe_conditions
@@ -79,7 +79,7 @@ def gate(
     check_launcher(cluster, profile, "torchrun")
     what = Asked(
         against=against,
-        min_effect=fraction(min_effect, "--min-effect"),
+        min_effect=parse_percentage(min_effect, "--min-effect"),
         seconds=budget,
         bits=bits,
         control=control,
@@ -98,7 +98,7 @@ def gate(
     print(view.as_json(found)) if as_json else view.show_outcome(found)
     for path, text in ((summary, view.markdown), (junit, view.junit)):
         if path is not None:
-            write_whole(path, text(found, asked.name))
+            write_atomically(path, text(found, asked.name))
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 
@@ -128,7 +128,7 @@ def certify(
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
     check_launcher(cluster, profile, "torchrun")
-    what = settings(asked.cells[0], seconds, fraction(min_effect, "--min-effect"))
+    what = settings(asked.cells[0], seconds, parse_percentage(min_effect, "--min-effect"))
     if not view.run(Results(results), asked, profile, what, comparisons, anew=anew):
         raise typer.Exit(1)
 
@@ -173,7 +173,7 @@ def bisect(
     what = Asked(
         good=good,
         bad=bad,
-        min_effect=fraction(min_effect, "--min-effect"),
+        min_effect=parse_percentage(min_effect, "--min-effect"),
         seconds=budget,
         bits=bits,
         first_parent=first_parent,
@@ -212,7 +212,7 @@ def _choose(
             raise BadInput(
                 "SWEEP: found none; allowed: a sweep, or --cell alone with a cell of one that has run"
             )
-        profile = clusters.load(cluster)
+        profile = clusters.load_profile(cluster)
         asked, one = planned_cell(Results(results), cell)
         clusters.check_fits(profile, {f"{asked.source}: {one.label}": one.axes})
     check_launcher(cluster, profile, "torchrun")

@@ -95,7 +95,7 @@ def doctor(
     from harness.render.terminal import doctor as view
     from harness.spec import cluster as clusters
 
-    profile = clusters.load(cluster)
+    profile = clusters.load_profile(cluster)
     if not view.run(cluster, profile, Results(results), patience=patience, as_json=as_json):
         raise typer.Exit(1)
 
@@ -148,7 +148,7 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     from harness.slurm.cancel import cancel as end
 
     place = Results(results)
-    jobs = end(place.sweep(read_recorded_spec(place, sweep).name))
+    jobs = end(place.sweep_folder(read_recorded_spec(place, sweep).name))
     print(f"{counted(len(jobs), 'job')} cancelled" + (f": {', '.join(jobs)}" if jobs else ""))
 
 
@@ -197,7 +197,7 @@ def collect(
 
     place = Results(results)
     asked, records = read_recorded_sweep(place, sweep)
-    delivery = Tracker(place, tracking_uri).deliver(place.sweep(asked.name), records)
+    delivery = Tracker(place, tracking_uri).deliver(place.sweep_folder(asked.name), records)
     print(
         f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already"
     )

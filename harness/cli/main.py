@@ -155,7 +155,7 @@ def run(
         return runner.run(
             sweep,
             profile,
-            place.sweep(sweep.name),
+            place.sweep_folder(sweep.name),
             view,
             redo=again,
             fail_fast=fail_fast,
@@ -322,7 +322,7 @@ def _selftest(ranks: str, profile: Any, results: Path) -> None:
 def _profile(cluster: str) -> Any:
     from harness.spec import cluster as clusters
 
-    profile = clusters.load(cluster)
+    profile = clusters.load_profile(cluster)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     return profile
 

@@ -57,8 +57,8 @@ class SweepFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         option = self.config.getoption
         try:
-            self.sweep = spec.load(self.path, option("harness_set"), option("harness_data"))
-            self.profile = cluster.load(option("harness_cluster"))
+            self.sweep = spec.load_sweep(self.path, option("harness_set"), option("harness_data"))
+            self.profile = cluster.load_profile(option("harness_cluster"))
             if self.profile.launcher != "torchrun" and option("harness_trials") != "recorded":
                 found = f"--harness-cluster: launcher: found {self.profile.launcher!r}"
                 raise BadInput(
@@ -113,13 +113,15 @@ class SweepFile(pytest.File):
     def measure(self) -> None:
         """Run those trials of the selected cells that have to run; raises HarnessError."""
         sweep = replace(self.sweep, cells=self.selected)
-        folder, which = self.place.sweep(sweep.name), self.config.getoption("harness_trials")
+        folder, which = self.place.sweep_folder(sweep.name), self.config.getoption("harness_trials")
         if not sweep.cells or which == "recorded":
             self.records = runner.plan(sweep, folder, "missing").finished
             return
         redo: runner.Redo = "all" if which == "all" else "failed"
         told = Told(self.config)
-        replaced = sum(folder.trial(trial.id).record.exists() for trial in sweep.trials())
+        replaced = sum(
+            folder.trial_folder(trial.id).record_path.exists() for trial in sweep.trials()
+        )
         if redo == "all" and replaced:
             after = (
                 f"afterwards MLflow gets the new ones by: harness collect {shlex.quote(sweep.name)}"
@@ -177,7 +179,7 @@ class SweepFile(pytest.File):
         if not seconds:
             benchmark.skipped = True  # so that it doesn't complain of not having been used
             said = "; ".join(
-                f"{one.trial.id}: {one.failure or ', '.join(one.invalid)}" for one in own
+                f"{one.trial.id}: {one.failure or ', '.join(one.violations)}" for one in own
             )
             pytest.fail(f"not measured: {said or 'no trial is recorded'}", pytrace=False)
         item.clock.steps = iter(seconds)

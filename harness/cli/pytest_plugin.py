@@ -97,7 +97,7 @@ def _file(sweep: str) -> Path:
     from harness.spec import sweep as spec
 
     try:
-        return spec.find(sweep).absolute()
+        return spec.find_sweep_file(sweep).absolute()
     except BadInput as error:
         raise pytest.UsageError(f"--harness-sweep {error}") from None
 

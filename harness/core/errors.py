@@ -64,7 +64,7 @@ def one_line(text: object, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def last_words(log: Path) -> str:
+def last_log_line(log: Path) -> str:
     """The last line of a log that says something, or `none`."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -73,7 +73,7 @@ def last_words(log: Path) -> str:
     return one_line(next((line for line in reversed(lines) if line.strip(" =-")), "none"))
 
 
-def fraction(text: str, option: str) -> float:
+def parse_percentage(text: str, option: str) -> float:
     """0.02 from `2%`; raises BadInput, also for a bare number, which could be meant as either."""
     number, percent, rest = text.partition("%")
     try:

@@ -17,56 +17,56 @@ class TrialFolder:
     path: Path
 
     @property
-    def assignment(self) -> Path:
+    def assignment_path(self) -> Path:
         return self.path / "trial.json"
 
     @property
-    def record(self) -> Path:
+    def record_path(self) -> Path:
         return self.path / "record.json"
 
-    def set_aside(self, attempt: int | str) -> Path:
+    def invalid_record_path(self, attempt: int | str) -> Path:
         """Where the record of an invalid attempt is kept when another has taken its place."""
         return self.path / f"invalid-{attempt}.json"
 
     @property
-    def progress(self) -> Path:
+    def progress_path(self) -> Path:
         return self.path / "progress.json"
 
     @property
-    def failures(self) -> Path:
+    def failures_path(self) -> Path:
         return self.path / "failures.json"
 
     @property
-    def logs(self) -> Path:
+    def log_folder(self) -> Path:
         return self.path / "logs"
 
     @property
     def launch_log(self) -> Path:
-        return self.logs / "launch.log"
+        return self.log_folder / "launch.log"
 
     @property
-    def best(self) -> Path:
+    def best_checkpoints(self) -> Path:
         return self.path / "best"
 
     @property
-    def resume(self) -> Path:
+    def resume_checkpoints(self) -> Path:
         """The checkpoint of an interrupted trial, until it is over."""
         return self.path / "resume"
 
-    def log(self, rank: int) -> Path:
-        return self.logs / f"rank{rank}.log"
+    def rank_log(self, rank: int) -> Path:
+        return self.log_folder / f"rank{rank}.log"
 
-    def result(self, rank: int) -> Path:
+    def result_path(self, rank: int) -> Path:
         return self.path / f"rank{rank}.json"
 
     @property
-    def profile(self) -> Path:
+    def trace_folder(self) -> Path:
         return self.path / "profile"
 
-    def trace(self, rank: int) -> Path:
-        return self.profile / f"rank{rank}.json.gz"
+    def trace_path(self, rank: int) -> Path:
+        return self.trace_folder / f"rank{rank}.json.gz"
 
-    def cache(self, rank: int) -> Path:
+    def compiler_cache(self, rank: int) -> Path:
         """A compiler's cold cache, for as long as the trial runs."""
         return self.path / f"cache{rank}"
 
@@ -78,30 +78,30 @@ class SweepFolder:
     path: Path
 
     @property
-    def spec(self) -> Path:
+    def spec_path(self) -> Path:
         return self.path / "sweep.json"
 
     @property
-    def lock(self) -> Path:
+    def lock_path(self) -> Path:
         return self.path / "lock"
 
-    def trial(self, trial_id: str) -> TrialFolder:
+    def trial_folder(self, trial_id: str) -> TrialFolder:
         return TrialFolder(self.path / trial_id)
 
     @property
-    def peaks(self) -> Path:
+    def peaks_folder(self) -> Path:
         """Of all sweeps beside this one."""
         return self.path.parent.parent / "peaks"
 
     @property
-    def roofline(self) -> Path:
+    def roofline_path(self) -> Path:
         return self.path / "roofline.png"
 
     @property
-    def report(self) -> Path:
+    def report_path(self) -> Path:
         return self.path / "report.html"
 
-    def records(self) -> list[Path]:
+    def record_paths(self) -> list[Path]:
         return sorted(self.path.glob("*/record.json"))
 
 
@@ -138,15 +138,15 @@ class Results:
     def artifacts(self) -> Path:
         return self.path / "artifacts"
 
-    def sweep(self, name: str) -> SweepFolder:
-        return SweepFolder(self.runs / folder_name(name))
+    def sweep_folder(self, name: str) -> SweepFolder:
+        return SweepFolder(self.runs / safe_folder_name(name))
 
-    def records_of(self, cell_id: str) -> list[Path]:
+    def record_paths_of(self, cell_id: str) -> list[Path]:
         """Every record of a cell, in any sweep."""
         return sorted(self.runs.glob(f"*/{cell_id}-s*-r*/record.json"))
 
 
-def folder_name(name: str) -> str:
+def safe_folder_name(name: str) -> str:
     """A name that is safe in any file system and shell; different names never share one."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
     return (
@@ -156,7 +156,7 @@ def folder_name(name: str) -> str:
     )
 
 
-def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write aside, flush to the disk if durable, rename into place: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

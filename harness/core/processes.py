@@ -37,7 +37,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def let_threads_rest(patience: float = 1.0) -> None:
+def wait_for_idle_threads(patience: float = 1.0) -> None:
     """Wait until no other thread of this process is at work, for so many seconds at most. Linux only.
 
     For a fork under CPython before 3.12: the child hangs if a thread was adding itself to the interpreter's list of
@@ -80,7 +80,7 @@ def start_session(
         )
 
 
-def end_group(process: Process) -> None:
+def end_process_group(process: Process) -> None:
     """End a process that leads its own group, and all that it started there; waits until it is gone."""
     for ending in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:

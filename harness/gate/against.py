@@ -118,7 +118,7 @@ def gate(
                             cell,
                             sweep.seeds[0],
                             {"a": a, "b": b},
-                            sweep.base,
+                            sweep.base_folder,
                             profile,
                             budget,
                             rng,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError, one_line
-from harness.core.paths import TrialFolder, write_whole
+from harness.core.paths import TrialFolder, write_atomically
 from harness.core.ports import free_port
-from harness.core.processes import end_group, start_session
+from harness.core.processes import end_process_group, start_session
 from harness.gate.worktree import Tree
 from harness.launch.torchrun import Torchrun
 from harness.spec.cell import Assignment, Cell, Length, Trial
@@ -106,7 +106,7 @@ class Starter:
                 ),
                 log,
             )
-            stack.callback(end_group, self.process)
+            stack.callback(end_process_group, self.process)
             while not select.select([self.listening], [], [], 0.2)[0]:
                 if self.process.poll() is not None:
                     raise HarnessError(
@@ -166,9 +166,11 @@ class Starter:
         # All of it is warm-up, so that no telemetry lengthens the turns.
         endless = replace(self.cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         trial = Trial(cell=endless, seed=self.seed)
-        told = Assignment(trial=trial, base=str(tree.here(self.base)), device=self.profile.device)
-        write_whole(place.assignment, json.dumps(asdict(told)) + "\n", durable=False)
-        place.logs.mkdir(exist_ok=True)
+        told = Assignment(
+            trial=trial, base_folder=str(tree.here(self.base)), device=self.profile.device
+        )
+        write_atomically(place.assignment_path, json.dumps(asdict(told)) + "\n", durable=False)
+        place.log_folder.mkdir(exist_ok=True)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         common = {
             "side": key,

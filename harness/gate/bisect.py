@@ -85,7 +85,7 @@ def bisect(
     top = find_top(top_of)
     good, bad = ends(top, asked.good, asked.bad)
     bench = Bench(
-        cell=cell, seed=sweep.seeds[0], base=sweep.base, profile=profile, told=listener.told
+        cell=cell, seed=sweep.seeds[0], base=sweep.base_folder, profile=profile, told=listener.told
     )
     with (
         tempfile.TemporaryDirectory(prefix="harness-bisect-") as name,

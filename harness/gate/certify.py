@@ -86,7 +86,7 @@ def certify(
     )
     found, rng = begun, np.random.default_rng()
     with Starter(
-        sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base, profile
+        sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base_folder, profile
     ) as starter:
         while len(found.comparisons) < count:
             one = run_paired(sweep.cells[0], starter.pair, budget, rng)

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from harness.core.errors import BadInput, fraction
+from harness.core.errors import BadInput, parse_percentage
 from harness.spec.cell import Cell
-from harness.spec.document import read
+from harness.spec.document import read_document
 from workloads.options import Between, Strict
 
 NAME = "gate.yaml"
@@ -72,7 +72,11 @@ class Gate:
                 found |= {name: value for name, value in given.items() if value is not None}
         return Limits(
             **found
-            | {"min_effect": fraction(str(found["min_effect"]), f"{self.place}: min_effect")}
+            | {
+                "min_effect": parse_percentage(
+                    str(found["min_effect"]), f"{self.place}: min_effect"
+                )
+            }
         )
 
 
@@ -80,7 +84,7 @@ def read_gate(path: Path | None) -> Gate:
     """The gate that a file describes, or the one of defaults; raises BadInput."""
     if path is None:
         return Gate(file=GateFile(), place="defaults")
-    document = read(path)
+    document = read_document(path)
     file: GateFile = document.validate(GateFile, document.content)
     for key, value in [
         ((), file.min_effect),
@@ -88,7 +92,7 @@ def read_gate(path: Path | None) -> Gate:
     ]:
         if value is not None:
             try:
-                fraction(str(value), "")
+                parse_percentage(str(value), "")
             except BadInput as error:
                 raise document.error((*key, "min_effect"), str(error).removeprefix(": ")) from None
     return Gate(file=file, place=str(path))

@@ -101,7 +101,7 @@ def main() -> None:
 
 def play(folder: TrialFolder, ranks: Ranks, turns: Turns) -> None:
     """Build what `trial.json` says, say so, and train in turn; raises EOFError when the line is cut."""
-    assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
+    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
     torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     device = choose_device(assignment.device, ranks)
     needed = assignment.trial.cell.axes.strategy != "single"

@@ -13,7 +13,7 @@ from statistics import stdev
 from typing import Any
 
 from harness.core.errors import BadInput, one_line
-from harness.core.paths import Results, write_whole
+from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Device, key
 from harness.records.restore import restore_file
 from harness.statistics.estimate import Drift
@@ -121,7 +121,7 @@ def write(results: Results, certificate: Certificate) -> Path:
     """Leave the record under its hardware's key, a line for each comparison."""
     path = place(results, certificate.key)
     text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
-    write_whole(
+    write_atomically(
         path,
         re.sub(r"\{[^{}]*\"word\"[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n",
     )

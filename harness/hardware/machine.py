@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.core.errors import BadInput, one_line
-from harness.core.paths import folder_name, write_whole
+from harness.core.paths import safe_folder_name, write_atomically
 from harness.records.restore import restore_file
 
 SCHEMA = 1
@@ -143,13 +143,13 @@ def key(hardware: Mapping[str, Any], device: Device) -> str:
         words = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
     else:
         words = f"{hardware['cpu']} {hardware.get('cpu_version') or ''} {hardware['usable_cores']} cores"
-    return folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", words)))
+    return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", words)))
 
 
 def write(folder: Path, machine: Machine) -> Path:
     """Leave the record in `folder` under the machine's key."""
     path = folder / f"{machine.key}.json"
-    write_whole(path, json.dumps(asdict(machine), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(asdict(machine), indent=1, allow_nan=False) + "\n")
     return path
 
 

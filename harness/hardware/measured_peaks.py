@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from harness.core.errors import HarnessError, one_line
-from harness.core.paths import TrialFolder, write_whole
+from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import die_with_parent
 from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
 from harness.hardware.repeat import repeat, runner
@@ -269,18 +269,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def tell(now: str) -> None:
         if ranks.is_rank_0:
-            write_whole(folder.progress, json.dumps({"now": now}), durable=False)
+            write_atomically(folder.progress_path, json.dumps({"now": now}), durable=False)
 
     result: dict[str, Any]
     try:
-        request = restore(Request, json.loads(folder.assignment.read_text(encoding="utf-8")))
+        request = restore(Request, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
         result = {"machine": asdict(measure(request, ranks, tell)), "failure": None}
     except Exception as error:
         traceback.print_exc()
         known = isinstance(error, HarnessError)
         said = str(error) if known else f"{type(error).__name__}: {one_line(error)}"
         result = {"machine": None, "failure": f"rank {ranks.rank}: {said}"}
-    write_whole(folder.result(ranks.rank), json.dumps(result, indent=1) + "\n")
+    write_atomically(folder.result_path(ranks.rank), json.dumps(result, indent=1) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if result["failure"] is None else 1)  # a failed rank must not wait for the others

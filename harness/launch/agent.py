@@ -14,7 +14,7 @@ if __name__ == "__main__":
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 
 
@@ -29,7 +29,7 @@ def main() -> None:
             str(rank): {"exitcode": failure.exitcode, "at": failure.timestamp, "pid": failure.pid}
             for rank, failure in error.failures.items()
         }
-        write_whole(Path(failures), json.dumps(found))
+        write_atomically(Path(failures), json.dumps(found))
         sys.exit(1)
 
 

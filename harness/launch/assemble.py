@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.core.errors import BadInput, Interrupted, last_words
+from harness.core.errors import BadInput, Interrupted, last_log_line
 from harness.core.paths import TrialFolder
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import broken
-from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank
+from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank_result
 from harness.records.series import Series
 from harness.spec.cell import Assignment
 from harness.spec.validity import ValidityRules
@@ -59,11 +59,11 @@ def assemble(
         started=started,
         ended=ended,
         failure=failure,
-        invalid=invalid,
-        earlier=previous_failures,
+        violations=invalid,
+        previous_failures=previous_failures,
         summary=summary,
         loss=Series.pack(mean_loss(ranks)) if done else None,
-        order_digest=join_digests([result.order for result in ranks]) if done else None,
+        order_digest=join_digests([result.order_sums for result in ranks]) if done else None,
         ranks=ranks,
         rank0=rank0,
         phases=_phases(ranks, started, summary),
@@ -75,7 +75,7 @@ def _phases(
     ranks: Sequence[RankResult], started: float, summary: Summary | None
 ) -> dict[str, float]:
     """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
-    phases = {"startup": max((0.0, *(result.entered - started for result in ranks)))}
+    phases = {"startup": max((0.0, *(result.entered_at - started for result in ranks)))}
     for result in ranks:
         for name, seconds in result.phases.items():
             phases[name] = max(phases.get(name, 0.0), seconds)
@@ -92,9 +92,9 @@ def _read_ranks(folder: TrialFolder, world_size: int) -> tuple[list[RankResult],
     """The results that are there, by rank, and a failure for each that is there and can't be read."""
     results, unreadable = [], []
     for rank in range(world_size):
-        if folder.result(rank).exists():
+        if folder.result_path(rank).exists():
             try:
-                results.append(read_rank(folder.result(rank)))
+                results.append(read_rank_result(folder.result_path(rank)))
             except BadInput as error:
                 unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
     return results, unreadable
@@ -112,17 +112,17 @@ def _failure(
     ended = [
         failure
         for failure in observed_failures
-        if failure.rank is None or not folder.result(failure.rank).exists()
+        if failure.rank is None or not folder.result_path(failure.rank).exists()
     ]
     told = [result.failure for result in ranks if result.failure]
     lost = [
         Failure(
             kind="Lost",
-            message=f"left no result; the launcher's last words: {last_words(folder.launch_log)}",
+            message=f"left no result; the launcher's last words: {last_log_line(folder.launch_log)}",
             rank=rank,
         )
         for rank in range(world_size)
-        if not folder.result(rank).exists()
+        if not folder.result_path(rank).exists()
     ]
     interrupted = [
         failure for failure in [*told, *observed_failures] if failure.kind == INTERRUPTED
@@ -130,11 +130,12 @@ def _failure(
     for candidates in (interrupted, ended, told, unreadable, lost):
         if candidates:
             first = min(candidates, key=lambda failure: failure.at)
-            own = folder.launch_log if first.rank is None else folder.log(first.rank)
+            own = folder.launch_log if first.rank is None else folder.rank_log(first.rank)
             log = own if own.exists() else folder.launch_log  # it ended before it had its own
             if first.kind == "Exited":
                 first = replace(
-                    first, message=f"{first.message}; the last words of its log: {last_words(log)}"
+                    first,
+                    message=f"{first.message}; the last words of its log: {last_log_line(log)}",
                 )
             return replace(first, log=str(log.relative_to(folder.path)))
     return None

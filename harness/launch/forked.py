@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 from harness.training.ranks import Ranks
 
@@ -50,7 +50,7 @@ def main() -> None:
     found = watch(running)
     del store
     if found:
-        write_whole(Path(failures), json.dumps(found))
+        write_atomically(Path(failures), json.dumps(found))
     sys.exit(1 if found else 0)
 
 

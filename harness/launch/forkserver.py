@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
-from harness.core.processes import Process, die_with_parent, end_group, start_session
+from harness.core.processes import Process, die_with_parent, end_process_group, start_session
 from harness.training.interruption import block_signal
 
 LOADED = ("torch._dynamo", "torch.distributed.fsdp", "harness.training.worker")
@@ -84,7 +84,7 @@ class Server:
                     )
         except BaseException:
             self.gone = True  # nobody is to take the answer to this for one to the next
-            end_group(self.process)
+            end_process_group(self.process)
             raise
         pid = self.born.pop()
         self.codes.pop(pid, None)  # of an earlier process with the same number
@@ -113,7 +113,7 @@ class Server:
 
     def close(self) -> None:
         self.line.close()
-        end_group(self.process)
+        end_process_group(self.process)
 
 
 _servers: dict[str, Server] = {}

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import BadInput, HarnessError
-from harness.core.paths import Results, TrialFolder, write_whole
-from harness.core.processes import Process, end_group
+from harness.core.paths import Results, TrialFolder, write_atomically
+from harness.core.processes import Process, end_process_group
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
 from harness.records.restore import restore
-from harness.spec.cluster import Profile, count_gpus, slots
+from harness.spec.cluster import Profile, available_slots, count_gpus
 
 POLL = 0.1  # seconds between looks
 TIMEOUT = 900.0  # seconds
@@ -27,7 +27,7 @@ TIMEOUT = 900.0  # seconds
 
 def choose_rank_count(profile: Profile, asked: int | None) -> int:
     """The ranks that all-reduce: as asked, or one per GPU, or two on a CPU that holds them. Raises BadInput."""
-    held, what = slots(profile)
+    held, what = available_slots(profile)
     if asked is None:
         return max(1, held if profile.device != "cpu" and count_gpus() else min(2, held))
     if asked > held:
@@ -53,7 +53,7 @@ def measure(
     except OSError as error:
         raise BadInput(f"--results: {results.peaks}: can't be written: {error.strerror}") from None
     request = {"device": profile.device, "quick": quick}
-    write_whole(place.assignment, json.dumps(request) + "\n")
+    write_atomically(place.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
     arguments = launcher.command("harness.hardware.measured_peaks", place, ranks)
     variables = launcher.variables(len(os.sched_getaffinity(0)))
@@ -61,11 +61,11 @@ def measure(
     try:
         in_time = _follow(process, place, on_progress)
     except KeyboardInterrupt:
-        end_group(process)
+        end_process_group(process)
         shutil.rmtree(place.path)
         raise
     finally:
-        end_group(process)
+        end_process_group(process)
     found = _read(place, ranks) if in_time else f"took longer than {TIMEOUT:g} s"
     if isinstance(found, str):
         raise HarnessError(f"peak: {found}; log: {place.launch_log}")
@@ -81,8 +81,8 @@ def _follow(process: Process, place: TrialFolder, on_progress: Callable[[str], N
             process.wait(POLL)
             return True
         except subprocess.TimeoutExpired:
-            if place.progress.exists():
-                on_progress(json.loads(place.progress.read_text(encoding="utf-8"))["now"])
+            if place.progress_path.exists():
+                on_progress(json.loads(place.progress_path.read_text(encoding="utf-8"))["now"])
     return False
 
 
@@ -90,7 +90,7 @@ def _read(place: TrialFolder, ranks: int) -> Machine | str:
     """What rank 0 found, or the first failure."""
     results: list[dict[str, Any] | None] = []
     for rank in range(ranks):
-        path = place.result(rank)
+        path = place.result_path(rank)
         results.append(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None)
     failures = [result["failure"] for result in results if result and result["failure"]]
     lost = [f"rank {rank} left no result" for rank, result in enumerate(results) if result is None]

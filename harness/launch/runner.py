@@ -14,13 +14,12 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder, write_whole
-from harness.core.processes import Process, end_group
+from harness.core.paths import SweepFolder, TrialFolder, write_atomically
+from harness.core.processes import Process, end_process_group
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
-from harness.records import record
 from harness.records.environment import describe_code
-from harness.records.record import Failure, Record
+from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
 from harness.spec.cell import Assignment, Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -85,14 +84,14 @@ class Runner:
             for _ in range(self.resumes):
                 if found.status == "interrupted" and not self.stop_reason():
                     found = self._run(trial, fresh=False)
-            self.listener.on_trial_end(found, self.folder.trial(trial.id))
+            self.listener.on_trial_end(found, self.folder.trial_folder(trial.id))
             yield found
             if self.runs_again(found, first.setdefault(trial.id, found.attempt)):
                 queue.insert(_end_of_block(queue, trial), trial)
 
     def runs_again(self, found: Record, first: int) -> bool:
         """Whether a trial runs again by itself, its attempts counted from `first` on."""
-        before = found.earlier[first - 1 :]
+        before = found.previous_failures[first - 1 :]
         if found.status == "invalid":
             return (
                 sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
@@ -102,10 +101,10 @@ class Runner:
 
     def _run(self, trial: Trial, *, fresh: bool) -> Record:
         """Start the ranks, wait for their end, and leave the record."""
-        place = self.folder.trial(trial.id)
+        place = self.folder.trial_folder(trial.id)
         previous_failures = _clear(place, fresh=fresh)
         assignment = self._assign(trial, attempt=len(previous_failures) + 1)
-        write_whole(place.assignment, json.dumps(asdict(assignment), indent=1) + "\n")
+        write_atomically(place.assignment_path, json.dumps(asdict(assignment), indent=1) + "\n")
         axes = trial.cell.axes
         arguments = self.launcher.command(
             "harness.training.worker", place, axes.world_size, ["--write-logs"]
@@ -118,7 +117,7 @@ class Runner:
         try:
             ended_by = self._watch(process, place, trial, started + self.sweep.timeout)
         finally:
-            end_group(process)
+            end_process_group(process)
         observed_failures = self.launcher.observed_failures(place, _words(place, said))
         found = self._assemble(
             place, assignment, started, previous_failures, ended_by, observed_failures
@@ -133,8 +132,8 @@ class Runner:
 
     def record_interruption(self, trial: Trial, why: str, host: str | None = None) -> None:
         """Record an attempt that ended with whoever ran it as interrupted, so that the next one is another attempt."""
-        place = self.folder.trial(trial.id)
-        attempt, known = _attempt(place), record.find(place.record)
+        place = self.folder.trial_folder(trial.id)
+        attempt, known = _attempt(place), read_record_if_exists(place.record_path)
         if attempt is None or (known is not None and known.attempt >= attempt):
             return
         previous_failures = _clear(place, fresh=False)
@@ -172,7 +171,7 @@ class Runner:
     def _assign(self, trial: Trial, attempt: int) -> Assignment:
         return Assignment(
             trial=trial,
-            base=str(self.sweep.base),
+            base_folder=str(self.sweep.base_folder),
             checkpoint=self.sweep.checkpoint,
             profile=self.sweep.profile,
             device=self.profile.device,
@@ -201,7 +200,7 @@ class Runner:
                 reached = (
                     f"step {progress['step']} of {progress['steps']}" if progress else "no step"
                 )
-                log = str(place.log(0).relative_to(place.path))
+                log = str(place.rank_log(0).relative_to(place.path))
                 message = f"took longer than its time-out; it had reached {reached}"
                 return Failure(kind="Timeout", message=message, log=log)
 
@@ -209,24 +208,24 @@ class Runner:
 def _attempt(place: TrialFolder) -> int | None:
     """The attempt that was begun last."""
     try:
-        return int(json.loads(place.assignment.read_text(encoding="utf-8"))["attempt"])
+        return int(json.loads(place.assignment_path.read_text(encoding="utf-8"))["attempt"])
     except FileNotFoundError:
         return None
 
 
 def _keep(place: TrialFolder, found: Record) -> Record:
     """Write the record and remove what only a trial needs that is not over."""
-    record.write(place.record, found)
+    write_record(place.record_path, found)
     _tidy(place)
     if found.status in ("done", "invalid"):
-        shutil.rmtree(place.resume, ignore_errors=True)
+        shutil.rmtree(place.resume_checkpoints, ignore_errors=True)
     return found
 
 
 def read_progress(place: TrialFolder) -> dict[str, Any]:
     """How far a running trial has come; empty before its first word."""
     try:
-        content: dict[str, Any] = json.loads(place.progress.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(place.progress_path.read_text(encoding="utf-8"))
     except OSError:
         return {}
     return content
@@ -245,23 +244,25 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
     The record of the attempt before stays until the next one replaces it; one that is invalid is kept beside it.
     """
     previous_failures: list[Failure] = []
-    if place.record.exists() and not fresh:
-        before = record.read(place.record)
-        previous_failures = [*before.earlier, *filter(None, [before.failure])]
+    if place.record_path.exists() and not fresh:
+        before = read_record(place.record_path)
+        previous_failures = [*before.previous_failures, *filter(None, [before.failure])]
         if before.status == "invalid":
             previous_failures.append(
-                Failure(kind="Invalid", message="; ".join(before.invalid), at=before.ended)
+                Failure(kind="Invalid", message="; ".join(before.violations), at=before.ended)
             )
-            shutil.copyfile(place.record, place.set_aside(before.attempt))
+            shutil.copyfile(place.record_path, place.invalid_record_path(before.attempt))
             shutil.rmtree(
-                place.best, ignore_errors=True
+                place.best_checkpoints, ignore_errors=True
             )  # it finished: there is nothing to go on from
     for folder in (
-        (place.profile, place.best, place.resume, place.logs) if fresh else (place.profile,)
+        (place.trace_folder, place.best_checkpoints, place.resume_checkpoints, place.log_folder)
+        if fresh
+        else (place.trace_folder,)
     ):
         shutil.rmtree(folder, ignore_errors=True)
     if fresh:
-        for aside in place.path.glob(place.set_aside("*").name):
+        for aside in place.path.glob(place.invalid_record_path("*").name):
             aside.unlink()
     _tidy(place)
     return previous_failures
@@ -269,7 +270,7 @@ def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
 
 def _tidy(place: TrialFolder) -> None:
     """Remove what only a running trial needs."""
-    for leftover in [place.progress, place.failures, *place.path.glob("rank*.json")]:
+    for leftover in [place.progress_path, place.failures_path, *place.path.glob("rank*.json")]:
         leftover.unlink(missing_ok=True)
     for cache in place.path.glob("cache*"):
         shutil.rmtree(cache)

@@ -43,12 +43,14 @@ def run(
     """Trials of the workload `timetable` at these world sizes, anew each time: the first try of each at which all came
     back, or the last. Its ranks sleep, so that more of them than the machine has slots do no harm. Raises BadInput for
     a number of ranks that the sweep does not allow."""
-    asked = spec.load(spec.ready_sweeps()["selftest"], [f"world_size={','.join(map(str, ranks))}"])
+    asked = spec.load_sweep(
+        spec.ready_sweeps()["selftest"], [f"world_size={','.join(map(str, ranks))}"]
+    )
     if len(asked.cells) != len(ranks):
         raise BadInput(
             f"--ranks: found {','.join(map(str, ranks))}; allowed: numbers of ranks, each once"
         )
-    shared, folder = replace(profile, slots=max(ranks)), results.sweep(asked.name)
+    shared, folder = replace(profile, slots=max(ranks)), results.sweep_folder(asked.name)
     found: dict[str, Record] = {}
     pending = asked.cells
     for _ in range(TRIES):

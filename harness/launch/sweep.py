@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TextIO
 
 from harness.core.errors import BadInput, did_you_mean, one_line
-from harness.core.paths import Results, SweepFolder, write_whole
+from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.hardware import machine
 from harness.launch import forkserver
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.torchrun import Torchrun
-from harness.records import record
-from harness.records.record import Record, Status
+from harness.records.record import Record, Status, read_record_if_exists
 from harness.records.restore import restore
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -45,7 +44,9 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     """Raises BadInput for a record that can't be read, unless all trials are to run again."""
     pending, finished = [], []
     for trial in sweep.trials():
-        found = record.find(folder.trial(trial.id).record) if KEPT[redo] else None
+        found = (
+            read_record_if_exists(folder.trial_folder(trial.id).record_path) if KEPT[redo] else None
+        )
         if found is not None and found.status in KEPT[redo]:
             finished.append(found)
         else:
@@ -83,7 +84,7 @@ def run(
             folder=folder,
             launcher=Torchrun(environment=profile.environment, fork=fork),
             listener=listener,
-            peaks=machine.read_all(folder.peaks),
+            peaks=machine.read_all(folder.peaks_folder),
         )
         records = {found.trial.id: found for found in todo.finished}
         for found in runner.run(todo.pending, fresh=redo == "all"):
@@ -96,13 +97,15 @@ def run(
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Leave what the sweep asks for."""
     asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
-    write_whole(folder.spec, json.dumps(asked, indent=1, default=str) + "\n")
+    write_atomically(folder.spec_path, json.dumps(asked, indent=1, default=str) + "\n")
 
 
 def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record]]:
     """A sweep that has run, as it was asked for, and its trials' records; raises BadInput."""
-    sweep, folder = read_recorded_spec(results, name), results.sweep(name)
-    found = [record.find(folder.trial(trial.id).record) for trial in sweep.trials()]
+    sweep, folder = read_recorded_spec(results, name), results.sweep_folder(name)
+    found = [
+        read_record_if_exists(folder.trial_folder(trial.id).record_path) for trial in sweep.trials()
+    ]
     return sweep, [one for one in found if one]
 
 
@@ -116,8 +119,8 @@ def recorded_sweep_names(results: Results) -> list[str]:
 
 def read_recorded_spec(results: Results, name: str) -> Sweep:
     """A sweep that has run, as it was asked for; raises BadInput."""
-    folder = results.sweep(name)
-    if not folder.spec.exists():
+    folder = results.sweep_folder(name)
+    if not folder.spec_path.exists():
         names = recorded_sweep_names(results)
         allowed = (
             did_you_mean(name, names)
@@ -126,11 +129,11 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
         )
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {allowed}")
     try:
-        asked = json.loads(folder.spec.read_text(encoding="utf-8"))
+        asked = json.loads(folder.spec_path.read_text(encoding="utf-8"))
         del asked["trials"]  # they follow from the rest
         return restore(Sweep, asked)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{folder.spec}: can't be read as a sweep: {one_line(error)}") from None
+        raise BadInput(f"{folder.spec_path}: can't be read as a sweep: {one_line(error)}") from None
 
 
 @contextmanager
@@ -138,7 +141,7 @@ def lock(folder: SweepFolder) -> Iterator[None]:
     """Only one process at a sweep; the kernel lets go of it however that process ends."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        file = folder.lock.open("a+", encoding="utf-8")
+        file = folder.lock_path.open("a+", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
     with file:
@@ -169,9 +172,9 @@ def _take(file: TextIO, folder: SweepFolder) -> None:
 
 def is_locked(folder: SweepFolder) -> bool:
     """Whether a process of this machine is at the sweep."""
-    if not folder.lock.exists():
+    if not folder.lock_path.exists():
         return False
-    with folder.lock.open(encoding="utf-8") as file:
+    with folder.lock_path.open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -32,12 +32,12 @@ class Torchrun:
                 sys.executable,
                 "-m",
                 "harness.launch.forked",
-                str(folder.failures),
+                str(folder.failures_path),
                 str(ranks),
             ]
             return [*forked, module, str(folder.path), *more]
         return [
-            sys.executable, "-m", "harness.launch.agent", str(folder.failures),
+            sys.executable, "-m", "harness.launch.agent", str(folder.failures_path),
             "--standalone", f"--nproc-per-node={ranks}", "-m", module, str(folder.path), *more,
         ]  # fmt: skip
 
@@ -54,9 +54,9 @@ class Torchrun:
 
     def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
         """SIGTERM is how torchrun itself ends the others of a rank that has failed."""
-        if not folder.failures.exists():
+        if not folder.failures_path.exists():
             return []
-        content = json.loads(folder.failures.read_text(encoding="utf-8"))
+        content = json.loads(folder.failures_path.read_text(encoding="utf-8"))
         return [
             _ended(found["exitcode"], int(rank), float(found["at"]))
             for rank, found in content.items()

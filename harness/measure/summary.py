@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.steady import find_steady
-from harness.records.record import Rank0Report, RankResult, Slowest, Summary
+from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
 from harness.records.series import Numbers, Series
 
 
@@ -57,8 +57,8 @@ def summarize(
         shares={name: float(seconds.sum() / spent.sum()) for name, seconds in phases.items()},
         slowest=_slowest(ranks, spent, phases.get("communication")),
         final_loss=_number(mean_loss(ranks)[-1:].mean() if steps.shape[1] else None),
-        final=last.metrics[rank0.target.name] if last else None,
-        best=best.metrics[rank0.target.name] if best else None,
+        final_metric=last.metrics[rank0.target.name] if last else None,
+        best_metric=best.metrics[rank0.target.name] if best else None,
     )
 
 
@@ -97,7 +97,7 @@ def unpack(series: Series | None) -> Numbers:
 
 def _slowest(
     ranks: Sequence[RankResult], spent: Numbers, communication: Numbers | None
-) -> Slowest | None:
+) -> SlowestRank | None:
     """Ranks wait for one another while they communicate, so the slowest is the one with most to do besides."""
     if communication is None or len(ranks) < 2:
         return None
@@ -105,7 +105,7 @@ def _slowest(
     place = int(own.argmax())
     others = np.delete(own, place)
     skew = float((own[place] - others.mean()) / spent.max())
-    return Slowest(rank=ranks[place].rank, host=ranks[place].host, skew=skew)
+    return SlowestRank(rank=ranks[place].rank, host=ranks[place].host, skew=skew)
 
 
 def _number(value: float | None) -> float | None:

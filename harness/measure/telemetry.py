@@ -153,7 +153,7 @@ class Telemetry:
         return record.Telemetry(
             seconds=self._seconds,
             steps=self._steps,
-            at=Series.pack(np.array([sample.at for sample in samples], dtype=np.float64)),
+            sample_times=Series.pack(np.array([sample.at for sample in samples], dtype=np.float64)),
             readings={
                 name: Series.pack(np.array(column, dtype=np.float32))
                 for name, column in columns.items()
@@ -166,8 +166,8 @@ class Telemetry:
             }
             if reasons
             else None,
-            foreign=sorted(set().union(*told)) if told else None,
-            trouble=dict(self.trouble),
+            foreign_processes=sorted(set().union(*told)) if told else None,
+            errors=dict(self.trouble),
         )
 
     def _energy(self) -> int | None:

@@ -19,7 +19,7 @@ def broken(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) 
             continue
         for reason, share in (seen.throttled or {}).items():
             found += _above(share, rules.throttled, f"throttled: {where}: {reason}")
-        foreign = seen.foreign or ()
+        foreign = seen.foreign_processes or ()
         if rules.foreign_processes is not None and len(foreign) > rules.foreign_processes:
             allowed = f"allowed: {rules.foreign_processes}"
             found.append(f"foreign_processes: {where}: {', '.join(foreign)} on its GPU; {allowed}")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.records.restore import restore_file, restore_text
 from harness.records.series import Series
 from harness.spec.cell import Trial
@@ -78,7 +78,7 @@ class Rank0Report:
 
     target: Target
     steps_per_epoch: int
-    parameters: int  # how many
+    parameter_count: int  # how many
     flops_per_sample: float
     evaluations: Sequence[Evaluation]
     parameter_digest: str
@@ -94,7 +94,7 @@ class Compiled:
     """What torch.compile did at one rank."""
 
     graphs: int
-    breaks: Mapping[str, int]  # reason -> how often
+    graph_breaks: Mapping[str, int]  # reason -> how often
     recompiles: int
     seconds: float
     cache_hits: int
@@ -106,7 +106,7 @@ class LossScale:
     """What fp16's loss scaling did at one rank."""
 
     scale: float  # at the end
-    skipped: int  # steps whose gradients were not finite
+    skipped_steps: int  # steps whose gradients were not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Telemetry:
 
     seconds: float  # of the stretches
     steps: int
-    at: Series  # seconds since the epoch
+    sample_times: Series  # seconds since the epoch
     readings: Mapping[str, Series]  # each as long as `at`, NaN where unread; units are in the names
     shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
     joules: float | None = None
@@ -128,10 +128,10 @@ class Telemetry:
     throttled: Mapping[str, float] | None = (
         None  # share of samples by reason; None if it can't be told
     )
-    foreign: Sequence[str] | None = (
+    foreign_processes: Sequence[str] | None = (
         None  # processes of others on the GPU, "pid 123 python"; None if it can't be told
     )
-    trouble: Mapping[str, str] = field(
+    errors: Mapping[str, str] = field(
         default_factory=dict
     )  # reading -> the first error that it raised
 
@@ -142,8 +142,8 @@ class Interruption:
 
     step: int  # optimizer steps done
     at: float  # when the checkpoint was begun, seconds since the epoch
-    by: str | None  # the signal that asked for it; None if the attempt ended otherwise, later
-    lost: (
+    signal: str | None  # the signal that asked for it; None if the attempt ended otherwise, later
+    lost_seconds: (
         float  # seconds until training could go on, with whatever was trained after the checkpoint
     )
 
@@ -155,7 +155,7 @@ class RankResult:
     rank: int
     host: str
     pid: int
-    entered: float  # when the worker's code began, seconds since the epoch
+    entered_at: float  # when the worker's code began, seconds since the epoch
     failure: Failure | None = None
     loss: Series | None = None  # this rank's mean loss at each step
     step_seconds: Series | None = None
@@ -166,7 +166,7 @@ class RankResult:
         None  # seconds of its own clock between two moments that all ranks share
     )
     interruptions: Sequence[Interruption] = ()
-    order: Sequence[int] = (0, 0)
+    order_sums: Sequence[int] = (0, 0)
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     telemetry: Telemetry | None = None
@@ -179,7 +179,7 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest:
+class SlowestRank:
     """The rank that the others waited for."""
 
     rank: int
@@ -201,10 +201,10 @@ class Summary:
     step_p90: float | None
     step_p99: float | None
     shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
-    slowest: Slowest | None  # None for one rank, and where communication can't be told apart
+    slowest: SlowestRank | None  # None for one rank, and where communication can't be told apart
     final_loss: float | None
-    final: float | None  # the target metric at the last evaluation
-    best: float | None  # and at the best one
+    final_metric: float | None  # the target metric at the last evaluation
+    best_metric: float | None  # and at the best one
     mfu: float | None = None  # model FLOPs utilization, of the vendor's peak
     mfu_measured: float | None = None  # and of the peak that `harness peak` measured
 
@@ -221,8 +221,8 @@ class Record:
     started: float  # seconds since the epoch
     ended: float
     failure: Failure | None
-    invalid: Sequence[str]  # the rules of validity that it broke, and by how much
-    earlier: Sequence[Failure]  # of the attempts before this one
+    violations: Sequence[str]  # the rules of validity that it broke, and by how much
+    previous_failures: Sequence[Failure]  # of the attempts before this one
     summary: Summary | None
     loss: Series | None
     order_digest: str | None
@@ -235,30 +235,30 @@ class Record:
         """One for each attempt that was lost with its node."""
         return [
             failure.bad_node
-            for failure in (*self.earlier, self.failure)
+            for failure in (*self.previous_failures, self.failure)
             if failure and failure.bad_node
         ]
 
 
-def write(path: Path, value: Record | RankResult) -> None:
-    write_whole(path, json.dumps(asdict(value), indent=1, allow_nan=False) + "\n")
+def write_record(path: Path, value: Record | RankResult) -> None:
+    write_atomically(path, json.dumps(asdict(value), indent=1, allow_nan=False) + "\n")
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """Raises BadInput for what is no record, not whole, or of another schema."""
     return restore_file(Record, path, "record", SCHEMA)
 
 
-def find(path: Path) -> Record | None:
+def read_record_if_exists(path: Path) -> Record | None:
     """The same, None where there is no file."""
-    return read(path) if path.exists() else None
+    return read_record(path) if path.exists() else None
 
 
-def parse(text: str, place: str) -> Record:
+def parse_record(text: str, place: str) -> Record:
     """As `read`, of a record's text, which comes from `place`."""
     return restore_text(Record, text, place, "record", SCHEMA)
 
 
-def read_rank(path: Path) -> RankResult:
+def read_rank_result(path: Path) -> RankResult:
     """Raises BadInput."""
     return restore_file(RankResult, path, "rank's result")

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.render.format import si_prefixed
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def save(drawn: Figure, path: Path) -> None:
     """As a PNG that is whole or not there."""
     content = io.BytesIO()
     drawn.savefig(content, format="png", dpi=DPI)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def prefixed() -> FuncFormatter:

@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError, one_line
-from harness.core.paths import SweepFolder, TrialFolder, write_whole
+from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
 from harness.hardware import machine
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, cancelled_by_user
-from harness.records import record
-from harness.records.record import Record
+from harness.records.record import Record, read_record_if_exists
 from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission, SubmissionFolder
-from harness.spec import slurm_partitions as partitions
+from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.spec.slurm_options import Slurm
+from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # no trial can run in this job any more
@@ -46,7 +45,7 @@ def lead(folder: str, submission_id: str, array: int, element: int) -> None:
     submission = submissions.read(submissions.folder_of(sweep, submission_id).file)
     slurm = submission.profile.slurm
     refuse_cancelled(submission)
-    told = JobListener(time.time() + slurm.seconds - slurm.warning)
+    told = JobListener(time.time() + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, told.signalled)
     runner = runner_of(sweep, submission, submission.arrays[array].ranks_per_node, told)
@@ -105,7 +104,7 @@ def give_up(runner: Runner, pending: Sequence[Trial], folder: SubmissionFolder) 
     )
     for trial in pending:
         runner.record_interruption(trial, why, before)
-    write_whole(folder.node(job), node)
+    write_atomically(folder.node(job), node)
 
 
 def restarts() -> int:
@@ -113,7 +112,7 @@ def restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def most(slurm: Slurm) -> str:
+def most(slurm: SlurmOptions) -> str:
     return f"slurm.requeues: {slurm.requeues}"
 
 
@@ -126,7 +125,7 @@ def runner_of(
         folder=sweep,
         launcher=launcher_of(submission.profile, ranks_per_node),
         listener=told,
-        peaks=machine.read_all(sweep.peaks),
+        peaks=machine.read_all(sweep.peaks_folder),
         first_attempts=submission.attempts,
         poll_seconds=POLL,
         retries=RETRIES,
@@ -158,8 +157,11 @@ def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
     """The trials that have no record of this submission yet, and those that run again."""
     found = []
     for trial in load:
-        path, first = runner.folder.trial(trial.id).record, runner.first_attempts[trial.id]
-        known = record.find(path)
+        path, first = (
+            runner.folder.trial_folder(trial.id).record_path,
+            runner.first_attempts[trial.id],
+        )
+        known = read_record_if_exists(path)
         over = known is not None and known.attempt >= first and known.status != "interrupted"
         if known is None or not over or runner.runs_again(known, first):
             found.append(trial)
@@ -168,7 +170,9 @@ def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
 
 def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
     """Those that an attempt was lost with."""
-    found = [record.find(runner.folder.trial(trial.id).record) for trial in trials]
+    found = [
+        read_record_if_exists(runner.folder.trial_folder(trial.id).record_path) for trial in trials
+    ]
     return {node for known in found if known for node in known.bad_nodes}
 
 
@@ -206,11 +210,11 @@ class JobListener:
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None: ...
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        why = record.failure or "; ".join(record.invalid)
+        why = record.failure or "; ".join(record.violations)
         self.say(f"{record.trial.id} {record.status}" + (f": {one_line(why)}" if why else ""))
 
 
-def requeue(slurm: Slurm) -> None:
+def requeue(slurm: SlurmOptions) -> None:
     """Have Slurm put this job back into its queue. Raises HarnessError where that is over or refused."""
     job = os.environ["SLURM_JOB_ID"]
     if restarts() >= slurm.requeues:
@@ -222,9 +226,9 @@ def requeue(slurm: Slurm) -> None:
         raise HarnessError(f"job {job} can't go back into the queue: {one_line(done.stderr)}")
 
 
-def leave_out(nodes: Sequence[str], asked: Slurm) -> None:
+def leave_out(nodes: Sequence[str], asked: SlurmOptions) -> None:
     """Have Slurm start this job, which it or `requeue` has put back into the queue, on others, if there are enough."""
-    if partitions.can_spare(nodes, asked):
+    if partitions.can_exclude_nodes(nodes, asked):
         job = os.environ["SLURM_JOB_ID"]
         # What it says is in the job's log; a job that is not in the queue is left alone.
         subprocess.run(

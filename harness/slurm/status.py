@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from harness.core.errors import BadInput, last_words, one_line
+from harness.core.errors import BadInput, last_log_line, one_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import RETRIED_FAILURES, read_progress
 from harness.launch.sweep import is_locked
@@ -139,7 +139,7 @@ def states(
         for trial in load
     }
     live = None if queue is None else queues.live(submitted, queue)
-    rows, words = [], cache(last_words)  # a job may have lost many
+    rows, words = [], cache(last_log_line)  # a job may have lost many
     for trial in trials:
         submission, job = owners.get(trial.id, (None, None))
         row = _state(trial, submission, job, found.get(trial.id, Found()), live)
@@ -252,13 +252,13 @@ def _look(
         for one in [*(own.sweep for own in submitted), sweep]
         for trial in one.trials()
     }
-    found = {trial: look_at(folder.trial(trial)) for trial in trials}
+    found = {trial: look_at(folder.trial_folder(trial)) for trial in trials}
     here = is_locked(folder)
-    since = _changed(folder.lock) if here else math.inf
+    since = _changed(folder.lock_path) if here else math.inf
     elsewhere = {trial for one in submitted for _, _, load in one.elements() for trial in load}
     for name in found.keys() - elsewhere:
         found[name] = replace(
-            found[name], progress=_progress_here(found[name], folder.trial(name), since)
+            found[name], progress=_progress_here(found[name], folder.trial_folder(name), since)
         )
     rows = states(list(trials.values()), submitted, found, queue, here=here, folder=folder)
     failures = [failure for one in found.values() if one.record for failure in one.record.failures]
@@ -271,11 +271,13 @@ def _look(
 def look_at(place: TrialFolder) -> Found:
     """Raises BadInput."""
     try:
-        known = _outline(place.record, place.record.stat().st_mtime_ns)
+        known = _outline(place.record_path, place.record_path.stat().st_mtime_ns)
     except FileNotFoundError:
         known = None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{place.record}: can't be read as a record: {one_line(error)}") from None
+        raise BadInput(
+            f"{place.record_path}: can't be read as a record: {one_line(error)}"
+        ) from None
     return Found(record=known, progress=read_progress(place) or None)
 
 
@@ -283,8 +285,10 @@ def look_at(place: TrialFolder) -> Found:
 def _outline(path: Path, _changed: int) -> RecordHeader:
     """Read once for each time that a record was written, as who watches looks again and again."""
     content = from_json(path.read_bytes())  # twice as fast as json, and records are large
-    failures = [Failure(**one) for one in [*content["earlier"], content["failure"]] if one]
-    why = str(failures[-1]) if content["failure"] else "; ".join(content["invalid"])
+    failures = [
+        Failure(**one) for one in [*content["previous_failures"], content["failure"]] if one
+    ]
+    why = str(failures[-1]) if content["failure"] else "; ".join(content["violations"])
     return RecordHeader(
         status=content["status"],
         attempt=content["attempt"],
@@ -296,8 +300,8 @@ def _outline(path: Path, _changed: int) -> RecordHeader:
 
 def _progress_here(found: Found, place: TrialFolder, since: float) -> Mapping[str, Any] | None:
     """Of a trial that a run on this machine, begun at `since`, is at; what is older was left by one that was killed."""
-    begun = _changed(place.assignment)
-    if begun < since or begun < _changed(place.record):
+    begun = _changed(place.assignment_path)
+    if begun < since or begun < _changed(place.record_path):
         return None
     return found.progress or {"phase": "starting"}
 

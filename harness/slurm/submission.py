@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.core.paths import SweepFolder, folder_name, write_whole
+from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.records.restore import restore_file
 from harness.slurm.packing import Packing
 from harness.spec.cluster import Profile
@@ -56,7 +56,7 @@ class Submission:
 
     def name(self, array: int) -> str:
         """The name of an array's jobs, by which they are known again."""
-        return f"{folder_name(self.sweep.name)[:40]}-{self.id}-{array}"
+        return f"{safe_folder_name(self.sweep.name)[:40]}-{self.id}-{array}"
 
     def elements(self) -> Iterator[tuple[int, int, Sequence[str]]]:
         """(array, element, trials) of every job."""
@@ -127,7 +127,7 @@ def new(
 
 def write(folder: SweepFolder, submission: Submission) -> None:
     content = json.dumps(asdict(submission), indent=1, default=str) + "\n"
-    write_whole(folder_of(folder, submission.id).file, content)
+    write_atomically(folder_of(folder, submission.id).file, content)
 
 
 def read(path: Path) -> Submission:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.launch.sweep import Redo, lock, plan, write_spec
-from harness.records import record
-from harness.records.record import Record
+from harness.records.record import Record, read_record_if_exists
 from harness.slurm import queue
 from harness.slurm import submission as submissions
 from harness.slurm.leader import lead
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
-from harness.spec import slurm_partitions as partitions
-from harness.spec.cluster import Profile, check_shared
-from harness.spec.slurm_options import Slurm
+from harness.spec import partitions
+from harness.spec.cluster import Profile, check_shared_folder
+from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -92,10 +91,13 @@ def prepare(
         [block for block in blocks if block],
         estimates,
         ranks_per_node=profile.slurm.ranks_per_node,
-        limit=profile.slurm.seconds - profile.slurm.warning,
+        limit=profile.slurm.time_limit_seconds - profile.slurm.warning,
         parallel=profile.slurm.array_parallelism,
     )
-    known = {trial.id: record.find(folder.trial(trial.id).record) for trial in pending}
+    known = {
+        trial.id: read_record_if_exists(folder.trial_folder(trial.id).record_path)
+        for trial in pending
+    }
     attempts = {trial: found.attempt + 1 if found else 1 for trial, found in known.items()}
     excluded, remarks = _bad_nodes([found for found in known.values() if found], profile.slurm)
     return Prepared(
@@ -106,10 +108,10 @@ def prepare(
     )
 
 
-def _bad_nodes(known: Sequence[Record], slurm: Slurm) -> tuple[list[str], list[str]]:
+def _bad_nodes(known: Sequence[Record], slurm: SlurmOptions) -> tuple[list[str], list[str]]:
     """Nodes that no job is to have, and what to say of nodes that trials were lost with."""
     bad = sorted({node for found in known for node in found.bad_nodes})
-    if not bad or partitions.can_spare(bad, slurm):
+    if not bad or partitions.can_exclude_nodes(bad, slurm):
         return bad, [f"node {node} is left out: a trial was lost with it" for node in bad]
     return [], [
         f"a trial was lost with {', '.join(bad)}; without, there are too few nodes, so nothing is left out"
@@ -153,7 +155,9 @@ def executor(folder: SweepFolder, submission: Submission, number: int) -> SlurmE
     return made
 
 
-def batch(place: SubmissionFolder, slurm: Slurm, array: JobArray, name: str) -> SlurmExecutor:
+def batch(
+    place: SubmissionFolder, slurm: SlurmOptions, array: JobArray, name: str
+) -> SlurmExecutor:
     """submitit's, for jobs that write to `place`. Raises HarnessError where there is no Slurm."""
     import submitit
 
@@ -189,7 +193,7 @@ def batch(place: SubmissionFolder, slurm: Slurm, array: JobArray, name: str) -> 
     return made
 
 
-def resources(slurm: Slurm, array: JobArray) -> dict[str, Any]:
+def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
     """What an array's jobs ask for, as submitit calls it; None is left to the cluster."""
     gpus: int | str | None = array.ranks_per_node * slurm.gpus_per_rank or None
     if gpus and slurm.gpu_type:
@@ -203,7 +207,7 @@ def resources(slurm: Slurm, array: JobArray) -> dict[str, Any]:
         "ntasks_per_node": array.ranks_per_node,
         "cpus_per_task": slurm.cpus_per_rank,
         "gpus_per_node": gpus,
-        "time": -(-slurm.seconds // 60),
+        "time": -(-slurm.time_limit_seconds // 60),
         "exclusive": slurm.exclusive or None,
     }
 
@@ -229,7 +233,7 @@ def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:
 
 def check_folder(profile: Profile, path: Path) -> None:
     """Raises BadInput for a folder that nodes don't see, or that submitit takes for a pattern (%j: a job's id)."""
-    check_shared(profile, path)
+    check_shared_folder(profile, path)
     if "%" in str(path.absolute()):
         raise BadInput(
             f"--results: found {str(path.absolute())!r}; allowed: for jobs, a path without %"

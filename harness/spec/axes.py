@@ -22,7 +22,7 @@ else:
 
 
 @dataclass(frozen=True)
-class About:
+class AxisHelp:
     """What `harness axes` says of an axis."""
 
     does: str
@@ -35,108 +35,109 @@ class Axes(Strict):
 
     execution: Annotated[
         Literal["eager", "compile", "compile:reduce-overhead", "compile:max-autotune"],
-        About(
+        AxisHelp(
             "torch.compile, in its mode default, reduce-overhead (CUDA graphs) or max-autotune",
             "reduce-overhead: a GPU",
         ),
     ] = "eager"
     dynamic: Annotated[
         Literal["auto", "always", "never"],
-        About("shapes that torch.compile takes as variable", "compile"),
+        AxisHelp("shapes that torch.compile takes as variable", "compile"),
     ] = "auto"
-    fullgraph: Annotated[bool, About("a graph break fails the trial", "compile")] = False
+    fullgraph: Annotated[bool, AxisHelp("a graph break fails the trial", "compile")] = False
     cache: Annotated[
         Literal["warm", "cold"],
-        About("the compiler's cache: shared by all trials, or a new one", "compile"),
+        AxisHelp("the compiler's cache: shared by all trials, or a new one", "compile"),
     ] = "warm"
     precision: Annotated[
         Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2"],
-        About(
+        AxisHelp(
             "bf16: autocast; fp16: autocast with loss scaling; bf16:fsdp2: FSDP2's MixedPrecisionPolicy",
             "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2",
         ),
     ] = "fp32"
     strategy: Annotated[
         StrategyName,
-        About("one process; DistributedDataParallel; fully_shard"),
+        AxisHelp("one process; DistributedDataParallel; fully_shard"),
     ] = "single"
     world_size: Annotated[
-        Count, About("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
+        Count, AxisHelp("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
     ] = 1
     bucket_cap_mb: Annotated[
         Annotated[float, Between(1e-6)] | None,
-        About(
+        AxisHelp(
             "MiB of gradients that DDP sends at once; null: torch's own",
             "ddp, and a model that is larger",
         ),
     ] = None
-    gradient_as_bucket_view: Annotated[bool, About("gradients live in DDP's buckets", "ddp")] = (
+    gradient_as_bucket_view: Annotated[bool, AxisHelp("gradients live in DDP's buckets", "ddp")] = (
         False
     )
-    static_graph: Annotated[bool, About("DDP takes the graph of the first step for all", "ddp")] = (
-        False
-    )
+    static_graph: Annotated[
+        bool, AxisHelp("DDP takes the graph of the first step for all", "ddp")
+    ] = False
     fsdp_wrap: Annotated[
-        Literal["layers", "root"], About("what FSDP2 shards: each block, or all at once", "fsdp2")
+        Literal["layers", "root"],
+        AxisHelp("what FSDP2 shards: each block, or all at once", "fsdp2"),
     ] = "layers"
     reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
-        About("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
+        AxisHelp("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
     ] = "auto"
     input: Annotated[
         Literal["loader", "resident"],
-        About("a DataLoader, or all training samples kept on the device"),
+        AxisHelp("a DataLoader, or all training samples kept on the device"),
     ] = "loader"
     num_workers: Annotated[
-        int, Between(0), About("loader workers of each rank", "input loader above 0")
+        int, Between(0), AxisHelp("loader workers of each rank", "input loader above 0")
     ] = 0
     prefetch_factor: Annotated[
-        Count, About("batches that each worker holds ready", "num_workers")
+        Count, AxisHelp("batches that each worker holds ready", "num_workers")
     ] = 2
     persistent_workers: Annotated[
-        bool, About("workers live from epoch to epoch", "num_workers")
+        bool, AxisHelp("workers live from epoch to epoch", "num_workers")
     ] = True
     pin_memory: Annotated[
         Literal["auto", "always", "never"],
-        About("page-locked batches; auto: on GPUs", "always: a GPU, input loader"),
+        AxisHelp("page-locked batches; auto: on GPUs", "always: a GPU, input loader"),
     ] = "auto"
     batch_size: Annotated[
-        Count, About("samples of an optimizer step, over all ranks; else the workload's own")
+        Count, AxisHelp("samples of an optimizer step, over all ranks; else the workload's own")
     ]
     grad_accum_steps: Annotated[
-        Count, About("micro-steps of an optimizer step; gradients are shared in the last")
+        Count, AxisHelp("micro-steps of an optimizer step; gradients are shared in the last")
     ] = 1
     activation_checkpointing: Annotated[
-        bool, About("blocks compute their activations again in backward")
+        bool, AxisHelp("blocks compute their activations again in backward")
     ] = False
     max_grad_norm: Annotated[
         Annotated[float, Between(1e-6)] | None,
-        About("largest norm of all gradients together; null: any"),
+        AxisHelp("largest norm of all gradients together; null: any"),
     ] = None
     channels_last: Annotated[
-        bool, About("images and convolutions in channels-last order", "convolutions")
+        bool, AxisHelp("images and convolutions in channels-last order", "convolutions")
     ] = False
-    num_threads: Annotated[Count, About("intra-op threads of each rank")] = 1
+    num_threads: Annotated[Count, AxisHelp("intra-op threads of each rank")] = 1
     optimizer: Annotated[
         Literal["recipe", "sgd", "adam", "adamw"],
-        About("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: lr"),
+        AxisHelp("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: lr"),
     ] = "recipe"
     optimizer_impl: Annotated[
-        Literal["recipe", "for-loop", "foreach", "fused"], About("of the optimizer's step")
+        Literal["recipe", "for-loop", "foreach", "fused"], AxisHelp("of the optimizer's step")
     ] = "recipe"
-    lr: Annotated[Rate | None, About("the peak; null: the workload's own")] = None
+    lr: Annotated[Rate | None, AxisHelp("the peak; null: the workload's own")] = None
     lr_scaling: Annotated[
         Literal["none", "linear"],
-        About("linear: learning rate times batch_size over the workload's own batch size"),
+        AxisHelp("linear: learning rate times batch_size over the workload's own batch size"),
     ] = "none"
     lr_schedule: Annotated[
         Literal["recipe", "constant", "cosine", "step", "one-cycle"],
-        About(
+        AxisHelp(
             "of the learning rate; step: a tenth after each third; one-cycle: up for 0.3, then a cosine"
         ),
     ] = "recipe"
     lr_warmup: Annotated[
-        Fraction, About("part of the steps in which the learning rate rises first", "a schedule")
+        Fraction, AxisHelp("part of the steps in which the learning rate rises first", "a schedule")
     ] = 0.0
 
 
@@ -149,7 +150,7 @@ AXIS_TYPES: dict[str, Any] = {
     },
     # Another way to say batch_size: it is no axis of a cell.
     "rank_batch_size": Annotated[
-        Count, About("samples of an optimizer step at each rank, instead of batch_size")
+        Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")
     ],
 }
 DEFAULTS: dict[str, Any] = {
@@ -158,7 +159,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """What `dependents` do nothing without: a value of `axis`."""
 
     axis: str
@@ -168,32 +169,34 @@ class Need:
 
 
 NEEDS = (
-    Need(
+    Requirement(
         "execution",
         lambda value: value != "eager",
         "execution compile",
         ("dynamic", "fullgraph", "cache"),
     ),
-    Need(
+    Requirement(
         "strategy",
         lambda value: value == "ddp",
         "strategy ddp",
         ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
     ),
-    Need(
+    Requirement(
         "strategy",
         lambda value: value == "fsdp2",
         "strategy fsdp2",
         ("fsdp_wrap", "reshard_after_forward"),
     ),
-    Need("input", lambda value: value == "loader", "input loader", ("num_workers", "pin_memory")),
-    Need(
+    Requirement(
+        "input", lambda value: value == "loader", "input loader", ("num_workers", "pin_memory")
+    ),
+    Requirement(
         "num_workers",
         lambda value: value > 0,
         "num_workers",
         ("prefetch_factor", "persistent_workers"),
     ),
-    Need(
+    Requirement(
         "lr_schedule",
         lambda value: value not in ("recipe", "one-cycle"),
         "a schedule",
@@ -202,13 +205,15 @@ NEEDS = (
 )
 
 
-def about(axis: str) -> About:
+def axis_help(axis: str) -> AxisHelp:
     """Raises KeyError for what is no axis."""
-    found: About = next(part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, About))
+    found: AxisHelp = next(
+        part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, AxisHelp)
+    )
     return found
 
 
-def axis_words(axis: str) -> tuple[str, ...]:
+def axis_choices(axis: str) -> tuple[str, ...]:
     """The words that an axis takes; none for a number or an unknown axis."""
     kind = get_args(AXIS_TYPES[axis])[0] if axis in AXIS_TYPES else None
     if kind is bool:
@@ -216,7 +221,7 @@ def axis_words(axis: str) -> tuple[str, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def conflict(axes: Axes) -> str | None:
+def find_conflict(axes: Axes) -> str | None:
     """Why a combination of axes makes no sense, or None."""
     rank_batch, left = divmod(axes.batch_size, axes.world_size)
     if axes.strategy == "single" and axes.world_size != 1:
@@ -246,7 +251,7 @@ def conflict(axes: Axes) -> str | None:
     return None
 
 
-def gpu_only(axes: Axes) -> str | None:
+def setting_that_needs_gpu(axes: Axes) -> str | None:
     """The setting of a cell that does nothing without a GPU, or None."""
     needy = {"execution": "compile:reduce-overhead", "precision": "tf32", "pin_memory": "always"}
     return next(

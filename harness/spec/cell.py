@@ -121,7 +121,7 @@ class Assignment:
     """What a worker is told: `trial.json` in the trial's folder."""
 
     trial: Trial
-    base: str  # the folder that file names of user workloads are relative to
+    base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

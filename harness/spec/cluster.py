@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec import slurm_partitions as partitions
-from harness.spec.axes import Axes, gpu_only
-from harness.spec.document import read
-from harness.spec.slurm_options import Slurm, refuse_control, refuse_names
+from harness.spec import partitions
+from harness.spec.axes import Axes, setting_that_needs_gpu
+from harness.spec.document import read_document
+from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.validity import ValidityRules
 from workloads.options import Count, Strict
 
@@ -33,13 +33,13 @@ class Profile(Strict):
         True  # ranks on this machine's CPUs are forked from a process that has torch loaded
     )
     validity: ValidityRules = field(default_factory=ValidityRules)
-    slurm: Slurm = field(default_factory=Slurm)  # for launcher slurm
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
     def __post_init__(self) -> None:
-        refuse_names("environment", self.environment)
+        reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
-            refuse_control(f"environment.{name}", value)
-        if self.launcher == "torchrun" and self.slurm != Slurm():
+            reject_control_characters(f"environment.{name}", value)
+        if self.launcher == "torchrun" and self.slurm != SlurmOptions():
             raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
         if self.launcher == "slurm" and self.slots is not None:
             raise ValueError(
@@ -58,31 +58,31 @@ class Profile(Strict):
     def gpus(self) -> int:
         """GPUs that ranks of this profile can have: of this machine, or of the nodes of a job."""
         if self.launcher == "slurm":
-            return self.slurm.ranks * self.slurm.gpus_per_rank
+            return self.slurm.max_ranks * self.slurm.gpus_per_rank
         return count_gpus() if self.device != "cpu" else 0
 
 
-def profiles() -> dict[str, Path]:
+def profile_paths() -> dict[str, Path]:
     """The known profiles by name: the project's own, then those in ./clusters."""
     folders = (OURS, Path("clusters"))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
-def load(name: str) -> Profile:
+def load_profile(name: str) -> Profile:
     """The profile given as a path or a name; raises BadInput, also for what the cluster that answers here can't do."""
-    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else profiles().get(name)
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else profile_paths().get(name)
     if path is None:
-        raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profiles())}")
-    document = read(path)
+        raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
+    document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    if profile.launcher == "slurm" and (known := partitions.ask()):
-        found = partitions.problem(profile.slurm, known)
+    if profile.launcher == "slurm" and (known := partitions.query()):
+        found = partitions.find_mismatch(profile.slurm, known)
         if found is not None:
             raise document.error(("slurm", found[0]), found[1])
     return profile
 
 
-def check_shared(profile: Profile, results: Path) -> None:
+def check_shared_folder(profile: Profile, results: Path) -> None:
     """Raises BadInput if the results would lie outside the folder that all nodes see."""
     shared = profile.slurm.shared_folder
     if shared is not None and not results.resolve().is_relative_to(shared.resolve()):
@@ -93,9 +93,9 @@ def check_shared(profile: Profile, results: Path) -> None:
 
 def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
     """Raises BadInput if a cell (label -> axes) needs more ranks or another device than the machine has."""
-    held, what = slots(profile)
+    held, what = available_slots(profile)
     for label, axes in cells.items():
-        if (setting := gpu_only(axes)) and not profile.gpus:
+        if (setting := setting_that_needs_gpu(axes)) and not profile.gpus:
             raise BadInput(f"{label}: {setting}; needed: a GPU")
         if axes.world_size > held:
             raise BadInput(
@@ -103,10 +103,10 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
             )
 
 
-def slots(profile: Profile) -> tuple[int, str]:
+def available_slots(profile: Profile) -> tuple[int, str]:
     """How many ranks the machine, or a job on the cluster, holds, and what says so."""
     if profile.launcher == "slurm":
-        return profile.slurm.ranks, "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
+        return profile.slurm.max_ranks, "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
     if profile.slots is not None:
         return profile.slots, "the profile's `slots`"
     more = "(a profile with larger `slots` shares them among more ranks)"

@@ -66,12 +66,12 @@ class Document:
     """The content of a file, and for each key the place that it comes from."""
 
     content: dict[str, Any]
-    places: dict[Key, str]  # `sweep.yaml:7`, or the flag that set it; () is the file as a whole
+    sources: dict[Key, str]  # `sweep.yaml:7`, or the flag that set it; () is the file as a whole
 
     def error(self, key: Key, problem: str) -> BadInput:
         """One line: `PLACE: KEY: PROBLEM`."""
         place = next(
-            self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places
+            self.sources[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.sources
         )
         return BadInput(
             f"{place}: {dotted(key)}: {one_line(problem)}"
@@ -85,12 +85,12 @@ class Document:
         for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(below.get(part), dict):
                 below[part] = {}
-                self.places[key[:depth]] = place
+                self.sources[key[:depth]] = place
             below = below[part]
         below[key[-1]] = value
-        for old in [known for known in self.places if known[: len(key)] == key]:
-            del self.places[old]
-        self.places[key] = place
+        for old in [known for known in self.sources if known[: len(key)] == key]:
+            del self.sources[old]
+        self.sources[key] = place
 
     def validate(self, kind: Any, value: Any, key: Key = ()) -> Any:
         """`value`, found at `key`, as a `kind`: dataclasses with unknown keys refused, no type converted silently."""
@@ -109,7 +109,7 @@ class Document:
             raise self.error(key + place, _explain(first)) from None
 
 
-def read(path: Path) -> Document:
+def read_document(path: Path) -> Document:
     """The YAML mapping in `path`; raises BadInput."""
     try:
         content = path.read_bytes()
@@ -121,10 +121,10 @@ def read(path: Path) -> Document:
         raise BadInput(
             f"{path}:{line}: found byte 0x{content[error.start]:02x}; allowed: UTF-8 text"
         ) from None
-    return parse(text, str(path))
+    return parse_document(text, str(path))
 
 
-def parse(text: str, source: str) -> Document:
+def parse_document(text: str, source: str) -> Document:
     """The YAML mapping in `text`; raises BadInput for anything else, and for keys given twice."""
     places: dict[Key, str] = {}
     try:

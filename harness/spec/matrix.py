@@ -16,13 +16,13 @@ Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Excluded:
+class ExcludedPoint:
     """A point of the matrix that is not run, and why."""
 
     workload: str
     axes: Values
     rule: str  # `exclude[0]`, or `conflict` for a combination that makes no sense
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
-from harness.spec.axes import AXIS_TYPES, Axes, conflict
+from harness.spec.axes import AXIS_TYPES, Axes, find_conflict
 from harness.spec.cell import (
     Cell,
     Length,
@@ -20,7 +20,7 @@ from harness.spec.cell import (
     digest_files,
     without_defaults,
 )
-from harness.spec.document import Document, choose, parse_value, read
+from harness.spec.document import Document, choose, parse_value, read_document
 from workloads.catalog import BUILT_IN, Entry, load_class
 from workloads.options import Between, Settings, Strict
 
@@ -78,12 +78,12 @@ class Sweep:
     checkpoint: Literal["none", "best"]
     timeout: float  # seconds that one trial may take
     cells: Sequence[Cell]
-    excluded: Sequence[matrix.Excluded]
+    excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     profile: Profiling | None = None
 
     @property
-    def base(self) -> Path:
+    def base_folder(self) -> Path:
         """What relative paths in the file are relative to."""
         return self.source.absolute().parent
 
@@ -110,7 +110,7 @@ def ready_sweeps() -> dict[str, Path]:
     return {path.stem: path for path in sorted(READY.glob("*.yaml"))}
 
 
-def find(name: str) -> Path:
+def find_sweep_file(name: str) -> Path:
     """The file of a sweep given as a path or by the name of a ready one; raises BadInput."""
     path, ready = Path(name), ready_sweeps()
     if path.is_file() or path.suffix in (".yaml", ".yml"):
@@ -120,9 +120,9 @@ def find(name: str) -> Path:
     raise BadInput(f"{name}: no such sweep file or ready sweep; {did_you_mean(name, ready)}")
 
 
-def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
+def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
     """The sweep in `path` with `--set` and `--data` applied; raises BadInput, having read every data file."""
-    document = read(path)
+    document = read_document(path)
     file: SweepFile = document.validate(SweepFile, document.content)
     for apply, texts in ((_apply_data, data), (_apply_set, sets)):
         for text in texts:
@@ -144,7 +144,8 @@ def load(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Swee
             )
     if not cells:
         reasons = Counter(
-            f"by {out.rule}" if out.rule != "conflict" else f"because {out.why}" for out in excluded
+            f"by {out.rule}" if out.rule != "conflict" else f"because {out.reason}"
+            for out in excluded
         )
         listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))
         raise document.error((), f"found no cell to run: {listed}; allowed: at least one cell")
@@ -176,7 +177,7 @@ def _check_file(document: Document, file: SweepFile) -> None:
 
 def _cells_of(
     document: Document, file: SweepFile, label: str, entry: WorkloadEntry, points: matrix.Matrix
-) -> tuple[list[Cell], list[matrix.Excluded]]:
+) -> tuple[list[Cell], list[matrix.ExcludedPoint]]:
     """The cells of one workload, and what was left out of its matrix."""
     declared, options, data, choice = _choose(document, label, entry)
     key = ("workloads", label)
@@ -193,21 +194,23 @@ def _cells_of(
     own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
     length, evaluate = entry.length or file.length, entry.evaluate or file.evaluate
     if length.steps is not None and length.steps <= file.warmup:
-        default = "" if ("warmup",) in document.places else ", the default"
+        default = "" if ("warmup",) in document.sources else ", the default"
         raise document.error(
             ("warmup",),
             f"found {file.warmup}{default}; allowed: fewer than the {length.steps} steps of {label}",
         )
 
     def senseless(axes: Axes) -> str | None:
-        return conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
+        return find_conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
 
     cells, excluded = [], []
     for axes, rule in points.points(label, own):
         why = "the sweep says so" if rule else senseless(axes)
         if why:
             excluded.append(
-                matrix.Excluded(workload=label, axes=asdict(axes), rule=rule or "conflict", why=why)
+                matrix.ExcludedPoint(
+                    workload=label, axes=asdict(axes), rule=rule or "conflict", reason=why
+                )
             )
         else:
             cells.append(
@@ -231,11 +234,11 @@ def _choose(
     key, uses, base = (
         ("workloads", label),
         entry.uses or label,
-        Path(document.places[()]).absolute().parent,
+        Path(document.sources[()]).absolute().parent,
     )
     named = (*key, "uses") if entry.uses else key
     try:
-        declared = declaration(uses, base)
+        declared = workload_declaration(uses, base)
     except ValueError as error:
         raise document.error(named, str(error)) from None
     except SyntaxError as error:
@@ -255,7 +258,7 @@ def _choose(
     return declared, options, data, choice
 
 
-def declaration(uses: str, base: Path) -> Entry:
+def workload_declaration(uses: str, base: Path) -> Entry:
     """What planning needs to know of a workload; raises ValueError if there is none. Imports torch for users' own."""
     if uses in BUILT_IN:
         return BUILT_IN[uses]

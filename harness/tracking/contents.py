@@ -115,7 +115,7 @@ def trial_contents(record: Record, *, repeats: int) -> Contents:
         "harness.order_digest": record.order_digest,
         "harness.parameter_digest": record.rank0.parameter_digest if record.rank0 else None,
         "harness.error": str(record.failure) if record.failure else None,
-        "harness.invalid": "; ".join(record.invalid) or None,
+        "harness.invalid": "; ".join(record.violations) or None,
         "harness.settled": record.summary.settled if record.summary else None,
         "harness.slowest_rank": _slowest(record),
         "harness.interruptions": "; ".join(_interruptions(record)) or None,
@@ -310,7 +310,7 @@ def _times(record: Record) -> list[int]:
 
 def _note(record: Record) -> str | None:
     """For the run's page: why it failed or is invalid, and where it was interrupted."""
-    parts = [_listed("invalid, left out of all means", record.invalid)]
+    parts = [_listed("invalid, left out of all means", record.violations)]
     if failure := record.failure:
         trace = f"\n\n```\n{failure.traceback[-VALUE // 2 :]}\n```" if failure.traceback else ""
         parts = [f"**{failure}**{trace}"]
@@ -326,7 +326,7 @@ def _interruptions(record: Record) -> list[str]:
     """In words: where it was interrupted, by what, and what that took."""
     taken_up = record.ranks[0].interruptions if record.ranks else ()
     return [
-        f"interrupted by {one.by or 'its end'} after step {one.step}: {one.lost:.1f} s lost"
+        f"interrupted by {one.signal or 'its end'} after step {one.step}: {one.lost_seconds:.1f} s lost"
         for one in taken_up
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput
-from harness.records.record import Record, parse
+from harness.records.record import Record, parse_record
 from harness.tracking.connect import in_one_line
 from harness.tracking.runs import RECORD, SPEC, is_whole, search
 
@@ -55,7 +55,7 @@ def _record(client: MlflowClient, run: Run) -> Record:
         raise BadInput(
             f"{place}: found no whole record with it; `harness collect SWEEP` completes a delivery"
         )
-    return parse(_text(client, run, "record.json"), f"{place}: record.json")
+    return parse_record(_text(client, run, "record.json"), f"{place}: record.json")
 
 
 def _text(client: MlflowClient, run: Run, name: str) -> str:

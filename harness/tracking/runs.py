@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.core.paths import SweepFolder, TrialFolder, folder_name
-from harness.records import record as records_on_disk
+from harness.core.paths import SweepFolder, TrialFolder, safe_folder_name
 from harness.records.environment import scrub, secrets
-from harness.records.record import Record
+from harness.records.record import Record, read_record
 from harness.spec.cell import WorkloadRef
 from harness.tracking.contents import (
     Contents,
@@ -129,7 +128,7 @@ class Runs:
                 if run.data.tags.get(BOARD) == digest:
                     continue
                 if label not in drawn:
-                    drawn[label] = Path(aside) / f"{folder_name(label)}.png"
+                    drawn[label] = Path(aside) / f"{safe_folder_name(label)}.png"
                     draw_board(verdicts, label, drawn[label])
                 self.client.log_artifact(run.info.run_id, str(drawn[label]), "figures")
                 if run is not sweep or label == list(digests)[-1]:
@@ -179,11 +178,11 @@ class Runs:
         return run
 
     def _bring_spec(self, sweep: Run) -> None:
-        if self.folder.spec.exists():
-            text = self._clean(self.folder.spec.read_text(encoding="utf-8"))
+        if self.folder.spec_path.exists():
+            text = self._clean(self.folder.spec_path.read_text(encoding="utf-8"))
             digest = hashlib.sha256(text.encode()).hexdigest()
             if sweep.data.tags.get(SPEC) != digest:
-                self.client.log_text(sweep.info.run_id, text, self.folder.spec.name)
+                self.client.log_text(sweep.info.run_id, text, self.folder.spec_path.name)
                 self.client.set_tag(sweep.info.run_id, SPEC, digest)
 
     def _find_whole(self, outline: Outline, cell: Run) -> Run | None:
@@ -199,12 +198,12 @@ class Runs:
         from mlflow.entities import Metric, Param
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        place = self.folder.trial(outline.trial)
+        place = self.folder.trial_folder(outline.trial)
         same = known is not None and (known.started, known.ended) == (
             outline.started,
             outline.ended,
         )
-        record = known if known and same else records_on_disk.read(place.record)
+        record = known if known and same else read_record(place.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
         run = self._create(contents, cell.info.run_id, {RECORD: outline.digest})
         run_id = run.info.run_id
@@ -227,7 +226,7 @@ class Runs:
     def _gather(self, record: Record, place: TrialFolder, aside: Path) -> None:
         """The files that go with a trial's run."""
         (aside / "record.json").write_text(
-            self._clean(place.record.read_text(encoding="utf-8")), encoding="utf-8"
+            self._clean(place.record_path.read_text(encoding="utf-8")), encoding="utf-8"
         )
         if record.rank0:
             text = json.dumps(record.rank0.environment, indent=1) + "\n"
@@ -305,8 +304,8 @@ def datasets(workload: WorkloadRef, clean: Any) -> list[DatasetInput]:
 
 def gather_profile(place: TrialFolder, aside: Path, clean: Callable[[str], str]) -> None:
     """A profiler's tables, and its traces, which are left out by name where they are too large."""
-    for file in sorted(place.profile.glob("rank*")):
-        to = aside / place.profile.name / file.name
+    for file in sorted(place.trace_folder.glob("rank*")):
+        to = aside / place.trace_folder.name / file.name
         to.parent.mkdir(exist_ok=True)
         size = file.stat().st_size
         if file.suffix == ".txt":

@@ -23,8 +23,8 @@ def scalars(record: Record) -> dict[str, float]:
             "steady_from_step": summary.window_start,
             "skew": summary.slowest.skew if summary.slowest else None,
             "final_loss": summary.final_loss,
-            f"final_{target}": summary.final,
-            f"best_{target}": summary.best,
+            f"final_{target}": summary.final_metric,
+            f"best_{target}": summary.best_metric,
             **{f"{phase}_share": share for phase, share in summary.shares.items()},
         }
     found |= _interrupted(record)
@@ -44,7 +44,7 @@ def _interrupted(record: Record) -> dict[str, float | None]:
     taken_up = record.ranks[0].interruptions if record.ranks else ()
     lost = {
         "harness.interruptions": len(taken_up),
-        "harness.interruptions_lost_s": sum(one.lost for one in taken_up),
+        "harness.interruptions_lost_s": sum(one.lost_seconds for one in taken_up),
     }
     return {**lost} if taken_up else {}
 
@@ -56,7 +56,7 @@ def _compiled(record: Record) -> dict[str, float | None]:
         return {}
     return {
         "compile_graphs": max(one.graphs for one in found),
-        "compile_graph_breaks": max(sum(one.breaks.values()) for one in found),
+        "compile_graph_breaks": max(sum(one.graph_breaks.values()) for one in found),
         "compile_recompiles": max(one.recompiles for one in found),
         "compile_cache_hits": max(one.cache_hits for one in found),
     }
@@ -65,7 +65,7 @@ def _compiled(record: Record) -> dict[str, float | None]:
 def _loss_scale(record: Record) -> dict[str, float | None]:
     found = [rank.loss_scale for rank in record.ranks if rank.loss_scale]
     return (
-        {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped}
+        {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped_steps}
         if found
         else {}
     )

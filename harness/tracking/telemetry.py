@@ -40,7 +40,7 @@ def telemetry_scalars(ranks: Sequence[RankResult], batch_size: int) -> dict[str,
             for reason in one
         }
         metrics |= {f"gpu_throttled_share.{reason}": share for reason, share in reasons.items()}
-    foreign = [one.foreign for one in found if one.foreign is not None]
+    foreign = [one.foreign_processes for one in found if one.foreign_processes is not None]
     if len(foreign) == len(found):
         metrics["gpu_foreign_processes"] = max(len(one) for one in foreign)
     joules = [one.joules / one.metered_steps for one in found if one.joules is not None]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder, folder_name
-from harness.records import record as records_on_disk
-from harness.records.record import Record
+from harness.core.paths import Results, SweepFolder, safe_folder_name
+from harness.records.record import Record, read_record
 from harness.tracking.connect import (
     FIRST_ANSWER,
     check_exists,
@@ -115,7 +114,7 @@ class Tracker:
             place = (
                 None
                 if is_server(self.uri)
-                else (self.results.artifacts / folder_name(name)).absolute().as_uri()
+                else (self.results.artifacts / safe_folder_name(name)).absolute().as_uri()
             )
             return client.get_experiment(
                 client.create_experiment(name, artifact_location=place)
@@ -149,7 +148,7 @@ def untaken(sweep: str) -> str:
 def read_outlines(folder: SweepFolder) -> list[Outline]:
     """Of every record in the folder. Raises BadInput if one can't be read or there is none."""
     outlines = []
-    for path in folder.records():
+    for path in folder.record_paths():
         found = path.stat()
         outlines.append(_outline(path, found.st_mtime_ns, found.st_size))
     if not outlines:
@@ -160,15 +159,15 @@ def read_outlines(folder: SweepFolder) -> list[Outline]:
 @lru_cache(maxsize=100_000)
 def _outline(path: Path, changed: int, size: int) -> Outline:
     """Read once for as long as the file stays as it is."""
-    return Outline.of(records_on_disk.read(path), digest_of(path.read_bytes()))
+    return Outline.of(read_record(path), digest_of(path.read_bytes()))
 
 
 def _read_spec(folder: SweepFolder) -> dict[str, Any]:
     """What the sweep asked for; empty if that isn't known."""
-    if not folder.spec.exists():
+    if not folder.spec_path.exists():
         return {}
     try:
-        spec: dict[str, Any] = json.loads(folder.spec.read_text(encoding="utf-8"))
+        spec: dict[str, Any] = json.loads(folder.spec_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.spec}: can't be read as a sweep: {error}") from None
+        raise BadInput(f"{folder.spec_path}: can't be read as a sweep: {error}") from None
     return spec

@@ -79,7 +79,7 @@ class Compiler:
             raise NotApplied(f"cache: cold was asked for and {hits} graphs came from a cache")
         return Compiled(
             graphs=graphs,
-            breaks={
+            graph_breaks={
                 one_line(reason): int(count) for reason, count in counters["graph_break"].items()
             },
             recompiles=self.recompiles,

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from harness.core.errors import NotApplied
-from harness.core.processes import let_threads_rest
+from harness.core.processes import wait_for_idle_threads
 from harness.spec.axes import Axes
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
@@ -67,7 +67,7 @@ class _Resident:
 class _Loader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if self.num_workers and sys.version_info < (3, 12):
-            let_threads_rest()
+            wait_for_idle_threads()
         return super().__iter__()
 
 

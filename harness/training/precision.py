@@ -109,7 +109,7 @@ class Scaler:
         """None unless there is a loss scale."""
         if not self.scaled:
             return None
-        return LossScale(scale=self.scaler.get_scale(), skipped=self.skipped)
+        return LossScale(scale=self.scaler.get_scale(), skipped_steps=self.skipped)
 
     def state(self) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict(), "skipped": self.skipped}

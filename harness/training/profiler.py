@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.training.loader import Fetched, to_device
 from harness.training.strategy import arrange
 from harness.training.train import Training
@@ -23,7 +23,7 @@ def trace_steps(training: Training, steps: int) -> None:
     They go on from where training stopped, so every rank must take part and the model is not as it was afterwards.
     The learning rate stays at its last: a schedule need not know what comes after its end.
     """
-    place, on_gpu = training.folder.trace(training.ranks.rank), training.device.type == "cuda"
+    place, on_gpu = training.folder.trace_path(training.ranks.rank), training.device.type == "cuda"
     training.schedule = None
     batches = _further(training)
 
@@ -31,7 +31,7 @@ def trace_steps(training: Training, steps: int) -> None:
         _write_trace(finished, place)
         by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         table = finished.key_averages().table(sort_by=by, row_limit=ROWS)
-        write_whole(place.with_name(place.name.replace(".json.gz", ".txt")), table)
+        write_atomically(place.with_name(place.name.replace(".json.gz", ".txt")), table)
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)

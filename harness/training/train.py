@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
-from harness.core.paths import TrialFolder, write_whole
+from harness.core.paths import TrialFolder, write_atomically
 from harness.measure.clock import Phase, StepTimes, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
 from harness.records.record import Compiled, Evaluation, Interruption, Target
-from harness.spec.axes import gpu_only
+from harness.spec.axes import setting_that_needs_gpu
 from harness.spec.cell import Assignment
 from harness.training import checkpoint
 from harness.training.evaluate import evaluate
@@ -83,7 +83,7 @@ class Training:
         self.cell, self.seed = assignment.trial.cell, assignment.trial.seed
         self.axes = self.cell.axes
         self.step = self.first = 0  # optimizer steps done: so far, and by earlier attempts
-        self.compiler = Compiler(self.axes, folder.cache(ranks.rank))
+        self.compiler = Compiler(self.axes, folder.compiler_cache(ranks.rank))
         self.scaler = Scaler(self.axes, device)
         self.loss = under_autocast(self.axes, device, workload.loss)
         self.moves = (
@@ -117,7 +117,7 @@ class Training:
             self._build()
 
     def _build(self) -> None:
-        if (setting := gpu_only(self.axes)) and self.device.type != "cuda":
+        if (setting := setting_that_needs_gpu(self.axes)) and self.device.type != "cuda":
             raise NotApplied(f"{setting}; needed: a GPU")
         self.memory = PeakMemory(self.device)
         apply_matmul_precision(self.axes, self.device)
@@ -134,7 +134,9 @@ class Training:
             self.splits.train, self.order, self.axes, seed=self.seed, device=self.device
         )
         seed_everything(self.seed, self.ranks.rank)
-        place = broadcast_from_rank_0(checkpoint.newest(self.folder.best, self.folder.resume))
+        place = broadcast_from_rank_0(
+            checkpoint.newest(self.folder.best_checkpoints, self.folder.resume_checkpoints)
+        )
         if place is not None:
             self._resume(place)
 
@@ -149,7 +151,7 @@ class Training:
             setattr(self.trace, name, value)
         self.digest.sums = self.trace.order
         lost = max(0.0, time.time() - rest["at"])
-        taken_up = Interruption(step=self.step, at=rest["at"], by=rest["by"], lost=lost)
+        taken_up = Interruption(step=self.step, at=rest["at"], signal=rest["by"], lost_seconds=lost)
         self.trace.interruptions.append(asdict(taken_up))
 
     def _rehearse(self) -> None:
@@ -306,7 +308,7 @@ class Training:
             and self.target.best(self.trace.evaluations_seen()) == found
         ):
             with self.phase("checkpoint"):
-                self._save(self.folder.best)
+                self._save(self.folder.best_checkpoints)
 
     def _goes_on(self) -> bool:
         """Whether no rank was asked to stop."""
@@ -316,7 +318,7 @@ class Training:
         """Leave a checkpoint and end; no rank before it is there, as launchers end all ranks when one has ended."""
         self._tell("interrupted")
         if self.step > self.first:
-            self._save(self.folder.resume, by=SIGNAL.name)
+            self._save(self.folder.resume_checkpoints, by=SIGNAL.name)
         barrier()
         raise Interrupted(f"{SIGNAL.name} after step {self.step} of {self.steps}")
 
@@ -375,4 +377,4 @@ class Training:
                 "at": time.time(),
                 **self.pace,
             }
-            write_whole(self.folder.progress, json.dumps(content), durable=False)
+            write_atomically(self.folder.progress_path, json.dumps(content), durable=False)

@@ -32,7 +32,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
-from harness.records.record import Failure, Interruption, Rank0Report, RankResult, write
+from harness.records.record import Failure, Interruption, Rank0Report, RankResult, write_record
 from harness.records.restore import restore
 from harness.records.series import Series
 from harness.spec.cell import Assignment
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ranks, folder = Ranks.from_environment(), TrialFolder(given.folder)
     ranks.export()
     if given.write_logs:
-        _redirect(folder.log(ranks.rank))
-    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered=time.time())
+        _redirect(folder.rank_log(ranks.rank))
+    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered_at=time.time())
     trace, code = Trace(), 0
     try:
         result = run(folder, ranks, entered, trace)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         code = error.exit_code if isinstance(error, Interrupted) else 1
         result = replace(entered, failure=_describe(error, ranks), **_series(trace))
-    write(folder.result(ranks.rank), result)
+    write_record(folder.result_path(ranks.rank), result)
     sys.stdout.flush()
     sys.stderr.flush()
     return code
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) -> RankResult:
     """Train as `trial.json` says; `trace` fills up on the way, so that a failure leaves what was seen."""
-    assignment = restore(Assignment, json.loads(folder.assignment.read_text(encoding="utf-8")))
+    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
     torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     device = choose_device(assignment.device, ranks)
     needed = assignment.trial.cell.axes.strategy != "single"
@@ -101,7 +101,7 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) ->
 def load_workload(assignment: Assignment) -> Workload:
     """The cell's workload with its settings."""
     choice = assignment.trial.cell.workload
-    kind = load_class(choice.uses, Path(assignment.base))
+    kind = load_class(choice.uses, Path(assignment.base_folder))
     return kind(restore(kind.Options, choice.options), restore(kind.Data, choice.data))
 
 
@@ -111,7 +111,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
     return replace(
         entered,
         **_series(training.trace),
-        order=training.digest.sums,
+        order_sums=training.digest.sums,
         compiled=training.compiled(),
         loss_scale=training.scaler.account(),
         telemetry=training.telemetry.account(),
@@ -136,11 +136,11 @@ def _series(trace: Trace) -> dict[str, Any]:
 
 
 def _rank0_report(training: Training, fingerprint: str) -> Rank0Report:
-    best = checkpoint.newest(training.folder.best)
+    best = checkpoint.newest(training.folder.best_checkpoints)
     return Rank0Report(
         target=training.target,
         steps_per_epoch=training.order.steps,
-        parameters=training.parameters,
+        parameter_count=training.parameters,
         flops_per_sample=training.workload.flops_per_sample(),
         evaluations=training.trace.evaluations_seen(),
         parameter_digest=fingerprint,

@@ -17,7 +17,7 @@ from harness.core.paths import Results
 from harness.records.record import Record
 from harness.records.series import Series
 from harness.spec.sweep import Sweep
-from tests.factories import make_record, write_record
+from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load
 
@@ -51,9 +51,9 @@ def ran(
             step_seconds=seconds,
             started=started + 10 * number,
         )
-        write_record(place.sweep(name), record)
+        write_trial(place.sweep_folder(name), record)
     asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
-    place.sweep(name).spec.write_text(json.dumps(asked, default=str), encoding="utf-8")
+    place.sweep_folder(name).spec_path.write_text(json.dumps(asked, default=str), encoding="utf-8")
     return sweep
 
 
@@ -71,9 +71,9 @@ def test_every_form_of_a_name(place: Results) -> None:
     whole, own, single = (2, 6), (1, 3), (1, 1)
     assert counts(place, "one", "results/runs/one") == [whole, whole]
     assert counts(place, cell.id, cell.label, f"one/{cell.id}", f"one/{cell.label}") == [own] * 4
-    folder = place.sweep("one").trial(trial.id)
+    folder = place.sweep_folder("one").trial_folder(trial.id)
     assert (
-        counts(place, trial.id, f"one/{trial.id}", str(folder.record), str(folder.path))
+        counts(place, trial.id, f"one/{trial.id}", str(folder.record_path), str(folder.path))
         == [single] * 4
     )
 
@@ -81,12 +81,12 @@ def test_every_form_of_a_name(place: Results) -> None:
 def test_trials_that_never_ran_are_counted(place: Results) -> None:
     sweep = ran(place, "one")
     lost = sweep.trials()[0]
-    place.sweep("one").trial(lost.id).record.unlink()
+    place.sweep_folder("one").trial_folder(lost.id).record_path.unlink()
     (side,) = select(place, ["one"])
     assert {cell.cell.id: cell.left_out for cell in side.cells}[lost.cell.id] == {"unrecorded": 1}
     for trial in sweep.trials():
         if trial.cell.id == lost.cell.id:
-            place.sweep("one").trial(trial.id).record.unlink(missing_ok=True)
+            place.sweep_folder("one").trial_folder(trial.id).record_path.unlink(missing_ok=True)
     (side,) = select(place, ["one"])
     assert {cell.cell.id: cell.left_out for cell in side.cells}[lost.cell.id] == {"unrecorded": 3}
 
@@ -175,8 +175,8 @@ def test_a_cell_that_failed_is_named_and_the_others_are_compared(place: Results)
     ran(place, "one")
     failed = ran(place, "two", started=1.8e9).cells[1]
     for seed in KEYS["seeds"]:
-        write_record(
-            place.sweep("two"), make_record(failed, seed=seed, sweep="two", status="failed")
+        write_trial(
+            place.sweep_folder("two"), make_record(failed, seed=seed, sweep="two", status="failed")
         )
     ended = compared("one", "two")
     assert ended.code == 3
@@ -301,8 +301,10 @@ def test_slow_steps_after_the_summary_are_seen_in_the_error(place: Results) -> N
     """The error of a trial is that of its steps, not made up: ten times the spread, ten times the error."""
 
     def error(record: Record) -> float:
-        write_record(place.sweep("one"), record)
-        (side,) = select(place, [str(place.sweep("one").trial(record.trial.id).record)])
+        write_trial(place.sweep_folder("one"), record)
+        (side,) = select(
+            place, [str(place.sweep_folder("one").trial_folder(record.trial.id).record_path)]
+        )
         return side.cells[0].trials[0].relative_error or 0.0
 
     record = make_record(load(Path(), length={"steps": 400}, warmup=2).cells[0])

@@ -46,7 +46,7 @@ def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
     from harness.spec import sweep as spec
 
     Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
-    trial = spec.load(Path("sweep.yaml")).trials()[0]
+    trial = spec.load_sweep(Path("sweep.yaml")).trials()[0]
     path = Path("results/runs/demo") / trial.id / "record.json"
     path.parent.mkdir(parents=True)
     path.write_text(content, encoding="utf-8")

@@ -50,8 +50,8 @@ def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> De
     found[-1] = make_record(
         cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0
     )
-    write_sweep(place.sweep("pages"), found)
-    return Tracker(place, mlflow_server).deliver(place.sweep("pages"))
+    write_sweep(place.sweep_folder("pages"), found)
+    return Tracker(place, mlflow_server).deliver(place.sweep_folder("pages"))
 
 
 @pytest.fixture

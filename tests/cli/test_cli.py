@@ -9,7 +9,7 @@ import typer
 import harness as package
 from harness.cli import main as cli
 from harness.cli.completion import complete_set
-from harness.spec.axes import AXIS_TYPES, axis_words
+from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
 from tests.support.sweeps import write
@@ -136,7 +136,9 @@ class TestCompletion:
 
     def test_of_set_offers_what_an_axis_takes(self) -> None:
         assert complete_set("") == [f"{axis}=" for axis in AXIS_TYPES]
-        assert complete_set("strategy=") == [f"strategy={word}" for word in axis_words("strategy")]
+        assert complete_set("strategy=") == [
+            f"strategy={word}" for word in axis_choices("strategy")
+        ]
         assert complete_set("strategy=fs") == ["strategy=fsdp2"]
         assert complete_set("strategy=single,d") == ["strategy=single,ddp"]
         assert complete_set("fullgraph=") == ["fullgraph=false", "fullgraph=true"]

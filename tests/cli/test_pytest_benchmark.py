@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from tests.support.benchmarks import OTHER_MACHINE, Place
 from tests.support.commands import harness
 
@@ -87,7 +87,7 @@ def test_a_cell_that_the_baseline_lacks_fails(before: Place) -> None:
     content["benchmarks"] = [
         one for one in content["benchmarks"] if one["name"] != before.bf16.label
     ]
-    write_whole(saved, json.dumps(content))
+    write_atomically(saved, json.dumps(content))
     next(before.results.baselines.glob(f"*/{before.bf16.id}.json")).unlink()
     before.record(before.bf16, slower=0.5)
     assert theirs(before, "mean:5%") == "passed"
@@ -107,7 +107,7 @@ def test_a_cell_that_the_run_lacks_fails(before: Place) -> None:
 
 
 def test_trials_that_the_run_lacks_fail(before: Place) -> None:
-    before.results.sweep("demo").trial(f"{before.bf16.id}-s4-r0").record.unlink()
+    before.results.sweep_folder("demo").trial_folder(f"{before.bf16.id}-s4-r0").record_path.unlink()
     assert theirs(before, "mean:5%") == "passed"
     found = before.pytest()
     found.assert_outcomes(passed=1, failed=1)
@@ -118,7 +118,7 @@ def test_another_machines_baseline_fails_unless_it_is_the_question(before: Place
     (saved,) = before.path.rglob("0001_before.json")
     content = json.loads(saved.read_text(encoding="utf-8"))
     content["machine_info"]["node"] = "another"
-    write_whole(saved, json.dumps(content))
+    write_atomically(saved, json.dumps(content))
     with pytest.warns(Warning, match="machine_info is different"):
         assert theirs(before, "mean:5%") == "passed"
     for cell in (before.fp32, before.bf16):

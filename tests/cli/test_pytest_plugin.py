@@ -12,7 +12,7 @@ import pytest
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.launch.sweep import lock
-from harness.records import record
+from harness.records.record import read_record
 from tests.support.benchmarks import PLUGIN, SEEDS, Place, records
 from tests.support.commands import harness
 
@@ -110,7 +110,7 @@ def test_nothing_runs_where_cells_are_only_listed(place: Place) -> None:
 
 def test_a_sweep_that_is_at_work_is_refused_in_one_line(place: Place) -> None:
     place.both()
-    with lock(place.results.sweep("demo")):
+    with lock(place.results.sweep_folder("demo")):
         found = place.pytest(trials=())
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines(["ERROR: *is at work on this sweep; wait for it"])
@@ -225,7 +225,9 @@ def test_trials_run_anew_and_are_held_against_those_before(place: Place) -> None
     ).code in (0, 3)
     baseline.save(
         place.results,
-        aggregate([record.read(path) for path in place.results.sweep("demo").records()]),
+        aggregate(
+            [read_record(path) for path in place.results.sweep_folder("demo").record_paths()]
+        ),
     )
     place.gate(min_effect="90%", inconclusive="ignore", bits="fail")
     options = [f"--harness-{option.removeprefix('--')}" for option in less[::2]]

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.gate.limits import read_gate
-from harness.spec.sweep import load, ready_sweeps
+from harness.spec.sweep import load_sweep, ready_sweeps
 from tests.support.running import run
 from tests.support.tree import TOP
 
@@ -36,12 +36,12 @@ def test_a_users_workload_trains(tmp_path: Path) -> None:
     narrow, wide = run(printed("spiral.yaml", tmp_path))
     assert narrow.summary is not None
     assert wide.summary is not None
-    assert wide.summary.final is not None
-    assert wide.summary.final > 0.95 > (narrow.summary.final or 1.0)
+    assert wide.summary.final_metric is not None
+    assert wide.summary.final_metric > 0.95 > (narrow.summary.final_metric or 1.0)
 
 
 def test_the_sweep_is_what_it_says(tmp_path: Path) -> None:
-    sweep = load(printed("sweep.yaml", tmp_path))
+    sweep = load_sweep(printed("sweep.yaml", tmp_path))
     assert len(sweep.cells) == 2 * (2 * 2 * 3 - 2) + 1
     assert len(sweep.trials()) == 3 * len(sweep.cells)
 
@@ -58,7 +58,7 @@ def test_the_mistake_gives_the_line_that_is_printed(
 
 
 def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
-    cells = load(ready_sweeps()["quickstart"]).cells
+    cells = load_sweep(ready_sweeps()["quickstart"]).cells
     assert re.findall(
         r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE
     ) == [cell.id for cell in cells]
@@ -69,7 +69,7 @@ def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
     printed("sweep.yaml", tmp_path)
     cells = {
         cell.axes.precision: cell
-        for cell in load(tmp_path / "sweep.yaml").cells
+        for cell in load_sweep(tmp_path / "sweep.yaml").cells
         if cell.workload.label == "mlp"
     }
     assert (gate.limits(cells["fp32"]).min_effect, gate.limits(cells["fp32"]).bits) == (

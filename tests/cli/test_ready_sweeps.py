@@ -10,9 +10,8 @@ import pytest
 
 from harness.cli.main import main
 from harness.core.paths import Results
-from harness.records import record
-from harness.records.record import Record
-from harness.spec.sweep import load, ready_sweeps
+from harness.records.record import Record, read_record
+from harness.spec.sweep import load_sweep, ready_sweeps
 from tests.support.running import local_profile
 from tests.support.tree import TOP
 
@@ -39,13 +38,17 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
     with pytest.raises(SystemExit) as ended:
         main(["run", *arguments, *given])
     assert not ended.value.code
-    return [record.read(path) for path in Results(results).sweep(arguments[0]).records()]
+    return [
+        read_record(path) for path in Results(results).sweep_folder(arguments[0]).record_paths()
+    ]
 
 
 def final(records: list[Record], label: str) -> list[float]:
     """The target metric of a workload's trials after their last step."""
     mine = [one.summary for one in records if one.trial.cell.workload.label == label]
-    return [summary.final for summary in mine if summary and summary.final is not None]
+    return [
+        summary.final_metric for summary in mine if summary and summary.final_metric is not None
+    ]
 
 
 @pytest.fixture
@@ -90,14 +93,14 @@ def test_every_ready_sweep_says_what_it_is_for(name: str, data: Path) -> None:
         "tickets": [str(texts)],
         "matrix": [f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"],
     }
-    sweep = load(ready_sweeps()[name], data=lies.get(name, []))
+    sweep = load_sweep(ready_sweeps()[name], data=lies.get(name, []))
     assert sweep.name == name
     assert sweep.description
 
 
 def test_the_matrix_has_48_cells_that_differ(data: Path) -> None:
     digits, texts = data / "mnist10k", data / "banking77"
-    sweep = load(
+    sweep = load_sweep(
         ready_sweeps()["matrix"], data=[f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"]
     )
     assert len({cell.id for cell in sweep.cells}) == 48

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 
-from harness.core.processes import let_threads_rest
+from harness.core.processes import wait_for_idle_threads
 
 
 def work(ended: threading.Event) -> None:
@@ -17,7 +17,7 @@ def work(ended: threading.Event) -> None:
 def test_threads_at_work_are_waited_for() -> None:
     ended = threading.Event()
     threading.Thread(target=work, args=[ended]).start()
-    let_threads_rest(60)
+    wait_for_idle_threads(60)
     assert ended.is_set()
 
 
@@ -26,7 +26,7 @@ def test_threads_that_only_wait_are_not() -> None:
     waiting = threading.Thread(target=ended.wait)
     waiting.start()
     began = time.monotonic()
-    let_threads_rest(60)
+    wait_for_idle_threads(60)
     assert time.monotonic() - began < 30
     ended.set()
     waiting.join()
@@ -41,7 +41,7 @@ def test_threads_that_never_rest_are_not_waited_for_for_long() -> None:
 
     restless = threading.Thread(target=go_on)
     restless.start()
-    let_threads_rest(0.05)
+    wait_for_idle_threads(0.05)
     assert not ended.is_set()
     ended.set()
     restless.join()

@@ -14,7 +14,7 @@ from covertable import make
 
 from harness.measure.clock import Phase
 from harness.records.record import Record
-from harness.spec.axes import DEFAULTS, NEEDS, Axes, Need, conflict
+from harness.spec.axes import DEFAULTS, NEEDS, Axes, Requirement, find_conflict
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed
@@ -43,7 +43,7 @@ VALUES: dict[str, list[Any]] = {
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2, "bf16": 5e-2, "bf16:fsdp2": 5e-2}
 
 
-def sensible(need: Need, dependent: str) -> dict[str, Any]:
+def sensible(need: Requirement, dependent: str) -> dict[str, Any]:
     def evaluate(row: dict[str, Any]) -> bool:
         return bool(row[dependent] == DEFAULTS[dependent] or need.met(row[need.axis]))
 
@@ -105,7 +105,7 @@ def test_every_pair_that_makes_sense_is_covered() -> None:
 
 
 def test_every_row_makes_sense() -> None:
-    assert [conflict(Axes(batch_size=32, **row)) for row in COVERING] == [None] * len(COVERING)
+    assert [find_conflict(Axes(batch_size=32, **row)) for row in COVERING] == [None] * len(COVERING)
 
 
 def possible(pair: dict[str, Any]) -> bool:
@@ -113,7 +113,9 @@ def possible(pair: dict[str, Any]) -> bool:
     needed = ("strategy", "fsdp_wrap", "execution", "input", "num_workers", "grad_accum_steps")
     free = [axis for axis in needed if axis not in pair]
     return any(
-        conflict(Axes(batch_size=32, world_size=2, **pair, **dict(zip(free, choice, strict=True))))
+        find_conflict(
+            Axes(batch_size=32, world_size=2, **pair, **dict(zip(free, choice, strict=True)))
+        )
         is None
         for choice in itertools.product(*(VALUES[axis] for axis in free))
     )

@@ -12,7 +12,7 @@ from harness.core.errors import HarnessError
 from harness.gate.paired import Budget, measure
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below
@@ -60,7 +60,7 @@ def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_
         key: Tree(name=key, top=repository.path, place=one.path)
         for key, one in (("a", repository), ("b", other))
     }
-    (cell,) = load(repository.sweep).cells
+    (cell,) = load_sweep(repository.sweep).cells
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match=words):
         measure(
@@ -74,7 +74,7 @@ def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None
     (tmp_path / "b" / "harness").mkdir(parents=True)
     (tmp_path / "b" / "harness" / "__init__.py").touch()
     trees = {key: Tree(name=key, top=repository.path, place=tmp_path / key) for key in "ab"}
-    (cell,) = load(repository.sweep).cells
+    (cell,) = load_sweep(repository.sweep).cells
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):
         measure(

@@ -125,4 +125,6 @@ def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path)
     after = by_label(run(path))
     assert after["fine"] == before["fine"]
     assert after["raises"].attempt == 2
-    assert [failure.message for failure in after["raises"].earlier] == ["the dog ate batch 17"]
+    assert [failure.message for failure in after["raises"].previous_failures] == [
+        "the dog ate batch 17"
+    ]

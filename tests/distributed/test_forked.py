@@ -62,7 +62,7 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(place: TrialFolder
         said.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     assert said[0] == said[1]
     assert [variables["RANK"] for variables, _ in said[0]] == ["0", "1", "2"]
-    assert not place.failures.exists()
+    assert not place.failures_path.exists()
 
 
 def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
@@ -71,7 +71,7 @@ def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
     launcher = Torchrun(environment={}, fork=True)
     command = launcher.command("ranks", place, 4)
     assert launcher.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
-    found = json.loads(place.failures.read_text(encoding="utf-8"))
+    found = json.loads(place.failures_path.read_text(encoding="utf-8"))
     assert {rank: one["exitcode"] for rank, one in found.items()} == {"1": -signal.SIGKILL, "2": 3}
     seen = [(one.kind, one.rank, one.message) for one in launcher.observed_failures(place, "")]
     assert sorted(seen) == [("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")]

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from harness.core.paths import Results, TrialFolder, write_whole
+from harness.core.paths import Results, TrialFolder, write_atomically
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
-from harness.records import record
-from harness.records.record import Record
+from harness.records.record import Record, read_rank_result
 from harness.spec import sweep as spec
 from harness.spec.cell import Assignment
 from tests.support.running import line_sweep, run
@@ -58,8 +57,8 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, variant: str) -> None:
     whole = trained(tmp_path / "whole", VARIANTS[variant], "")
     cut = trained(tmp_path / "cut", VARIANTS[variant], words)
     assert (whole.status, cut.status) == ("done", "done"), (whole.failure, cut.failure)
-    assert [failure.kind for failure in cut.earlier] == ["Interrupted"] * times
-    assert cut.earlier[0].message == "SIGUSR2 after step 1 of 30"
+    assert [failure.kind for failure in cut.previous_failures] == ["Interrupted"] * times
+    assert cut.previous_failures[0].message == "SIGUSR2 after step 1 of 30"
     assert whole.rank0 is not None
     assert cut.rank0 is not None
     assert cut.rank0.parameter_digest == whole.rank0.parameter_digest
@@ -69,20 +68,20 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, variant: str) -> None:
         one.metrics for one in whole.rank0.evaluations
     ]
     for rank in cut.ranks:
-        assert [one.by for one in rank.interruptions] == ["SIGUSR2"] * times
+        assert [one.signal for one in rank.interruptions] == ["SIGUSR2"] * times
         assert [one.step for one in rank.interruptions] == [
             one.step for one in cut.ranks[0].interruptions
         ]
-        assert all(one.lost > 0 for one in rank.interruptions)
-    folder = Results(tmp_path / "cut" / "results").sweep("line").trial(cut.trial.id)
-    assert not folder.resume.exists()
+        assert all(one.lost_seconds > 0 for one in rank.interruptions)
+    folder = Results(tmp_path / "cut" / "results").sweep_folder("line").trial_folder(cut.trial.id)
+    assert not folder.resume_checkpoints.exists()
 
 
 def test_more_ranks_add_up_gradients_in_the_same_order(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 4}
     whole = trained(tmp_path / "whole", axes, "", crossed=True)
     cut = trained(tmp_path / "cut", axes, "5", crossed=True)
-    assert [one.by for one in cut.ranks[0].interruptions] == ["SIGUSR2"]
+    assert [one.signal for one in cut.ranks[0].interruptions] == ["SIGUSR2"]
     assert cut.loss == whole.loss
 
 
@@ -90,17 +89,17 @@ def test_a_rank_started_by_hand_ends_with_a_code_of_its_own(tmp_path: Path) -> N
     """With threads, which NumPy starts when it is imported."""
     told = tmp_path / "interrupt"
     told.write_text("2", encoding="utf-8")
-    sweep = spec.load(
+    sweep = spec.load_sweep(
         line_sweep(tmp_path, {"line": {"options": {"interrupt": str(told)}}}, length={"steps": 30})
     )
     folder = TrialFolder(tmp_path / "trial")
-    assignment = Assignment(trial=sweep.trials()[0], base=str(tmp_path), device="cpu")
-    write_whole(folder.assignment, json.dumps(asdict(assignment)))
+    assignment = Assignment(trial=sweep.trials()[0], base_folder=str(tmp_path), device="cpu")
+    write_atomically(folder.assignment_path, json.dumps(asdict(assignment)))
     command = [sys.executable, "-m", "harness.training.worker", str(folder.path)]
     variables = os.environ | {"OMP_NUM_THREADS": "2"}
     codes = [subprocess.run(command, env=variables, check=False).returncode for _ in range(2)]
     assert codes == [75, 0]
-    assert record.read_rank(folder.result(0)).failure is None
+    assert read_rank_result(folder.result_path(0)).failure is None
 
 
 def test_a_trial_is_not_taken_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +110,8 @@ def test_a_trial_is_not_taken_up_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     path = line_sweep(place, {"line": {"options": {"interrupt": str(told)}}}, length={"steps": 30})
     (found,) = run(path)
     assert (found.status, found.attempt, found.rank0) == ("interrupted", 2, None)
-    folder = Results(place / "results").sweep("line").trial(found.trial.id)
-    assert folder.resume.exists()
+    folder = Results(place / "results").sweep_folder("line").trial_folder(found.trial.id)
+    assert folder.resume_checkpoints.exists()
     (found,) = run(path, redo="missing")
     assert (found.status, found.attempt) == ("done", 4)
-    assert [failure.kind for failure in found.earlier] == ["Interrupted"] * 3
+    assert [failure.kind for failure in found.previous_failures] == ["Interrupted"] * 3

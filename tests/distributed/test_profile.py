@@ -36,7 +36,7 @@ def records(folder: Path) -> dict[str, Record]:
 
 
 def place(folder: Path, record: Record) -> TrialFolder:
-    return Results(folder / "results").sweep("line").trial(record.trial.id)
+    return Results(folder / "results").sweep_folder("line").trial_folder(record.trial.id)
 
 
 @pytest.mark.parametrize("label", VARIANTS)
@@ -45,12 +45,12 @@ def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
 ) -> None:
     record = records[label]
     assert record.failure is None, record.failure
-    assert len(record.ranks) == len(list(place(folder, record).profile.glob("*.json.gz")))
+    assert len(record.ranks) == len(list(place(folder, record).trace_folder.glob("*.json.gz")))
     for rank in record.ranks:
         assert rank.loss is not None
         assert rank.loss.count == 6
         assert rank.phases["profile"] > 0
-        path = place(folder, record).trace(rank.rank)
+        path = place(folder, record).trace_path(rank.rank)
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         assert (
             len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
@@ -73,4 +73,4 @@ def test_a_profile_changes_nothing_that_is_recorded(
     assert profiled.loss == plain.loss
     assert profiled.order_digest == plain.order_digest
     assert profiled.rank0.parameter_digest == plain.rank0.parameter_digest
-    assert not place(tmp_path, plain).profile.exists()
+    assert not place(tmp_path, plain).trace_folder.exists()

@@ -17,7 +17,7 @@ import pytest
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
-from harness.records import record
+from harness.records.record import read_record
 from harness.spec import sweep as spec
 from tests.support.running import line_sweep, local_profile, processes_below, run, wait_until
 
@@ -48,9 +48,9 @@ def quiet() -> dict[str, str]:
 
 def folders(sweep: Path) -> list[TrialFolder]:
     """Of the sweep's trials, in their order."""
-    asked = spec.load(sweep)
-    folder = Results(sweep.parent / "results").sweep(asked.name)
-    return [folder.trial(trial.id) for trial in asked.trials()]
+    asked = spec.load_sweep(sweep)
+    folder = Results(sweep.parent / "results").sweep_folder(asked.name)
+    return [folder.trial_folder(trial.id) for trial in asked.trials()]
 
 
 def mlflow_trials(sweep: Path) -> list[str]:
@@ -101,7 +101,7 @@ def reached(trial: TrialFolder, since: float) -> int:
 
 
 def failure_kind(trial: TrialFolder) -> str | None:
-    failure = record.read(trial.record).failure
+    failure = read_record(trial.record_path).failure
     return failure.kind if failure else None
 
 
@@ -152,13 +152,13 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
 
     hold.unlink()
     subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
-    found = [record.read(trial.record) for trial in (first, second)]
+    found = [read_record(trial.record_path) for trial in (first, second)]
     assert [one.status for one in found] == ["done", "done"]
-    assert [[failure.kind for failure in one.earlier] for one in found] == [
+    assert [[failure.kind for failure in one.previous_failures] for one in found] == [
         ["Killed", "Lost"],
         ["Lost"],
     ]
-    assert len(Results(tmp_path / "results").sweep("line").records()) == 2
+    assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 2
     assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
     assert processes_below(tmp_path) == []
 
@@ -199,7 +199,7 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
     wait_until(lambda: processes_below(cut_folder) == [], 15)
     (resumed,) = run(path)
     (taken_up,) = resumed.ranks[0].interruptions
-    assert taken_up.by is None
+    assert taken_up.signal is None
     assert taken_up.step in (10, 20, 30)
     assert whole.rank0 is not None
     assert resumed.rank0 is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.records import record as records
+from harness.records.record import read_record
 from tests.support.commands import harness
 from tests.support.running import line_sweep
 
@@ -30,13 +30,13 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     assert "4/4" in ended.out  # two trials, each once again
     assert "invalid" in ended.out
     assert "data_wait: the loader starved: found" in ended.out
-    paths = results.sweep("line").records()
+    paths = results.sweep_folder("line").record_paths()
     assert len(paths) == 2
     for path in paths:
-        last = records.read(path)
+        last = read_record(path)
         assert (last.status, last.attempt) == ("invalid", 2)
-        assert [earlier.kind for earlier in last.earlier] == ["Invalid"]
-        first = records.read(path.with_name("invalid-1.json"))
+        assert [earlier.kind for earlier in last.previous_failures] == ["Invalid"]
+        first = read_record(path.with_name("invalid-1.json"))
         assert (first.status, first.attempt, first.failure) == ("invalid", 1, None)
         assert first.summary is not None
 
@@ -44,8 +44,8 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     ended = harness("run", *given)
     assert ended.code == 0
     for path in paths:
-        last = records.read(path)
-        assert (last.status, last.attempt, len(last.earlier)) == ("done", 3, 2)
+        last = read_record(path)
+        assert (last.status, last.attempt, len(last.previous_failures)) == ("done", 3, 2)
         assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {
             "invalid-1.json",
             "invalid-2.json",
@@ -55,4 +55,4 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     paths[0].write_text("{}", encoding="utf-8")
     assert harness("run", *given).code == 2
     assert harness("run", *given, "--force").code == 0
-    assert [records.read(path).status for path in paths] == ["done", "done"]
+    assert [read_record(path).status for path in paths] == ["done", "done"]

@@ -26,7 +26,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
     results = Results(tmp_path_factory.mktemp("selftest"))
     found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
     assert [record.status for record in found] == ["done"] * 3, [
-        record.failure or record.invalid for record in found
+        record.failure or record.violations for record in found
     ]
     return {record.trial.cell.axes.world_size: record for record in found}
 

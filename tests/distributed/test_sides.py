@@ -12,18 +12,20 @@ import pytest
 from harness.gate.arms import Starter
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from tests.support.running import line_sweep
 
 pytestmark = pytest.mark.distributed
 
 
 def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_path: Path) -> None:
-    sweep = load(line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}}))
+    sweep = load_sweep(
+        line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}})
+    )
     here = Tree(name="here", top=tmp_path, place=tmp_path)
     usable = os.sched_getaffinity(0)
     with Starter(
-        sweep.cells[0], 0, {"a": here, "b": here}, sweep.base, Profile(device="cpu")
+        sweep.cells[0], 0, {"a": here, "b": here}, sweep.base_folder, Profile(device="cpu")
     ) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):

@@ -22,7 +22,7 @@ from harness.gate.worktree import Tree
 from harness.launch.sweep import write_spec
 from harness.render.terminal import bisect as view
 from harness.spec.cluster import Profile
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.repository import Repository
@@ -74,7 +74,7 @@ def write(repository: Repository, words: str) -> None:
 
 
 def search(repository: Repository, good: str, bad: str, **asked: Any) -> Outcome:
-    sweep = load(repository.sweep)
+    sweep = load_sweep(repository.sweep)
     what = Asked(good=good, bad=bad, **asked)
     return bisect(sweep, sweep.cells[0], Profile(device="cpu"), what, repository.path, Heard())
 
@@ -192,9 +192,9 @@ def test_a_cell_is_looked_for_among_sweeps_that_have_run(
     repository: Repository, tmp_path: Path
 ) -> None:
     write(repository, "fast slow slow")
-    sweep = load(repository.sweep)
+    sweep = load_sweep(repository.sweep)
     results = Results(tmp_path / "results")
-    write_spec(sweep, results.sweep(sweep.name))
+    write_spec(sweep, results.sweep_folder(sweep.name))
     more = ("--results", str(results.path))
     found = harness("bisect", "0", "2", "--cell", sweep.cells[0].id, "--json", *more)
     assert found.code == 0, found.err

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import TrialFolder, write_whole
+from harness.core.paths import TrialFolder, write_atomically
 from harness.gate import paired
 from harness.gate.arms import ENDLESS, Arm, _join
 from harness.gate.paired import Budget
 from harness.gate.turn_worker import Turns, play
 from harness.spec.cell import Assignment, Cell, Trial
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from harness.training.ranks import Ranks
 from tests.support.repository import Repository
 from tests.support.running import line_sweep
@@ -32,7 +32,8 @@ ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, Arm]]]:
     """Sides `a` and `b` of the test workload; `options` are those of b."""
     cells = [
-        load(line_sweep(folder, {"line": {"options": kinds}})).cells[0] for kinds in ({}, options)
+        load_sweep(line_sweep(folder, {"line": {"options": kinds}})).cells[0]
+        for kinds in ({}, options)
     ]
     with threads(folder, cells, [folder, folder]) as found:
         yield cells[0], found
@@ -48,9 +49,9 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
         for key, cell, base in zip("ab", cells, bases, strict=True):
             place = TrialFolder(folder / key)
             trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
-            write_whole(
-                place.assignment,
-                json.dumps(asdict(Assignment(trial=trial, base=str(base), device="cpu"))),
+            write_atomically(
+                place.assignment_path,
+                json.dumps(asdict(Assignment(trial=trial, base_folder=str(base), device="cpu"))),
             )
             player = threading.Thread(target=_play, args=(place, str(folder / "turns")))
             player.start()
@@ -97,7 +98,7 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: P
     budget = Budget(min_effect=0.2, seconds=20.0, alpha=0.05)
     fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
     slow.write(1.0)
-    (cell,) = load(fast.sweep).cells
+    (cell,) = load_sweep(fast.sweep).cells
     with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as found:
         one = paired.run_paired(
             cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0), heard.append

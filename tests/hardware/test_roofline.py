@@ -186,14 +186,16 @@ class TestPlot:
         records = [with_cell(measured(), cell) for cell in sweep.cells]
         show_results(sweep, records, results)
         assert "harness peak" in capsys.readouterr().out
-        assert not results.sweep(sweep.name).roofline.exists()
+        assert not results.sweep_folder(sweep.name).roofline_path.exists()
         machines.write(results.peaks, make_machine())
         show_results(sweep, records, results)
         printed = capsys.readouterr().out
         assert "roofline: mlp 50% of the roof (memory)" in printed
         assert "MFU measured" in printed
-        assert str(results.sweep(sweep.name).roofline) in printed.replace("\n", "")
-        height, width, _ = matplotlib.image.imread(results.sweep(sweep.name).roofline).shape
+        assert str(results.sweep_folder(sweep.name).roofline_path) in printed.replace("\n", "")
+        height, width, _ = matplotlib.image.imread(
+            results.sweep_folder(sweep.name).roofline_path
+        ).shape
         assert width > height > 500
 
     def test_places_each_cell_at_the_mean_of_its_trials(self, tmp_path: Path) -> None:
@@ -232,16 +234,16 @@ def test_a_record_is_assembled_with_its_mfu(
     from dataclasses import asdict
 
     from harness.core.paths import TrialFolder
-    from harness.records import record as records
+    from harness.records.record import write_record
     from harness.spec.cell import Assignment
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:
-        records.write(folder.result(rank.rank), replace(rank, rank0=made.rank0))
+        write_record(folder.result_path(rank.rank), replace(rank, rank0=made.rank0))
     environment = dict(asdict(made)["rank0"]["environment"])
     assignment = Assignment(
         trial=made.trial,
-        base=str(tmp_path),
+        base_folder=str(tmp_path),
         checkpoint="best",
         device="cpu",
         attempt=1,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.processes import Process, end_group, start_session
+from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from tests.support.running import wait_until
 from tests.support.tree import TOP
@@ -86,7 +86,7 @@ def test_it_ends_with_its_group(module: Path) -> None:
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    end_group(process)
+    end_process_group(process)
     assert process.poll() == -signal.SIGTERM
     wait_until(lambda: not Path(f"/proc/{child}").exists())
 

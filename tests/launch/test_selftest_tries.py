@@ -46,7 +46,7 @@ def run(machine: Machine, results: Results, monkeypatch: pytest.MonkeyPatch) -> 
     """The try of every world size whose record was returned."""
     monkeypatch.setattr(runner, "run", machine.run)
     monkeypatch.setattr(selftest, "check", machine.check)
-    results.sweep("selftest").path.mkdir(parents=True)
+    results.sweep_folder("selftest").path.mkdir(parents=True)
     found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
     return [(one.trial.cell.axes.world_size, one.trial.repeat) for one in found]
 

@@ -106,11 +106,11 @@ def test_it_feeds_telemetry(install: Install) -> None:
     telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), every=0.01)
     with telemetry:
         telemetry.begin()
-        wait_until(lambda: telemetry.account().at.count >= 3)
+        wait_until(lambda: telemetry.account().sample_times.count >= 3)
         telemetry.end(10)
     found = telemetry.account()
-    assert found.trouble == {}
-    assert found.foreign == []
+    assert found.errors == {}
+    assert found.foreign_processes == []
     assert found.throttled
     assert {name for name, share in found.throttled.items() if share} == {
         "sw_power_cap",
@@ -131,7 +131,7 @@ def test_readings_of_a_real_gpu_are_plausible() -> None:
         telemetry.end(100)
     found = telemetry.account()
     means = {name: float(np.nanmean(series.unpack())) for name, series in found.readings.items()}
-    assert found.trouble == {}
+    assert found.errors == {}
     assert means["gpu_memory_bytes"] > 2**30
     assert 0 < means["gpu_utilization"] <= 1
     assert 10 < means["gpu_temperature_c"] < 110

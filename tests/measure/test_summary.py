@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.measure.summary import find_window, summarize
-from harness.records.record import Interruption, RankResult, Slowest, Summary
+from harness.records.record import Interruption, RankResult, SlowestRank, Summary
 from harness.records.series import Series
 from tests.factories import make_cell, make_record
 
@@ -26,7 +26,8 @@ def rank(
         step_seconds=Series.pack(np.sum(list(rows.values()), axis=0)),
         step_phases={name: Series.pack(row) for name, row in rows.items()},
         interruptions=[
-            Interruption(step=step, at=0.0, by="SIGUSR2", lost=1.0) for step in resumed_at
+            Interruption(step=step, at=0.0, signal="SIGUSR2", lost_seconds=1.0)
+            for step in resumed_at
         ],
     )
 
@@ -44,7 +45,7 @@ def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
     assert found.throughput == pytest.approx(64 / 4)
     assert found.step_p50 == pytest.approx(4)
     assert found.shares == pytest.approx({"forward": 0.5, "communication": 0.5})
-    assert found.slowest == Slowest(rank=1, host="node1", skew=0.5)
+    assert found.slowest == SlowestRank(rank=1, host="node1", skew=0.5)
     assert (found.window_start, found.window_steps, found.settled) == (0, 40, True)
 
 

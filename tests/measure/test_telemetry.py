@@ -31,7 +31,7 @@ def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
     """The account of one stretch that lasts for so many samples."""
     with telemetry:
         telemetry.begin()
-        wait_until(lambda: telemetry.account().at.count >= samples)
+        wait_until(lambda: telemetry.account().sample_times.count >= samples)
         telemetry.end(10)
     return telemetry.account()
 
@@ -60,8 +60,8 @@ class TestSamples:
         assert np.isnan(readings["gpu_temperature_c"][0])
         assert readings["gpu_temperature_c"][1] == 60
         assert set(readings["load_per_core"]) == {0.5}
-        assert {len(values) for values in readings.values()} == {found.at.count}
-        assert np.all(np.abs(found.at.unpack() - time.time()) < 60)
+        assert {len(values) for values in readings.values()} == {found.sample_times.count}
+        assert np.all(np.abs(found.sample_times.unpack() - time.time()) < 60)
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
         telemetry = Telemetry(
@@ -71,7 +71,9 @@ class TestSamples:
         )
         found = watch(telemetry)
         assert found.throttled
-        shares = {name: round(share * found.at.count) for name, share in found.throttled.items()}
+        shares = {
+            name: round(share * found.sample_times.count) for name, share in found.throttled.items()
+        }
         assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
     def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
@@ -85,11 +87,11 @@ class TestSamples:
         with telemetry:
             time.sleep(10 * QUICK)
             telemetry.begin()
-            wait_until(lambda: telemetry.account().at.count >= 3)
+            wait_until(lambda: telemetry.account().sample_times.count >= 3)
             telemetry.end(10)
-            count = telemetry.account().at.count
+            count = telemetry.account().sample_times.count
             time.sleep(10 * QUICK)
-        assert telemetry.account().at.count == count
+        assert telemetry.account().sample_times.count == count
 
     def test_that_straddle_the_end_of_a_stretch_do_not_count(self) -> None:
         reading, ended = threading.Event(), threading.Event()
@@ -106,7 +108,7 @@ class TestSamples:
             reading.wait(60)
             telemetry.end(10)
             ended.set()
-        assert telemetry.account().at.count == 0
+        assert telemetry.account().sample_times.count == 0
 
     def test_are_evenly_apart_in_training_time_across_short_stretches(self) -> None:
         telemetry = Telemetry(None, FakeHost(), every=0.25)
@@ -115,7 +117,7 @@ class TestSamples:
                 telemetry.begin()
                 time.sleep(0.1)
                 telemetry.end(1)
-        assert 1 <= telemetry.account().at.count <= telemetry.account().seconds / 0.25
+        assert 1 <= telemetry.account().sample_times.count <= telemetry.account().seconds / 0.25
 
     def test_of_the_warm_up_do_not_count(self) -> None:
         telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, every=QUICK)
@@ -125,7 +127,12 @@ class TestSamples:
                 time.sleep(5 * QUICK)
                 telemetry.end(steps)
             found = telemetry.account()
-            assert (found.at.count, found.steps, found.seconds, found.shares) == (0, 0, 0.0, {})
+            assert (found.sample_times.count, found.steps, found.seconds, found.shares) == (
+                0,
+                0,
+                0.0,
+                {},
+            )
             telemetry.begin()
             telemetry.end(4)
         assert telemetry.account().steps == 4
@@ -134,15 +141,15 @@ class TestSamples:
 class TestForeignProcess:
     def test_is_seen_and_named(self) -> None:
         gpu = FakeGpu(pids=[{ME}, {ME, 77}, {ME}])
-        assert watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)).foreign == [
-            "pid 77 miner"
-        ]
+        assert watch(
+            Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)
+        ).foreign_processes == ["pid 77 miner"]
 
     def test_is_not_one_of_the_trial(self) -> None:
         assert (
             watch(
                 Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), every=QUICK)
-            ).foreign
+            ).foreign_processes
             == []
         )
 
@@ -153,7 +160,7 @@ class TestForeignProcess:
         assert (
             watch(
                 Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), every=QUICK)
-            ).foreign
+            ).foreign_processes
             is None
         )
 
@@ -179,7 +186,7 @@ class TestEnergy:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = metered(monkeypatch, [1_000, 31_000, 999_000, 1_019_000], stretches=2)
-        assert (found.joules, found.metered_steps, found.trouble) == (50.0, 20, {})
+        assert (found.joules, found.metered_steps, found.errors) == (50.0, 20, {})
 
     def test_of_a_counter_that_wraps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = metered(monkeypatch, [2**32 - 10_000, 20_000])
@@ -190,7 +197,7 @@ class TestEnergy:
     ) -> None:
         found = metered(monkeypatch, [9_000_000, 100])
         assert (found.joules, found.metered_steps) == (None, 0)
-        assert found.trouble["gpu energy"].startswith(
+        assert found.errors["gpu energy"].startswith(
             "the counter went from 9000000 to 100 mJ in 0.1"
         )
 
@@ -205,7 +212,7 @@ class TestEnergy:
 
     def test_of_a_gpu_without_a_counter_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = metered(monkeypatch, [None])
-        assert (found.joules, found.trouble) == (None, {})
+        assert (found.joules, found.errors) == (None, {})
 
 
 class TestShares:
@@ -238,8 +245,8 @@ class TestTrouble:
         gpu = FakeGpu(readings=[lost], energy=[lost], throttled=[lost], pids=[lost])
         found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
         names = ("gpu", "gpu energy", "gpu throttle reasons", "gpu processes")
-        assert found.trouble == dict.fromkeys(names, "RuntimeError: GPU is lost")
-        assert (found.joules, found.throttled, found.foreign) == (None, None, None)
+        assert found.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
+        assert (found.joules, found.throttled, found.foreign_processes) == (None, None, None)
         assert set(found.readings) == {"load_per_core"}
 
     def test_of_the_host_stops_no_training(self) -> None:
@@ -250,7 +257,7 @@ class TestTrouble:
                 every=QUICK,
             )
         )
-        assert found.trouble == {"host counters": "OSError: no /proc"}
+        assert found.errors == {"host counters": "OSError: no /proc"}
         assert (found.shares, found.steps) == ({}, 10)
         assert set(found.readings) == {"gpu_power_w", "load_per_core"}
 
@@ -262,7 +269,7 @@ class TestTrouble:
                 every=QUICK,
             )
         )
-        assert found.trouble == {"gpu": "ValueError: once"}
+        assert found.errors == {"gpu": "ValueError: once"}
         assert found.readings["gpu_power_w"].unpack()[1] == 1.0
 
 
@@ -302,7 +309,7 @@ class TestThread:
             telemetry.begin()
             reading.wait(60)
             telemetry.end(1)
-        assert telemetry.account().trouble["thread"] == "has not ended within 0.1 s"
+        assert telemetry.account().errors["thread"] == "has not ended within 0.1 s"
         assert not gpu.closed  # the thread is in it
         assert telemetry.thread.daemon
         freed.set()
@@ -317,7 +324,7 @@ def test_where_there_is_no_nvml_the_account_says_so(monkeypatch: pytest.MonkeyPa
     )
     telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
     assert telemetry.gpu is None
-    assert telemetry.account().trouble == {
+    assert telemetry.account().errors == {
         "gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"
     }
 
@@ -328,8 +335,8 @@ def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
     rank = replace(
         rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK))
     )
-    records.write(tmp_path / "rank0.json", rank)
-    assert records.read_rank(tmp_path / "rank0.json").telemetry == rank.telemetry
+    records.write_record(tmp_path / "rank0.json", rank)
+    assert records.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
 
 
 def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +380,7 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     measured = rank.step_seconds.unpack()[-found.steps :]
     assert 0 < found.steps < 80
     assert measured.sum() <= found.seconds < measured.sum() + 0.5
-    assert found.at.count >= 1
+    assert found.sample_times.count >= 1
     assert (
         0
         <= found.shares["cpu_steal"]
@@ -381,5 +388,10 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
         <= 1.001
     )
     assert found.readings["resident_bytes"].unpack().min() > 50 * 2**20
-    assert (found.joules, found.throttled, found.foreign, found.trouble) == (None, None, None, {})
+    assert (found.joules, found.throttled, found.foreign_processes, found.errors) == (
+        None,
+        None,
+        None,
+        {},
+    )
     assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(scalars(record))

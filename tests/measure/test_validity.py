@@ -22,11 +22,11 @@ def telemetry(**changes: Any) -> Telemetry:
     quiet = Telemetry(
         seconds=10.0,
         steps=20,
-        at=nothing,
+        sample_times=nothing,
         readings={},
         shares={"cpu_steal": 0.0},
         throttled={},
-        foreign=[],
+        foreign_processes=[],
     )
     return replace(quiet, **changes)
 

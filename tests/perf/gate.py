@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.core.errors import fraction
+from harness.core.errors import parse_percentage
 from harness.gate.paired import Budget, Paired, measure
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from harness.statistics.interval import share_interval
 from harness.statistics.verdict import ALPHA
 from tests.support.repository import Repository
@@ -38,7 +38,7 @@ def tries(
         "a": Tree(name="before", top=before.path, place=before.path),
         "b": Tree(name="now", top=before.path, place=now.path),
     }
-    (cell,) = load(before.sweep).cells
+    (cell,) = load_sweep(before.sweep).cells
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
     rng = np.random.default_rng()
     found = []
@@ -75,10 +75,10 @@ def main() -> None:
     cases = [(given.slower, given.seconds)] if given.slower else CASES
     lines = []
     for text, seconds in cases:
-        slower = fraction(text, "--slower")
+        slower = parse_percentage(text, "--slower")
         print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
         with tempfile.TemporaryDirectory() as name:
-            min_effect = fraction(given.min_effect, "--min-effect")
+            min_effect = parse_percentage(given.min_effect, "--min-effect")
             lines.append(
                 told(slower, tries(slower, seconds, given.tries, min_effect, Path(name)), seconds)
             )

@@ -14,8 +14,8 @@ import yaml
 
 from harness.core.paths import Results
 from harness.slurm import submission
-from harness.spec.sweep import load
-from tests.factories import make_record, write_record
+from harness.spec.sweep import load_sweep
+from tests.factories import make_record, write_trial
 from tests.support.slurm import recorded_slurm
 from tests.support.sweeps import write
 
@@ -45,12 +45,12 @@ def main() -> None:
         sweep = write(folder, seeds=list(range(SEEDS)), length={"steps": 500}, **CELLS)
         place = ["--results", str(results.path)]
         spent = seconds([HARNESS, "submit", str(sweep), "--cluster", str(profile), *place])
-        trials = load(sweep).trials()
+        trials = load_sweep(sweep).trials()
         print(
             f"harness submit: {len(trials)} trials, {spent:.2f} s, {len(slurm.scripts())} calls of sbatch"
         )
 
-        (one,) = submission.read_all(results.sweep("demo"))
+        (one,) = submission.read_all(results.sweep_folder("demo"))
         jobs = [one.arrays[number].job_id(element) for number, element, _ in one.elements()]
         slurm.queue(
             "".join(
@@ -58,7 +58,7 @@ def main() -> None:
             )
         )
         for trial in trials[:DONE]:
-            write_record(results.sweep("demo"), make_record(trial.cell, seed=trial.seed))
+            write_trial(results.sweep_folder("demo"), make_record(trial.cell, seed=trial.seed))
         times = [seconds([HARNESS, "status", "demo", *place]) for _ in range(5)]
         print(
             f"harness status: {min(times):.2f} s at best of {len(times)}, {max(times):.2f} s at worst, ",

@@ -126,7 +126,9 @@ def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignmen
     }
     axes = {"world_size": ranks.world_size, "strategy": "ddp" if ranks.world_size > 1 else "single"}
     sweep = load(folder, entries, axes=axes, length={"steps": PLANNED}, evaluate={"steps": PLANNED})
-    return [Assignment(trial=trial, base=str(folder), device="cpu") for trial in sweep.trials()]
+    return [
+        Assignment(trial=trial, base_folder=str(folder), device="cpu") for trial in sweep.trials()
+    ]
 
 
 def measure(

@@ -65,7 +65,7 @@ def make_training(folder: Path) -> Training:
     )
     axes = Axes(batch_size=BATCH, num_threads=1)
     cell = Cell(workload=choice, axes=axes, length=FOREVER, evaluate=FOREVER, warmup=0)
-    assignment = Assignment(trial=Trial(cell=cell, seed=0), base=str(folder), device="cpu")
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder=str(folder), device="cpu")
     torch.set_num_threads(1)
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
     return Training(
@@ -142,7 +142,10 @@ def main() -> None:
         pairs = alternate(training, telemetry, seconds, steps)
         busy, seen = time.clock_gettime(clock) - before, telemetry.account()
         each = calls(telemetry)
-    watched, samples = seen.seconds - began.seconds, seen.at.count - began.at.count
+    watched, samples = (
+        seen.seconds - began.seconds,
+        seen.sample_times.count - began.sample_times.count,
+    )
     hardware, (wall, cpu) = describe_hardware(), np.moveaxis(pairs, 2, 0)
     apart = watched / samples  # more than asked for where a sample itself takes long
     print(

@@ -15,7 +15,7 @@ from statistics import median
 
 from harness.core.paths import Results
 from harness.tracking import Tracker
-from tests.factories import make_cell, make_record, write_record, write_sweep
+from tests.factories import make_cell, make_record, write_sweep, write_trial
 
 CELLS, SEEDS, STEPS = 8, 3, 1000  # as many points as MLflow gets of a loss curve
 
@@ -25,7 +25,7 @@ def main() -> None:
     found = [make_record(cell, seed=seed) for seed, cell in product(range(SEEDS), cells)]
     with tempfile.TemporaryDirectory() as aside:
         place = Results(Path(aside))
-        folder = place.sweep("demo")
+        folder = place.sweep_folder("demo")
         write_sweep(folder, found[:1], planned=[record.trial for record in found[1:]])
         tracker = Tracker(place)
         show(
@@ -33,7 +33,7 @@ def main() -> None:
         )
         spent = []
         for record in found[1:]:
-            write_record(folder, record)
+            write_trial(folder, record)
             spent.append(measure(partial(tracker.deliver, folder, [record])))
         show(f"each of {len(spent) - 1} more (median)", spent[:-1])
         show(f"the last, with verdicts on {CELLS} cells", spent[-1:])

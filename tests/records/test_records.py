@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from harness.core.errors import BadInput
-from harness.core.paths import Results, folder_name, write_whole
+from harness.core.paths import Results, safe_folder_name, write_atomically
 from harness.records import record as records
 from harness.records.record import Evaluation, RankResult, Target
 from harness.records.restore import restore
@@ -75,31 +75,31 @@ class TestRecord:
     @pytest.mark.parametrize("status", ["done", "failed"])
     def test_comes_back_equal(self, path: Path, status: Literal["done", "failed"]) -> None:
         written = make_record(make_cell(strategy="ddp", world_size=2), status=status)
-        records.write(path, written)
-        assert normal(records.read(path)) == normal(written)
+        records.write_record(path, written)
+        assert normal(records.read_record(path)) == normal(written)
 
     def test_is_plain_json_for_other_readers(self, path: Path) -> None:
-        records.write(path, make_record())
+        records.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         assert (content["schema"], content["status"]) == (records.SCHEMA, "done")
 
     @pytest.mark.parametrize("schema", [0, 1, 99, "2", None])
     def test_of_another_schema_is_refused(self, path: Path, schema: Any) -> None:
-        records.write(path, make_record())
+        records.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**content, "schema": schema}), encoding="utf-8")
         with pytest.raises(
             BadInput, match=rf"^{re.escape(str(path))}: schema: found .*allowed: {records.SCHEMA}$"
         ):
-            records.read(path)
+            records.read_record(path)
 
     def test_that_is_truncated_is_refused_wherever_it_ends(self, path: Path) -> None:
-        records.write(path, make_record())
+        records.write_record(path, make_record())
         whole = path.read_bytes()
         for length in range(0, len(whole) - 2, 97):
             path.write_bytes(whole[:length])
             with pytest.raises(BadInput, match="can't be read as a record"):
-                records.read(path)
+                records.read_record(path)
 
     @pytest.mark.parametrize(
         "damage",
@@ -116,43 +116,43 @@ class TestRecord:
     def test_that_is_not_whole_is_refused(
         self, path: Path, damage: Callable[[dict[str, Any]], None]
     ) -> None:
-        records.write(path, make_record())
+        records.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)
         path.write_text(json.dumps(content), encoding="utf-8")
         with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: no whole record: "):
-            records.read(path)
+            records.read_record(path)
 
     def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
         with pytest.raises(BadInput, match="No such file"):
-            records.read(path)
+            records.read_record(path)
         path.parent.mkdir()
         path.write_bytes(b"\xff\xfe")
         with pytest.raises(BadInput, match="can't be read as a record"):
-            records.read(path)
+            records.read_record(path)
 
     def test_that_json_cannot_hold_is_never_written(self, path: Path) -> None:
         with pytest.raises(ValueError, match="JSON compliant"):
-            records.write(path, replace(make_record(), ended=float("nan")))
+            records.write_record(path, replace(make_record(), ended=float("nan")))
         assert not path.exists()
 
     def test_of_a_rank_comes_back_equal(self, path: Path) -> None:
         (rank,) = make_record().ranks
-        records.write(path, rank)
-        assert normal(records.read_rank(path)) == normal(rank)
+        records.write_record(path, rank)
+        assert normal(records.read_rank_result(path)) == normal(rank)
 
     def test_of_a_rank_that_is_truncated_is_refused(self, path: Path) -> None:
-        write_whole(path, '{"rank": 0, ')
+        write_atomically(path, '{"rank": 0, ')
         with pytest.raises(BadInput, match="can't be read as a rank's result"):
-            records.read_rank(path)
-        write_whole(path, '{"rank": 0}')
+            records.read_rank_result(path)
+        write_atomically(path, '{"rank": 0}')
         with pytest.raises(BadInput, match="no whole rank's result"):
-            records.read_rank(path)
+            records.read_rank_result(path)
 
     def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:
-        early = RankResult(rank=1, host="node1", pid=7, entered=0.5)
-        records.write(path, early)
-        assert normal(records.read_rank(path)) == normal(early)
+        early = RankResult(rank=1, host="node1", pid=7, entered_at=0.5)
+        records.write_record(path, early)
+        assert normal(records.read_rank_result(path)) == normal(early)
 
 
 def normal(value: Any) -> Any:
@@ -177,8 +177,8 @@ def test_best_evaluation_of_none() -> None:
 
 class TestWriteWhole:
     def test_makes_folders_and_replaces(self, path: Path) -> None:
-        write_whole(path, "old")
-        write_whole(path, "new")
+        write_atomically(path, "old")
+        write_atomically(path, "new")
         assert path.read_text(encoding="utf-8") == "new"
         assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -188,21 +188,21 @@ class TestWriteWhole:
         def interrupt(handle: int) -> None:
             raise KeyboardInterrupt
 
-        write_whole(path, "old")
+        write_atomically(path, "old")
         monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            write_whole(path, "new")
+            write_atomically(path, "new")
         assert path.read_text(encoding="utf-8") == "old"
         assert [file.name for file in path.parent.iterdir()] == [path.name]
 
     def test_that_cannot_be_encoded_leaves_the_old_file(self, path: Path) -> None:
-        write_whole(path, "old")
+        write_atomically(path, "old")
         with pytest.raises(UnicodeEncodeError):
-            write_whole(path, "half \ud800")
+            write_atomically(path, "half \ud800")
         assert path.read_text(encoding="utf-8") == "old"
 
     def test_can_be_read_by_others(self, path: Path) -> None:
-        write_whole(path, "text")
+        write_atomically(path, "text")
         assert path.stat().st_mode & 0o777 == 0o644
 
 
@@ -217,21 +217,21 @@ HOSTILE = [
 class TestFolderName:
     @pytest.mark.parametrize("name", HOSTILE)
     def test_is_safe_in_any_file_system_and_shell(self, name: str) -> None:
-        folder = folder_name(name)
+        folder = safe_folder_name(name)
         assert set(folder) <= {*string.ascii_letters, *string.digits, *"._-"}
         assert folder[0] not in ".-"
         assert 0 < len(folder) <= 100
 
     def test_is_never_shared(self) -> None:
-        assert len({folder_name(name) for name in HOSTILE}) == len(HOSTILE)
+        assert len({safe_folder_name(name) for name in HOSTILE}) == len(HOSTILE)
 
     def test_is_the_name_itself_where_that_is_safe(self) -> None:
-        assert folder_name("mnist-scaling_2.v1") == "mnist-scaling_2.v1"
+        assert safe_folder_name("mnist-scaling_2.v1") == "mnist-scaling_2.v1"
 
     def test_cannot_lead_out_of_the_results(self, tmp_path: Path) -> None:
         results = Results(tmp_path)
         for name in HOSTILE:
-            assert results.sweep(name).path.resolve().parent == results.runs.resolve()
+            assert results.sweep_folder(name).path.resolve().parent == results.runs.resolve()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,17 @@ import pytest
 
 from harness.core.paths import Results, TrialFolder
 from harness.render.terminal import logs as view
-from tests.factories import make_record, write_record
+from tests.factories import make_record, write_trial
 from tests.support.commands import harness
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> TrialFolder:
     found = make_record()
-    folder = Results(tmp_path).sweep("demo")
-    write_record(folder, found, logs="its words")
-    place = folder.trial(found.trial.id)
-    place.assignment.touch()
+    folder = Results(tmp_path).sweep_folder("demo")
+    write_trial(folder, found, logs="its words")
+    place = folder.trial_folder(found.trial.id)
+    place.assignment_path.touch()
     return place
 
 
@@ -45,7 +45,7 @@ def test_of_a_rank_that_there_is_not(trial: TrialFolder) -> None:
 
 
 def test_a_trial_of_two_sweeps_needs_its_sweep(trial: TrialFolder) -> None:
-    write_record(Results(trial.path.parents[2]).sweep("other"), make_record(sweep="other"))
+    write_trial(Results(trial.path.parents[2]).sweep_folder("other"), make_record(sweep="other"))
     (trial.path.parents[1] / "other" / trial.path.name / "trial.json").touch()
     assert "found in demo, other; allowed: one of them, with --sweep" in logs(trial)
     assert logs(trial, "--sweep", "demo") == "launched\nits words"
@@ -60,12 +60,12 @@ def test_an_unknown_one_gets_the_nearest(trial: TrialFolder) -> None:
 def test_follows_until_the_trial_has_ended(
     trial: TrialFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial.record.unlink()
+    trial.record_path.unlink()
 
     def meanwhile(seconds: float) -> None:
-        with trial.log(0).open("a", encoding="utf-8") as log:
+        with trial.rank_log(0).open("a", encoding="utf-8") as log:
             log.write("\nmore, and ü")
-        trial.record.touch()
+        trial.record_path.touch()
 
     monkeypatch.setattr(view, "sleep", meanwhile)
     assert logs(trial, "--rank", "0", "--follow") == "rank 0\nits words\nmore, and ü"

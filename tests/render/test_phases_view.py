@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records.record import Slowest
+from harness.records.record import SlowestRank
 from harness.render.terminal.phases import show_phases
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -29,7 +29,10 @@ def test_phases_of_every_cell_with_straggler_and_steadiness(
         "optimizer": 0.1,
     }
     summary = replace(
-        ddp.summary, shares=shares, slowest=Slowest(rank=1, host="node2", skew=0.12), settled=False
+        ddp.summary,
+        shares=shares,
+        slowest=SlowestRank(rank=1, host="node2", skew=0.12),
+        settled=False,
     )
     show_phases(sweep, [single, replace(ddp, summary=summary)])
     heading, first, second, legend = (line.split() for line in capsys.readouterr().out.splitlines())

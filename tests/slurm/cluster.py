@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from tests.slurm.configuration import Configuration, daemons
 from tests.support.running import wait_until
 
@@ -42,7 +42,7 @@ class Slurm:
     def start(self, daemon: str) -> None:
         """Start a daemon; returns when its process is there."""
         wish = self.configuration.folder / f"{daemon}.start"
-        write_whole(wish, json.dumps(daemons(self.configuration)[daemon]))
+        write_atomically(wish, json.dumps(daemons(self.configuration)[daemon]))
         wait_until(lambda: not wish.exists())
 
     def stop(self, daemon: str, number: int = signal.SIGTERM) -> None:

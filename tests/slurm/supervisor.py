@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -37,7 +37,7 @@ def main() -> None:
         if os.getppid() not in parent:
             return  # it ended before the kernel was told
     held: dict[int, str] = {}
-    write_whole(folder / "supervisor.running", str(os.getpid()))
+    write_atomically(folder / "supervisor.running", str(os.getpid()))
     try:
         while True:
             for asked in folder.glob("*.start"):
@@ -45,7 +45,7 @@ def main() -> None:
                 asked.unlink()
                 process = start(command, folder / f"{asked.stem}.log")
                 held[process.pid] = asked.stem
-                write_whole(folder / f"{asked.stem}.running", str(process.pid))
+                write_atomically(folder / f"{asked.stem}.running", str(process.pid))
             for pid in reap():
                 if pid in held:
                     (folder / f"{held.pop(pid)}.running").unlink()

@@ -10,8 +10,7 @@ import yaml
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
-from harness.records import record as records
-from harness.records.record import Record
+from harness.records.record import Record, read_record
 from tests.support.commands import harness
 from tests.support.running import NO_VALIDITY_LIMITS, local_profile, wait_until
 
@@ -40,8 +39,8 @@ def profile(folder: Path, **slurm: Any) -> Path:
 
 
 def by_trial(results: Path, sweep: str = "line") -> dict[str, Record]:
-    folder = Results(results).sweep(sweep)
-    return {path.parent.name: records.read(path) for path in folder.records()}
+    folder = Results(results).sweep_folder(sweep)
+    return {path.parent.name: read_record(path) for path in folder.record_paths()}
 
 
 def computed(found: Record) -> dict[str, Any]:
@@ -115,9 +114,11 @@ def step(results: Path, number: int, sweep: str = "line") -> int:
 
 def saved(results: Path, number: int, sweep: str = "line") -> Path:
     """The folder of what the trial with this number goes on from."""
-    return _trial(results, number, sweep).resume
+    return _trial(results, number, sweep).resume_checkpoints
 
 
 def _trial(results: Path, number: int, sweep: str) -> TrialFolder:
-    folder = Results(results).sweep(sweep)
-    return folder.trial(json.loads(folder.spec.read_text(encoding="utf-8"))["trials"][number])
+    folder = Results(results).sweep_folder(sweep)
+    return folder.trial_folder(
+        json.loads(folder.spec_path.read_text(encoding="utf-8"))["trials"][number]
+    )

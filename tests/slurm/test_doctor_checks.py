@@ -17,7 +17,7 @@ from harness.slurm.doctor.lead import Examination, understand
 from harness.slurm.doctor.node import Report, Software
 from harness.slurm.doctor.step import Reduced
 from harness.spec.cluster import Profile
-from harness.spec.slurm_options import Slurm
+from harness.spec.slurm import SlurmOptions
 from tests.conftest import free_port
 from tests.support.commands import harness
 
@@ -42,7 +42,7 @@ def examined(*reports: Report, reduced: Reduced | None = REDUCED, **silent: str)
 
 def failing(found: Examination, *, here: Software = SAME, **keys: Any) -> dict[str, str]:
     """What fails -> what was found."""
-    profile = Profile(launcher="slurm", slurm=Slurm(nodes=2, **keys))
+    profile = Profile(launcher="slurm", slurm=SlurmOptions(nodes=2, **keys))
     checks = of_job(profile, Path("/shared/doctor"), here, found)
     return {check.what: check.found for check in checks if not check.passed}
 
@@ -50,7 +50,7 @@ def failing(found: Examination, *, here: Software = SAME, **keys: Any) -> dict[s
 class TestChecks:
     def test_all_well(self) -> None:
         found = examined(report("n1"), report("n2"))
-        profile = Profile(launcher="slurm", slurm=Slurm(nodes=2, interface="eth0"))
+        profile = Profile(launcher="slurm", slurm=SlurmOptions(nodes=2, interface="eth0"))
         checks = of_job(profile, Path("/shared/doctor"), SAME, found)
         assert all(check.passed for check in checks)
         assert {check.what: check.found for check in checks}[

@@ -9,7 +9,7 @@ import yaml
 
 from harness.slurm.submission import JobArray, SubmissionFolder
 from harness.slurm.submit import batch
-from harness.spec.slurm_options import Slurm as Options
+from harness.spec.slurm import SlurmOptions as Options
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import by_trial, rows
 from tests.support.commands import harness

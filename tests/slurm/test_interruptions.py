@@ -26,12 +26,12 @@ def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path) -> None:
         wait_until(lambda number=number, least=least: step(results, number) >= least)
         slurm.ask("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
     found = undisturbed(sweep, results)
-    interrupted = [one for one in found.values() if one.earlier]
+    interrupted = [one for one in found.values() if one.previous_failures]
     assert len(interrupted) == 2
     for one in interrupted:
         assert one.attempt == 2
-        assert [failure.kind for failure in one.earlier] == ["Interrupted"]
-        assert [taken_up.by for taken_up in one.ranks[0].interruptions] == ["SIGUSR2"]
+        assert [failure.kind for failure in one.previous_failures] == ["Interrupted"]
+        assert [taken_up.signal for taken_up in one.ranks[0].interruptions] == ["SIGUSR2"]
 
 
 def test_a_time_limit_that_is_too_short(slurm: Slurm, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_time_limit_that_is_too_short(slurm: Slurm, tmp_path: Path) -> None:
     hurry.touch()
     (one,) = undisturbed(sweep, results).values()
     assert one.attempt > 1
-    assert {failure.kind for failure in one.earlier} == {"Interrupted"}
+    assert {failure.kind for failure in one.previous_failures} == {"Interrupted"}
 
 
 def test_a_node_that_dies_and_a_controller_that_restarts(slurm: Slurm, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_node_that_dies_and_a_controller_that_restarts(slurm: Slurm, tmp_path:
     slurm.start("slurmd-n2")
     found = undisturbed(sweep, results)
     first_record, second_record = (found[row["trial"]] for row in (first, second))
-    assert (first_record.attempt, first_record.earlier) == (1, [])
+    assert (first_record.attempt, first_record.previous_failures) == (1, [])
     assert second_record.status == "done"
 
 
@@ -89,5 +89,5 @@ def test_what_was_cancelled_goes_on_when_it_is_submitted_again(
     submit(sweep, results)
     found = undisturbed(sweep, results)
     first, second = (found[row["trial"]] for row in rows(results))
-    assert [failure.kind for failure in first.earlier] == ["Interrupted"]
-    assert second.earlier == []
+    assert [failure.kind for failure in first.previous_failures] == ["Interrupted"]
+    assert second.previous_failures == []

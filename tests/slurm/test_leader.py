@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder, write_whole
+from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.launch.runner import Runner
-from harness.records import record as records
-from harness.records.record import Failure, Record
+from harness.records.record import Failure, Record, read_record
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobListener
 from harness.slurm.packing import Array, Load, Packing
 from harness.slurm.submission import Submission
-from harness.spec import slurm_partitions as partitions
+from harness.spec import partitions
 from harness.spec.cell import Assignment, Trial
 from harness.spec.cluster import Profile
-from harness.spec.slurm_options import Slurm
+from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
-from tests.factories import make_record, write_record
+from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
 
@@ -51,7 +50,7 @@ def runner(tmp_path: Path, told: JobListener) -> Runner:
 def keep(runner: Runner, seed: int, **changes: object) -> Record:
     trial = runner.sweep.trials()[seed]
     found = make_record(trial.cell, seed=seed, **changes)  # type: ignore[arg-type]
-    write_record(runner.folder, found)
+    write_trial(runner.folder, found)
     return found
 
 
@@ -61,9 +60,9 @@ def left(runner: Runner) -> list[int]:
 
 def begin(runner: Runner, trial: Trial, attempt: int) -> TrialFolder:
     """As if an attempt had begun, and its job ended."""
-    place = runner.folder.trial(trial.id)
-    assignment = Assignment(trial=trial, base=".", attempt=attempt)
-    write_whole(place.assignment, json.dumps(asdict(assignment)))
+    place = runner.folder.trial_folder(trial.id)
+    assignment = Assignment(trial=trial, base_folder=".", attempt=attempt)
+    write_atomically(place.assignment_path, json.dumps(asdict(assignment)))
     return place
 
 
@@ -91,8 +90,10 @@ class TestLeft:
         assert 0 in left(runner)
         for number in range(leader.RETRIES):
             assert 0 in left(runner)
-            found = replace(found, attempt=number + 2, earlier=[*found.earlier, lost])
-            write_record(runner.folder, found)
+            found = replace(
+                found, attempt=number + 2, previous_failures=[*found.previous_failures, lost]
+            )
+            write_trial(runner.folder, found)
         assert 0 not in left(runner)
 
     def test_what_was_invalid_as_often_as_the_profile_says(self, runner: Runner) -> None:
@@ -100,14 +101,16 @@ class TestLeft:
         found = keep(runner, 0, status="invalid", invalid=["steal"])
         for number in range(runner.profile.validity.reruns):
             assert 0 in left(runner)
-            found = replace(found, attempt=number + 2, earlier=[*found.earlier, invalid])
-            write_record(runner.folder, found)
+            found = replace(
+                found, attempt=number + 2, previous_failures=[*found.previous_failures, invalid]
+            )
+            write_trial(runner.folder, found)
         assert 0 not in left(runner)
 
     def test_bad_nodes_are_those_of_all_attempts(self, runner: Runner) -> None:
         lost = [Failure(kind="NodeFailure", message="", host=host) for host in ("n2", "n3", "n2")]
         found = keep(runner, 0, status="failed", failure=lost[0])
-        write_record(runner.folder, replace(found, earlier=lost[1:]))
+        write_trial(runner.folder, replace(found, previous_failures=lost[1:]))
         keep(runner, 1, status="failed", failure=Failure(kind="Killed", message="", host="n4"))
         assert leader.bad_nodes(runner, runner.sweep.trials()) == {"n2", "n3"}
 
@@ -118,12 +121,12 @@ class TestGivingUp:
     ) -> None:
         trial = runner.sweep.trials()[2]
         place = begin(runner, trial, attempt=1)
-        place.progress.touch()
+        place.progress_path.touch()
         runner.record_interruption(trial, "job 7 was started again")
-        found = records.read(place.record)
+        found = read_record(place.record_path)
         assert (found.status, found.attempt) == ("interrupted", 1)
         assert str(found.failure) == "Interrupted: job 7 was started again"
-        assert not place.progress.exists()
+        assert not place.progress_path.exists()
         assert 2 in left(runner)
 
     def test_what_has_a_record_or_never_began_is_left_alone(self, runner: Runner) -> None:
@@ -132,8 +135,8 @@ class TestGivingUp:
         keep(runner, 0)
         for trial in (done, fresh):
             runner.record_interruption(trial, "job 7 was started again")
-        assert records.read(runner.folder.trial(done.id).record).status == "done"
-        assert not runner.folder.trial(fresh.id).path.exists()
+        assert read_record(runner.folder.trial_folder(done.id).record_path).status == "done"
+        assert not runner.folder.trial_folder(fresh.id).path.exists()
 
 
 class TestSignals:
@@ -213,7 +216,9 @@ class TestLead:
             HarnessError, match=r"job 71 was started again 6 times; slurm.requeues: 5"
         ):
             self.lead(runner, submitted)
-        failure = records.read(runner.folder.trial(runner.sweep.trials()[2].id).record).failure
+        failure = read_record(
+            runner.folder.trial_folder(runner.sweep.trials()[2].id).record_path
+        ).failure
         assert failure is not None
         assert (failure.host, failure.message) == (
             "n2",
@@ -236,12 +241,12 @@ class TestRequeue:
         return tmp_path / "scontrol.log"
 
     def test_is_by_the_jobs_own_id(self, scontrol: Path) -> None:
-        leader.requeue(Slurm(requeues=3))
+        leader.requeue(SlurmOptions(requeues=3))
         assert scontrol.read_text() == "requeue 71\n"
 
     def test_is_bounded(self, scontrol: Path) -> None:
         with pytest.raises(HarnessError, match=r"after 2 requeues; slurm.requeues: 2"):
-            leader.requeue(Slurm(requeues=2))
+            leader.requeue(SlurmOptions(requeues=2))
         assert not scontrol.exists()
 
     def test_that_slurm_refuses_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,15 +254,15 @@ class TestRequeue:
         with pytest.raises(
             HarnessError, match="job 71 can't go back into the queue: Requested operation"
         ):
-            leader.requeue(Slurm(requeues=3))
+            leader.requeue(SlurmOptions(requeues=3))
 
     def test_is_on_other_nodes_if_there_are_enough(
         self, scontrol: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            partitions, "ask", lambda: partitions.parse("gpu*|1-0|4|4|8000|(null)\n")
+            partitions, "ask", lambda: partitions.parse_sinfo("gpu*|1-0|4|4|8000|(null)\n")
         )
-        leader.leave_out(["n2", "n3"], Slurm(nodes=3))
+        leader.leave_out(["n2", "n3"], SlurmOptions(nodes=3))
         assert not scontrol.exists()
-        leader.leave_out(["n2", "n3"], Slurm(nodes=2))
+        leader.leave_out(["n2", "n3"], SlurmOptions(nodes=2))
         assert scontrol.read_text() == "update JobId=71 ExcNodeList=n2,n3\n"

@@ -54,7 +54,7 @@ def bring_back(slurm: Slurm, node: str) -> None:
 
 
 def lost_with(found: Record) -> list[tuple[str, str | None]]:
-    return [(failure.kind, failure.host) for failure in found.earlier]
+    return [(failure.kind, failure.host) for failure in found.previous_failures]
 
 
 def test_a_node_that_is_drained_and_then_dies(two: Slurm, tmp_path: Path) -> None:

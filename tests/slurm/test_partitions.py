@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import slurm_partitions as partitions
-from harness.spec.slurm_partitions import Nodes, Partition
+from harness.spec import partitions
+from harness.spec.partitions import NodeGroup, Partition
 from tests.slurm.cluster import Slurm
 from tests.support.commands import harness
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slurm
 
 
 def test_the_real_answer_is_understood(slurm: Slurm) -> None:
-    nodes = [Nodes(count=2, cpus=4, mebibytes=8000, gpus={})]
-    assert partitions.ask() == [
-        Partition(name="debug", default=True, seconds=3600, nodes=nodes),
-        Partition(name="urgent", default=False, seconds=3600, nodes=nodes),
+    nodes = [NodeGroup(count=2, cpus=4, memory_mib=8000, gpus={})]
+    assert partitions.query() == [
+        Partition(name="debug", default=True, time_limit_seconds=3600, nodes=nodes),
+        Partition(name="urgent", default=False, time_limit_seconds=3600, nodes=nodes),
     ]
 
 

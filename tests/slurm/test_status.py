@@ -237,16 +237,16 @@ class TestOfARunOnThisMachine:
 
     def test_only_what_it_has_begun_is_running(self, tmp_path: Path) -> None:
         sweep, folder = load(tmp_path, seeds=[0, 1, 2]), SweepFolder(tmp_path / "sweep")
-        killed, begun, waiting = (folder.trial(trial.id) for trial in sweep.trials())
+        killed, begun, waiting = (folder.trial_folder(trial.id) for trial in sweep.trials())
         for place in (killed, begun):
             place.path.mkdir(parents=True)
-            place.assignment.touch()
-        killed.progress.write_text(json.dumps(TOLD), encoding="utf-8")
-        for path in (killed.assignment, killed.progress):
+            place.assignment_path.touch()
+        killed.progress_path.write_text(json.dumps(TOLD), encoding="utf-8")
+        for path in (killed.assignment_path, killed.progress_path):
             os.utime(path, (1.0, 1.0))
         assert words(look([(sweep, folder)])[0].trials) == ["missing"] * 3
         with lock(folder):
-            os.utime(folder.lock, (2.0, 2.0))
+            os.utime(folder.lock_path, (2.0, 2.0))
             (found,) = look([(sweep, folder)])
         assert words(found.trials) == ["queued", "running", "queued"]
         assert found.trials[1].detail == "starting"

@@ -13,8 +13,8 @@ import yaml
 from harness.core.paths import Results
 from harness.records.record import Failure
 from harness.slurm import submission
-from harness.spec import slurm_partitions as partitions
-from tests.factories import make_record, write_record
+from harness.spec import partitions
+from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.slurm import Recorded, recorded_slurm
 from tests.support.sweeps import load, write
@@ -47,7 +47,7 @@ def submit(sweep: Path, results: Results, *more: str, **slurm: object) -> Comman
 def squeue(results: Results, sweep: str, state: str = "PENDING") -> str:
     """As if every job of the sweep were in the queue."""
     lines = []
-    for one in submission.read_all(results.sweep(sweep)):
+    for one in submission.read_all(results.sweep_folder(sweep)):
         for number, element, _ in one.elements():
             job = one.arrays[number].job_id(element) or f"99_{element}"
             lines.append(f"{job}|{state}|N/A||{one.name(number)}|Priority\n")
@@ -63,12 +63,12 @@ def test_a_thousand_trials_are_a_few_calls(
     assert "1000 trials" in ended.out
     (script,) = slurm.scripts()
     assert "#SBATCH --array=0-499%16" in script
-    (one,) = submission.read_all(results.sweep("demo"))
+    (one,) = submission.read_all(results.sweep_folder("demo"))
     assert [array.job for array in one.arrays] == ["1"]
     assert (
         len(
             list(
-                submission.folder_of(results.sweep("demo"), one.id).submitit.glob(
+                submission.folder_of(results.sweep_folder("demo"), one.id).submitit.glob(
                     "1_*_submitted.pkl"
                 )
             )
@@ -96,13 +96,13 @@ def test_what_is_done_is_not_submitted_and_what_failed_may_be(
 ) -> None:
     (cell,) = load(tmp_path).cells
     for seed, status in enumerate(("done", "failed", "invalid")):
-        write_record(results.sweep("demo"), make_record(cell, seed=seed, status=status))  # type: ignore[arg-type]
+        write_trial(results.sweep_folder("demo"), make_record(cell, seed=seed, status=status))  # type: ignore[arg-type]
     sweep = write(tmp_path, seeds=[0, 1, 2, 3])
     assert "2 trials; 2 are done" not in submit(sweep, results, "--dry-run").out
     assert "3 trials; 1 are done" in submit(sweep, results, "--dry-run").out
     assert "1 trial; 3 are done" in submit(sweep, results, "--dry-run", "--skip-failed").out
     submit(sweep, results)
-    (one,) = submission.read_all(results.sweep("demo"))
+    (one,) = submission.read_all(results.sweep_folder("demo"))
     assert sorted(one.attempts.values()) == [1, 2, 2]
 
 
@@ -117,9 +117,9 @@ def test_dry_run_shows_the_script_and_submits_nothing(
     assert "#SBATCH --time=45" in ended.out
     assert "#SBATCH --signal=B:USR2@90" in ended.out
     assert slurm.scripts() == []
-    assert not results.sweep("demo").spec.exists()
+    assert not results.sweep_folder("demo").spec_path.exists()
     submit(write(tmp_path, seeds=[0, 1]), results, time="45", account="physics")
-    (one,) = submission.read_all(results.sweep("demo"))
+    (one,) = submission.read_all(results.sweep_folder("demo"))
     shown = ended.out[ended.out.index("#!/bin/bash") :].strip()
     given = slurm.scripts()[0].strip()
     assert [line for line in shown.splitlines() if one.id[:8] not in line] == [
@@ -148,7 +148,7 @@ def test_hostile_names_reach_no_shell(slurm: Recorded, tmp_path: Path) -> None:
     assert {f"--account={HOSTILE}", f"--comment={HOSTILE}", "--contiguous"} <= set(directives)
     command = shlex.split(script[script.rindex("\nexec ") :])
     place = submission.folder_of(
-        results.sweep(HOSTILE), submission.read_all(results.sweep(HOSTILE))[0].id
+        results.sweep_folder(HOSTILE), submission.read_all(results.sweep_folder(HOSTILE))[0].id
     )
     assert command[:2] == ["exec", sys.executable]  # what leads the job stays out of a container
     assert command[-1] == str(place.submitit)
@@ -165,10 +165,10 @@ def test_a_submission_that_died_half_way_is_known_again(
         exclude=[{"world_size": 2, "strategy": "ddp"}],
     )
     submit(sweep, results)
-    (one,) = submission.read_all(results.sweep("demo"))
+    (one,) = submission.read_all(results.sweep_folder("demo"))
     slurm.queue(squeue(results, "demo", "RUNNING"))
     array = one.arrays[0]
-    submission.write(results.sweep("demo"), replace(one, arrays=[replace(array, job=None)]))
+    submission.write(results.sweep_folder("demo"), replace(one, arrays=[replace(array, job=None)]))
     assert "0 trials; 2 are in the queue already" in submit(sweep, results).out
     assert "2 running" not in harness("status", "demo", "--results", str(results.path)).out
     assert "2 queued" in harness("status", "demo", "--results", str(results.path)).out
@@ -270,7 +270,7 @@ def test_a_large_sweep_is_shown_by_cell(slurm: Recorded, results: Results, tmp_p
     submit(sweep, results)
     slurm.queue(squeue(results, "demo"))
     (cell, _) = load(tmp_path, zip=STRATEGIES).cells
-    write_record(results.sweep("demo"), make_record(cell, seed=3, status="failed"))
+    write_trial(results.sweep_folder("demo"), make_record(cell, seed=3, status="failed"))
     place = ["demo", "--results", str(results.path)]
     lines = harness("status", *place).out.splitlines()
     assert len(lines) < 10
@@ -286,7 +286,7 @@ def test_a_node_that_a_trial_was_lost_with_is_left_out(
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
     later = Failure(kind="ValueError", message="no")
     found = make_record(cell, status="failed", attempt=2, failure=later)
-    write_record(results.sweep("demo"), replace(found, earlier=[lost]))
+    write_trial(results.sweep_folder("demo"), replace(found, previous_failures=[lost]))
     ended = submit(write(tmp_path), results)
     assert "node n2 is left out: a trial was lost with it" in ended.out
     assert "#SBATCH --exclude=n2" in slurm.scripts()[0]
@@ -301,9 +301,9 @@ def test_unless_there_would_be_too_few(
 ) -> None:
     (cell,) = load(tmp_path).cells
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
-    write_record(results.sweep("demo"), make_record(cell, status="failed", failure=lost))
+    write_trial(results.sweep_folder("demo"), make_record(cell, status="failed", failure=lost))
     monkeypatch.setattr(
-        partitions, "ask", lambda: partitions.parse("gpu*|1:00:00|2|4|8000|(null)\n")
+        partitions, "ask", lambda: partitions.parse_sinfo("gpu*|1:00:00|2|4|8000|(null)\n")
     )
     ended = submit(write(tmp_path), results)
     assert (
@@ -318,7 +318,7 @@ def test_nodes_that_the_profile_excludes_stay_so(
 ) -> None:
     (cell,) = load(tmp_path).cells
     lost = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
-    write_record(results.sweep("demo"), make_record(cell, status="failed", failure=lost))
+    write_trial(results.sweep_folder("demo"), make_record(cell, status="failed", failure=lost))
     submit(write(tmp_path), results, options={"exclude": "n9"})
     assert [line for line in slurm.scripts()[0].splitlines() if "exclude" in line] == [
         "#SBATCH --exclude=n9,n2"

@@ -12,7 +12,7 @@ import pytest
 
 from harness.records.restore import restore
 from harness.spec import sweep as spec
-from harness.spec.axes import AXES, DEFAULTS, Axes, axis_words
+from harness.spec.axes import AXES, DEFAULTS, Axes, axis_choices
 from harness.spec.cell import (
     Cell,
     Length,
@@ -55,7 +55,7 @@ GOLDEN = [
 
 
 def only_id(path: Path) -> str:
-    (cell,) = spec.load(path).cells
+    (cell,) = spec.load_sweep(path).cells
     return cell.id
 
 
@@ -107,7 +107,7 @@ def make(**changes: Any) -> Cell:
 def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
     standard = make()
     words: dict[str, Any] = {"false": False, "true": True}
-    others: list[Any] = [words.get(word, word) for word in axis_words(axis)] or [3]
+    others: list[Any] = [words.get(word, word) for word in axis_choices(axis)] or [3]
     for value in others:
         if value != DEFAULTS.get(axis):
             other = make(axes=Axes(**{"batch_size": 64, axis: value}))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from harness.core.errors import BadInput
-from harness.spec.document import choose, dotted, parse, parse_value, read
+from harness.spec.document import choose, dotted, parse_document, parse_value, read_document
 from workloads.options import Between, Count, Settings, Strict
 
 
@@ -28,7 +28,7 @@ class Outer(Strict):
 
 
 def outer(text: str) -> Outer:
-    document = parse(text, "file.yaml")
+    document = parse_document(text, "file.yaml")
     found: Outer = document.validate(Outer, document.content)
     return found
 
@@ -118,7 +118,7 @@ def test_values_of_yaml(text: str, value: Any) -> None:
 def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: x\r\ncount: 3\r\n")
-    assert read(path).content == {"name": "x", "count": 3}
+    assert read_document(path).content == {"name": "x", "count": 3}
 
 
 def test_alias_is_what_it_stands_for() -> None:
@@ -126,7 +126,7 @@ def test_alias_is_what_it_stands_for() -> None:
 
 
 def test_value_that_a_flag_has_set_is_blamed_on_the_flag() -> None:
-    document = parse("name: x\nsizes:\n  - 1\n  - 2\n", "file.yaml")
+    document = parse_document("name: x\nsizes:\n  - 1\n  - 2\n", "file.yaml")
     document.put(("sizes",), [3, 0], "--set sizes=3,0")
     with pytest.raises(
         BadInput, match=r"^--set sizes=3,0: sizes\[1\]: found 0; allowed: at least 1$"
@@ -135,7 +135,7 @@ def test_value_that_a_flag_has_set_is_blamed_on_the_flag() -> None:
 
 
 def test_flag_makes_the_mappings_on_its_way() -> None:
-    document = parse("name: x\ninner: left\n", "file.yaml")
+    document = parse_document("name: x\ninner: left\n", "file.yaml")
     document.put(("inner", "kind"), "lft", "--set inner.kind=lft")
     with pytest.raises(
         BadInput, match=r"^--set inner\.kind=lft: inner\.kind: found \"lft\"; did you mean 'left'"
@@ -144,7 +144,7 @@ def test_flag_makes_the_mappings_on_its_way() -> None:
 
 
 def test_error_without_a_place_of_its_own_has_that_of_the_key_above() -> None:
-    document = parse("name: x\ninner:\n  kind: left\n", "file.yaml")
+    document = parse_document("name: x\ninner:\n  kind: left\n", "file.yaml")
     assert str(document.error(("inner", "share"), "odd")) == "file.yaml:2: inner.share: odd"
     assert str(document.error((), "odd")) == "file.yaml: odd"
     assert "\n" not in str(document.error(("inner",), "two\nlines"))

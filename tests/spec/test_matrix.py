@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.spec.axes import Axes, conflict, gpu_only
+from harness.spec.axes import Axes, find_conflict, setting_that_needs_gpu
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
@@ -147,7 +147,7 @@ def test_combination_without_sense_is_left_out_and_named(tmp_path: Path) -> None
         ("ddp", 1),
         ("ddp", 2),
     ]
-    assert [(out.rule, out.why) for out in sweep.excluded] == [
+    assert [(out.rule, out.reason) for out in sweep.excluded] == [
         ("conflict", "strategy single is one rank, world_size is 2"),
         ("conflict", "strategy single is one rank, world_size is 3"),
         ("conflict", "batch_size 64 can't be shared out evenly among 3 ranks"),
@@ -159,7 +159,7 @@ def test_conflict_of_a_workload_is_left_out_and_named(tmp_path: Path) -> None:
     sweep = load(tmp_path, workloads, matrix={"execution": ["eager", "compile"]})
     assert [cell.axes.execution for cell in sweep.cells] == ["eager"]
     assert [out.rule for out in sweep.excluded] == ["conflict"]
-    assert "set padding to fixed" in sweep.excluded[0].why
+    assert "set padding to fixed" in sweep.excluded[0].reason
 
 
 def test_included_cells_come_after_the_matrix(tmp_path: Path) -> None:
@@ -261,14 +261,19 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
     ],
 )
 def test_conflict(axes: dict[str, Any], why: str | None) -> None:
-    assert conflict(Axes(**axes)) == why
+    assert find_conflict(Axes(**axes)) == why
 
 
 def test_what_only_a_gpu_can_do() -> None:
-    assert gpu_only(Axes(batch_size=1, precision="tf32")) == "precision: found tf32"
-    assert gpu_only(Axes(batch_size=1, pin_memory="always")) == "pin_memory: found always"
-    assert gpu_only(Axes(batch_size=1, execution="compile:reduce-overhead")) is not None
-    assert gpu_only(Axes(batch_size=1, execution="compile:max-autotune")) is None
+    assert setting_that_needs_gpu(Axes(batch_size=1, precision="tf32")) == "precision: found tf32"
+    assert (
+        setting_that_needs_gpu(Axes(batch_size=1, pin_memory="always"))
+        == "pin_memory: found always"
+    )
+    assert (
+        setting_that_needs_gpu(Axes(batch_size=1, execution="compile:reduce-overhead")) is not None
+    )
+    assert setting_that_needs_gpu(Axes(batch_size=1, execution="compile:max-autotune")) is None
 
 
 def test_a_batch_size_may_be_given_for_each_rank(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ import pytest
 import yaml
 
 from harness.core.errors import BadInput
-from harness.spec import cluster
-from harness.spec import slurm_partitions as partitions
+from harness.spec import cluster, partitions
 from harness.spec.axes import Axes
 from harness.spec.cluster import Profile
-from harness.spec.slurm_options import Slurm, time_limit
+from harness.spec.slurm import SlurmOptions, time_limit
 
 SINFO = """\
 gpu*|2-00:00:00|12|64|515000|gpu:h100:8(S:0-1)
@@ -21,21 +20,21 @@ long|infinite|2|32|257000|(null)
 short|30:00|3|32+|257000+|gpu:2
 slurm_load_partitions: some warning
 """
-KNOWN = partitions.parse(SINFO)
+KNOWN = partitions.parse_sinfo(SINFO)
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, beside a cluster that doesn't answer."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(partitions, "ask", list)
+    monkeypatch.setattr(partitions, "query", list)
     return tmp_path
 
 
 def profile(text: str) -> Profile:
     """The profile with this `slurm` section, read from p.yaml."""
     Path("p.yaml").write_text(f"launcher: slurm\nslurm:\n{text}", encoding="utf-8")
-    return cluster.load("p.yaml")
+    return cluster.load_profile("p.yaml")
 
 
 def refused(text: str) -> str:
@@ -46,10 +45,10 @@ def refused(text: str) -> str:
 
 
 def test_template_spells_out_every_key() -> None:
-    template = cluster.profiles()["slurm"]
+    template = cluster.profile_paths()["slurm"]
     content = yaml.safe_load(template.read_text(encoding="utf-8"))
-    assert set(content["slurm"]) == set(Slurm.__dataclass_fields__)
-    assert cluster.load("slurm").slurm.ranks == 16
+    assert set(content["slurm"]) == set(SlurmOptions.__dataclass_fields__)
+    assert cluster.load_profile("slurm").slurm.max_ranks == 16
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_mistakes(text: str, line: str) -> None:
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "a\x1bb", "a\u2028b"])
 def test_no_value_holds_a_line_break_or_a_control_character(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{key}: found .*allowed: one line of text"):
-        Slurm(**{key: value, "gpus_per_rank": 1})  # type: ignore[arg-type]
+        SlurmOptions(**{key: value, "gpus_per_rank": 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_no_value_holds_a_line_break_or_a_control_character(key: str, value: str
 )
 def test_nor_does_a_value_in_a_list(values: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(ValueError, match="allowed: one line of text"):
-        Slurm(**values)  # type: ignore[arg-type]
+        SlurmOptions(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_nor_does_a_value_in_a_list(values: dict[str, tuple[str, ...]]) -> None:
 )
 def test_nor_a_backslash_that_sbatch_would_swallow(values: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="allowed: text without backslashes"):
-        Slurm(**values)  # type: ignore[arg-type]
+        SlurmOptions(**values)  # type: ignore[arg-type]
 
 
 def test_hostile_text_is_kept_as_it_is() -> None:
@@ -142,7 +141,7 @@ def test_a_variable_needs_a_name(name: str) -> None:
 
 def test_keys_of_another_launcher() -> None:
     with pytest.raises(ValueError, match="slurm: found with launcher torchrun"):
-        Profile(slurm=Slurm(nodes=2))
+        Profile(slurm=SlurmOptions(nodes=2))
     with pytest.raises(ValueError, match="slots: found with launcher slurm"):
         Profile(launcher="slurm", slots=3)
 
@@ -152,11 +151,11 @@ def test_device_and_gpus_go_together(device: str, gpus: int) -> None:
     with pytest.raises(
         ValueError, match=f"gpus_per_rank: found {gpus} with device {device}; allowed: {1 - gpus}"
     ):
-        Profile(launcher="slurm", device=device, slurm=Slurm(gpus_per_rank=gpus))  # type: ignore[arg-type]
+        Profile(launcher="slurm", device=device, slurm=SlurmOptions(gpus_per_rank=gpus))  # type: ignore[arg-type]
 
 
 def test_a_job_holds_ranks_of_all_its_nodes() -> None:
-    nodes = Profile(launcher="slurm", slurm=Slurm(nodes=2, ranks_per_node=4))
+    nodes = Profile(launcher="slurm", slurm=SlurmOptions(nodes=2, ranks_per_node=4))
     cluster.check_fits(nodes, {"x": Axes(strategy="ddp", world_size=8, batch_size=64)})
     with pytest.raises(
         BadInput, match=r"found 9; allowed: at most 8, the profile's `slurm.nodes` times"
@@ -167,18 +166,18 @@ def test_a_job_holds_ranks_of_all_its_nodes() -> None:
 def test_gpus_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
     needy = {"x": Axes(precision="tf32", batch_size=64)}
-    cluster.check_fits(Profile(launcher="slurm", slurm=Slurm(gpus_per_rank=1)), needy)
+    cluster.check_fits(Profile(launcher="slurm", slurm=SlurmOptions(gpus_per_rank=1)), needy)
     with pytest.raises(BadInput, match="needed: a GPU"):
         cluster.check_fits(Profile(launcher="slurm"), needy)
 
 
 def test_results_lie_in_the_shared_folder(tmp_path: Path) -> None:
-    shared = Profile(launcher="slurm", slurm=Slurm(shared_folder=tmp_path / "shared"))
-    cluster.check_shared(shared, tmp_path / "shared" / "results")
+    shared = Profile(launcher="slurm", slurm=SlurmOptions(shared_folder=tmp_path / "shared"))
+    cluster.check_shared_folder(shared, tmp_path / "shared" / "results")
     with pytest.raises(
         BadInput, match=r"--results: found .*/results; allowed: a folder in .*/shared"
     ):
-        cluster.check_shared(shared, tmp_path / "results")
+        cluster.check_shared_folder(shared, tmp_path / "results")
 
 
 @pytest.mark.parametrize(
@@ -200,18 +199,22 @@ def test_time_limits(text: str, seconds: int) -> None:
     ("text", "mebibytes"), [("64G", 65536), ("2048K", 2), ("100", 100), ("1T", 1048576)]
 )
 def test_memory(text: str, mebibytes: int) -> None:
-    assert Slurm(memory=text).mebibytes == mebibytes
+    assert SlurmOptions(memory=text).memory_mib == mebibytes
 
 
 def test_sinfo_is_understood() -> None:
     gpu, long, short = KNOWN
-    assert (gpu.name, gpu.default, gpu.seconds) == ("gpu", True, 172800)
-    assert [(one.count, one.cpus, one.mebibytes, one.gpus) for one in gpu.nodes] == [
+    assert (gpu.name, gpu.default, gpu.time_limit_seconds) == ("gpu", True, 172800)
+    assert [(one.count, one.cpus, one.memory_mib, one.gpus) for one in gpu.nodes] == [
         (12, 64, 515000, {"h100": 8}),
         (4, 128, 1031000, {"h100": 4, "mig": 7}),
     ]
-    assert (long.seconds, long.nodes[0].gpus) == (None, {})
-    assert (short.seconds, short.nodes[0].gpus, short.nodes[0].cpus) == (1800, {"": 2}, 32)
+    assert (long.time_limit_seconds, long.nodes[0].gpus) == (None, {})
+    assert (short.time_limit_seconds, short.nodes[0].gpus, short.nodes[0].cpus) == (
+        1800,
+        {"": 2},
+        32,
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_sinfo_is_understood() -> None:
     ],
 )
 def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) -> None:
-    found = partitions.problem(Slurm(**asked), KNOWN)  # type: ignore[arg-type]
+    found = partitions.find_mismatch(SlurmOptions(**asked), KNOWN)  # type: ignore[arg-type]
     assert found is not None
     assert found[0] == key
     assert found[1].startswith(line)
@@ -286,16 +289,18 @@ def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) 
     ids=str,
 )
 def test_what_it_can(asked: dict[str, str]) -> None:
-    assert partitions.problem(Slurm(**asked), KNOWN) is None  # type: ignore[arg-type]
+    assert partitions.find_mismatch(SlurmOptions(**asked), KNOWN) is None  # type: ignore[arg-type]
 
 
 def test_a_cluster_without_a_default_needs_a_partition() -> None:
-    found = partitions.problem(Slurm(), partitions.parse("gpu|1:00:00|1|1|1000|(null)\n"))
+    found = partitions.find_mismatch(
+        SlurmOptions(), partitions.parse_sinfo("gpu|1:00:00|1|1|1000|(null)\n")
+    )
     assert found == ("partition", "found null, and the cluster has no default; allowed: gpu")
 
 
 def test_loading_asks_the_cluster_and_names_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "ask", lambda: KNOWN)
+    monkeypatch.setattr(partitions, "query", lambda: KNOWN)
     assert refused("  time: 1:00:00\n  nodes: 99\n") == (
         "p.yaml:4: slurm.nodes: found 99; allowed: at most 16, which have what is asked for in partition gpu"
     )
@@ -313,4 +318,4 @@ def test_a_cluster_that_does_not_answer_says_nothing(
             f"#!/bin/sh\necho 'gpu*|1:00|1|1|1|(null)'\nPATH=/bin:/usr/bin exec {script}\n"
         )
         (tmp_path / "sinfo").chmod(0o755)
-    assert partitions.ask() == []
+    assert partitions.query() == []

@@ -59,7 +59,7 @@ def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
         )
     )
     assert [
-        (out["rule"], out["axes"]["world_size"], out["axes"]["num_threads"], out["why"])
+        (out["rule"], out["axes"]["world_size"], out["axes"]["num_threads"], out["reason"])
         for out in plan["excluded"]
     ] == [
         ("exclude[0]", 1, 2, "the sweep says so"),
@@ -83,7 +83,7 @@ def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path
         repeats=2,
     )
     shown = harness("plan", str(path)).out
-    assert spec.load(path).cells[0].id in shown
+    assert spec.load_sweep(path).cells[0].id in shown
     assert "1 cells × seeds 0, 5 × 2 repeats = 4 trials" in shown
     assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
     assert "exclude[1] matches no cell" in shown
@@ -135,13 +135,13 @@ def test_sweep_survives_the_way_through_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", spec.ready_sweeps())
 def test_ready_sweeps_are_found_by_name(name: str) -> None:
-    assert spec.find(name).stem == name
+    assert spec.find_sweep_file(name).stem == name
 
 
 def test_file_goes_before_a_ready_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quickstart").write_text("name: mine\n", encoding="utf-8")
-    assert spec.find("quickstart") == Path("quickstart")
+    assert spec.find_sweep_file("quickstart") == Path("quickstart")
 
 
 class TestPaths:
@@ -154,9 +154,9 @@ class TestPaths:
         (tmp_path / "elsewhere").mkdir()
         path = write(folder, {"mlp": {"data": {"source": "idx", "path": "../images"}}})
         monkeypatch.chdir(tmp_path / "elsewhere")
-        (cell,) = spec.load(path).cells
+        (cell,) = spec.load_sweep(path).cells
         assert Path(cell.workload.data["path"]).samefile(tmp_path / "images")
-        assert spec.load(path).base == folder
+        assert spec.load_sweep(path).base_folder == folder
 
     def test_workload_of_the_user_is_relative_to_the_sweep_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,8 +168,8 @@ class TestPaths:
             tmp_path / "sweeps", {"mine": {"uses": "mine.py:LineFit", "options": {"samples": 64}}}
         )
         monkeypatch.chdir(tmp_path)
-        (cell,) = spec.load(Path("sweeps/sweep.yaml")).cells
-        assert cell.id == spec.load(path).cells[0].id
+        (cell,) = spec.load_sweep(Path("sweeps/sweep.yaml")).cells
+        assert cell.id == spec.load_sweep(path).cells[0].id
         assert cell.id.startswith("linefit-")
         assert (cell.axes.batch_size, cell.workload.options["samples"]) == (32, 64)
 
@@ -280,5 +280,5 @@ class TestSet:
     def test_file_stays_as_it_is(self, tmp_path: Path) -> None:
         path = write(tmp_path)
         before = path.read_bytes()
-        spec.load(path, ["num_threads=2"])
+        spec.load_sweep(path, ["num_threads=2"])
         assert path.read_bytes() == before

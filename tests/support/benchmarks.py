@@ -16,13 +16,12 @@ import yaml
 import harness.cli.pytest_cells  # noqa: F401 - the same
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
-from harness.core.paths import Results, write_whole
+from harness.core.paths import Results, write_atomically
 from harness.measure.summary import summarize
-from harness.records import record
-from harness.records.record import Evaluation, Record
+from harness.records.record import Evaluation, Record, write_record
 from harness.records.series import Series
 from harness.spec.cell import Cell
-from harness.spec.sweep import load
+from harness.spec.sweep import load_sweep
 from tests.factories import ENVIRONMENT, make_record
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
@@ -41,7 +40,7 @@ class Place:
         self.pytester = pytester
         self.path = pytester.path
         self.spec(["fp32", "bf16"])
-        self.fp32, self.bf16 = load(self.path / "sweep.yaml").cells
+        self.fp32, self.bf16 = load_sweep(self.path / "sweep.yaml").cells
         self.results = Results(self.path / "results")
 
     def spec(self, precisions: Sequence[str]) -> None:
@@ -65,7 +64,9 @@ class Place:
     def record(self, cell: Cell, **changes: Any) -> None:
         """What a run leaves of a cell; the changes are those of `records`."""
         for one in records(cell, **changes):
-            record.write(self.results.sweep("demo").trial(one.trial.id).record, one)
+            write_record(
+                self.results.sweep_folder("demo").trial_folder(one.trial.id).record_path, one
+            )
 
     def both(self, **of_bf16: Any) -> None:
         """Baselines, and a run in which the second cell has changed."""
@@ -74,7 +75,7 @@ class Place:
         self.record(self.bf16, **of_bf16)
 
     def gate(self, **content: Any) -> None:
-        write_whole(self.results.baselines / "gate.yaml", yaml.safe_dump(content))
+        write_atomically(self.results.baselines / "gate.yaml", yaml.safe_dump(content))
 
     def pytest(
         self,

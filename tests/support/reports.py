@@ -10,7 +10,7 @@ from harness.core.paths import Results
 from harness.launch.sweep import write_spec
 from harness.records.record import Failure, Record
 from harness.spec.sweep import Sweep
-from tests.factories import make_record, write_record
+from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
 HOSTILE = "</pre></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -62,7 +62,7 @@ def make_records(sweep: Sweep, *, hostile: bool = False) -> list[Record]:
 
 def leave(results: Results, sweep: Sweep, records: list[Record], *, logs: str = "") -> None:
     """What a run leaves on disk."""
-    folder = results.sweep(sweep.name)
+    folder = results.sweep_folder(sweep.name)
     for record in records:
-        write_record(folder, record, logs=logs)
+        write_trial(folder, record, logs=logs)
     write_spec(sweep, folder)

@@ -59,8 +59,8 @@ def run(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Record]:
     """All records of the sweep after running what is pending, in the sweep's order."""
-    sweep = spec.load(path)
-    folder = Results(path.parent / "results").sweep(sweep.name)
+    sweep = spec.load_sweep(path)
+    folder = Results(path.parent / "results").sweep_folder(sweep.name)
     profile = Profile(
         slots=slots,
         device="cpu",

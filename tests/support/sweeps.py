@@ -30,4 +30,4 @@ def load(
     **keys: Any,
 ) -> Sweep:
     """What the file asks for."""
-    return spec.load(write(folder, workloads, **keys), sets, data)
+    return spec.load_sweep(write(folder, workloads, **keys), sets, data)

@@ -15,7 +15,7 @@ from harness.records.record import Record
 from harness.tracking import Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect, quiet
-from tests.factories import make_cell, make_record, write_record, write_sweep
+from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_name, everything, runs_of
 
 DELIVER = """
@@ -30,7 +30,7 @@ Tracker(results).deliver(results.sweep("demo"))
 
 @pytest.fixture
 def folder(results: Results) -> SweepFolder:
-    return results.sweep("demo")
+    return results.sweep_folder("demo")
 
 
 def small_sweep(folder: SweepFolder) -> list[Record]:
@@ -138,7 +138,7 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     early = by_name(uri, "demo")["mlp eager bf16 single w0 b64 t1"].data
     assert "harness.verdict" not in early.tags
     assert early.metrics["harness.count"] == 2
-    write_record(folder, found[-1])
+    write_trial(folder, found[-1])
     tracker.deliver(folder, found[-1:])
     shown = everything(uri, "demo")
     fast, slow = shown["mlp eager bf16 single w0 b64 t1"], shown["mlp eager fp32 single w0 b64 t1"]
@@ -186,7 +186,7 @@ def test_runs_grow_with_the_sweep(results: Results, folder: SweepFolder) -> None
         == "RUNNING"
     )
     assert halfway["demo"].data.metrics["trials_done"] == 1
-    write_record(folder, second)
+    write_trial(folder, second)
     tracker.deliver(folder, [second])
     whole = by_name(uri, "demo")
     assert (
@@ -205,7 +205,7 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
     again = make_record(seed=1, attempt=2, started=1_700_000_200.0)
-    write_record(folder, again)
+    write_trial(folder, again)
     delivery = tracker.deliver(folder, [again])
     runs = by_name(uri, "demo")
     assert delivery.delivered == 1
@@ -224,7 +224,7 @@ def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: Sw
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
     again = make_record(status="failed", attempt=2, started=1_700_000_200.0)
-    write_record(folder, again)
+    write_trial(folder, again)
     tracker.deliver(folder, [again])
     shown = everything(uri, "demo")
     assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {
@@ -261,17 +261,17 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     reference = None
     for at in range(100):
         results = Results(tmp_path / str(at))
-        write_sweep(results.sweep("demo"), found)
+        write_sweep(results.sweep_folder("demo"), found)
         results.database.write_bytes(empty_store.read_bytes())
         with monkeypatch.context() as patched:
             made = meddle_with(patched, at, killed)
             try:
-                Tracker(results).deliver(results.sweep("demo"))
+                Tracker(results).deliver(results.sweep_folder("demo"))
             except Killed:
                 finished = False
             else:
                 finished = True
-        Tracker(results).deliver(results.sweep("demo"))
+        Tracker(results).deliver(results.sweep_folder("demo"))
         shown = everything(f"sqlite:///{results.database}", "demo")
         reference = reference or shown
         assert shown == reference, f"after a death before write {at}"
@@ -313,7 +313,7 @@ def test_what_somebody_deleted_comes_back_once(results: Results, folder: SweepFo
 
 def test_two_processes_at_once_make_no_doubles_and_say_nothing(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    small_sweep(results.sweep("demo"))
+    small_sweep(results.sweep_folder("demo"))
     command = [sys.executable, "-c", DELIVER, str(tmp_path)]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -328,8 +328,8 @@ def test_two_results_folders_share_a_tracker_without_harm(results: Results, tmp_
     uri = f"sqlite:///{results.database}"
     for name in ("mine", "yours"):
         place = Results(tmp_path / name)
-        small_sweep(place.sweep("demo"))
-        assert Tracker(place, uri).deliver(place.sweep("demo")).delivered == 3
+        small_sweep(place.sweep_folder("demo"))
+        assert Tracker(place, uri).deliver(place.sweep_folder("demo")).delivered == 3
     assert len(runs_of(uri, "demo")) == 12
 
 

@@ -61,10 +61,12 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
 
 def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
-    quiet = Compiled(graphs=1, breaks={}, recompiles=0, seconds=2.0, cache_hits=1, cache_misses=0)
-    broken = replace(quiet, graphs=3, breaks={"a call": 1, "a print": 2}, recompiles=1)
+    quiet = Compiled(
+        graphs=1, graph_breaks={}, recompiles=0, seconds=2.0, cache_hits=1, cache_misses=0
+    )
+    broken = replace(quiet, graphs=3, graph_breaks={"a call": 1, "a print": 2}, recompiles=1)
     ranks = [
-        replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped=2))
+        replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped_steps=2))
         for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
     ]
     found = scalars(replace(record, ranks=ranks))
@@ -81,8 +83,8 @@ def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
 def test_interruptions_are_told_and_counted() -> None:
     """A cell has the sum over its trials; what was never interrupted says nothing of it."""
     taken_up = [
-        Interruption(step=8, at=BEGUN, by="SIGUSR2", lost=1.5),
-        Interruption(step=12, at=BEGUN, by=None, lost=2),
+        Interruption(step=8, at=BEGUN, signal="SIGUSR2", lost_seconds=1.5),
+        Interruption(step=12, at=BEGUN, signal=None, lost_seconds=2),
     ]
     calm, once, twice = make_record(), make_record(seed=1), make_record(seed=2)
     once = replace(once, ranks=[replace(once.ranks[0], interruptions=taken_up[:1])])

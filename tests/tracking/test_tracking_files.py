@@ -16,7 +16,7 @@ from tests.support.mlflow import artifact_text, by_name
 
 @pytest.fixture
 def folder(results: Results) -> SweepFolder:
-    return results.sweep("demo")
+    return results.sweep_folder("demo")
 
 
 def test_no_secret_leaves(
@@ -46,8 +46,8 @@ def test_logs_are_cut_and_the_record_is_exact(
 ) -> None:
     record = make_record()
     write_sweep(folder, [record], logs="x" * 99 + "\n")
-    place = folder.trial(record.trial.id)
-    place.log(0).write_text("".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8")
+    place = folder.trial_folder(record.trial.id)
+    place.rank_log(0).write_text("".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8")
     Tracker(results).deliver(folder)
     uri = f"sqlite:///{results.database}"
     run = by_name(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
@@ -55,7 +55,7 @@ def test_logs_are_cut_and_the_record_is_exact(
     assert len(log) < 2**20 + 100
     assert log.endswith("line 199999\n")
     assert log.splitlines()[1].startswith("line ")
-    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record.read_text(
+    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record_path.read_text(
         encoding="utf-8"
     )
     assert (
@@ -72,11 +72,11 @@ def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
     monkeypatch.setattr(runs, "TRACE_BYTES", 100)
     record = make_record()
     write_sweep(folder, [record])
-    place = folder.trial(record.trial.id)
-    place.profile.mkdir()
+    place = folder.trial_folder(record.trial.id)
+    place.trace_folder.mkdir()
     for rank, size in enumerate((100, 101)):
-        place.trace(rank).write_bytes(b"x" * size)
-    (place.profile / "rank0.txt").write_text(
+        place.trace_path(rank).write_bytes(b"x" * size)
+    (place.trace_folder / "rank0.txt").write_text(
         "at https://me:swordfish@example.org/x\n", encoding="utf-8"
     )
     Tracker(results).deliver(folder)
@@ -94,8 +94,10 @@ def test_the_spec_goes_with_the_sweep_and_is_renewed(
     write_sweep(folder, [make_record()])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     for description in ("first", "second"):
-        spec = json.loads(folder.spec.read_text(encoding="utf-8")) | {"description": description}
-        folder.spec.write_text(json.dumps(spec), encoding="utf-8")
+        spec = json.loads(folder.spec_path.read_text(encoding="utf-8")) | {
+            "description": description
+        }
+        folder.spec_path.write_text(json.dumps(spec), encoding="utf-8")
         tracker.deliver(folder)
         run = by_name(uri, "demo")["demo"]
         assert json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description)) == spec

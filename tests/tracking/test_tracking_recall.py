@@ -36,8 +36,8 @@ def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) ->
         for cell, seconds in ((FAST, 0.005), (SLOW, 0.01))
         for seed in (0, 1, 2)
     ]
-    write_sweep(results.sweep(name), found)
-    Tracker(results, mlflow_server).deliver(results.sweep(name))
+    write_sweep(results.sweep_folder(name), found)
+    Tracker(results, mlflow_server).deliver(results.sweep_folder(name))
     return {
         found.replace(name, "sweep"): run.info.run_id
         for found, run in by_name(mlflow_server, name).items()
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_the_disk(
     name, label = request.node.name, SLOW.label
     recall = Tracker(results, mlflow_server).recall
     for run, thing in (
-        ("sweep", str(results.sweep(name).path)),
+        ("sweep", str(results.sweep_folder(name).path)),
         (label, SLOW.id),
         (f"{label} seed 1", f"{SLOW.id}-s1-r0"),
     ):
@@ -111,9 +111,9 @@ def test_what_has_no_record_of_this_schema_is_refused(
 
 
 def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
-    write_sweep(results.sweep("demo"), [make_record()])
+    write_sweep(results.sweep_folder("demo"), [make_record()])
     tracker = Tracker(results)
-    tracker.deliver(results.sweep("demo"))
+    tracker.deliver(results.sweep_folder("demo"))
     run = by_name(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
     for path in results.artifacts.rglob("record.json"):
         path.unlink()
@@ -125,9 +125,9 @@ def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
 def test_without_a_tracker_only_runs_are_refused(tmp_path: Path) -> None:
     """Nothing else on the command line needs one, and asking for a run makes no database."""
     results, missing = Results(tmp_path / "results"), "0" * 32
-    one, two = (str(results.sweep(name).path) for name in ("one", "two"))
+    one, two = (str(results.sweep_folder(name).path) for name in ("one", "two"))
     for name in ("one", "two"):
-        write_sweep(results.sweep(name), [make_record(sweep=name)])
+        write_sweep(results.sweep_folder(name), [make_record(sweep=name)])
     gone = f"http://127.0.0.1:{free_port()}"
     given = ("--results", str(results.path))
     assert harness("compare", one, two, "--tracking-uri", gone, *given).code == 3

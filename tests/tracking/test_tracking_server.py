@@ -21,20 +21,20 @@ from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import check_uri, connect
 from harness.tracking.ui import server
 from tests.conftest import free_port
-from tests.factories import make_cell, make_record, write_record, write_sweep
+from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Meddler, artifact_text, by_name, everything
 
 
 def small_sweep(results: Results, name: str) -> None:
     found = [make_record(sweep=name), make_record(seed=1, status="failed", sweep=name)]
     found.append(make_record(make_cell(steps=1500, strategy="ddp", world_size=2), sweep=name))
-    write_sweep(results.sweep(name), found)
+    write_sweep(results.sweep_folder(name), found)
 
 
 def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: str) -> None:
     small_sweep(results, "same")
-    Tracker(results).deliver(results.sweep("same"))
-    Tracker(results, mlflow_server).deliver(results.sweep("same"))
+    Tracker(results).deliver(results.sweep_folder("same"))
+    Tracker(results, mlflow_server).deliver(results.sweep_folder("same"))
     assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
 
 
@@ -42,13 +42,13 @@ def test_delivering_again_adds_nothing(
     results: Results, mlflow_server: str, tmp_path: Path
 ) -> None:
     small_sweep(results, "again")
-    folder = results.sweep("again")
+    folder = results.sweep_folder("again")
     tracker = Tracker(results, mlflow_server)
     tracker.deliver(folder)
     before = everything(mlflow_server, "again")
     assert tracker.deliver(folder).delivered == 0
     assert everything(mlflow_server, "again") == before
-    write_record(folder, make_record(seed=1, attempt=2, sweep="again", started=1_700_000_300.0))
+    write_trial(folder, make_record(seed=1, attempt=2, sweep="again", started=1_700_000_300.0))
     assert tracker.deliver(folder).delivered == 1
     runs = by_name(mlflow_server, "again")
     assert len(runs) == len(before)
@@ -71,11 +71,11 @@ def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyP
             tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it)
         )
         with pytest.raises(TrackerDown, match="harness collect demo"):
-            Tracker(results, base).deliver(results.sweep("demo"))
+            Tracker(results, base).deliver(results.sweep_folder("demo"))
     monkeypatch.undo()
     with server(store, port=port) as base:
-        Tracker(results, base).deliver(results.sweep("demo"))
-        Tracker(results).deliver(results.sweep("demo"))
+        Tracker(results, base).deliver(results.sweep_folder("demo"))
+        Tracker(results).deliver(results.sweep_folder("demo"))
         assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
 
 
@@ -114,7 +114,7 @@ def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, 
         tracker = Tracker(results, uri)
         start = time.monotonic()
         with pytest.raises(TrackerDown) as caught:
-            tracker.deliver(results.sweep("demo"))
+            tracker.deliver(results.sweep_folder("demo"))
     assert time.monotonic() - start < 10
     assert "hunter2" not in str(caught.value)
     assert "harness collect demo" in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_database_that_is_none(results: Results) -> None:
     results.database.write_bytes(b"no database" * 1000)
     start = time.monotonic()
     with pytest.raises(TrackerDown, match="harness collect demo"):
-        Tracker(results).deliver(results.sweep("demo"))
+        Tracker(results).deliver(results.sweep_folder("demo"))
     assert time.monotonic() - start < 10
 
 
@@ -150,7 +150,7 @@ def test_what_may_be_one(uri: str) -> None:
 
 def test_a_folder_without_records(results: Results) -> None:
     with pytest.raises(BadInput, match="holds no record"):
-        Tracker(results).deliver(results.sweep("nothing"))
+        Tracker(results).deliver(results.sweep_folder("nothing"))
 
 
 def test_nothing_imports_mlflow_before_it_is_needed() -> None:

@@ -85,8 +85,8 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_all_its_processes(results: Results, ending: signal.Signals) -> None:
-    write_sweep(results.sweep("demo"), [make_record()])
-    delivery = Tracker(results).deliver(results.sweep("demo"))
+    write_sweep(results.sweep_folder("demo"), [make_record()])
+    delivery = Tracker(results).deliver(results.sweep_folder("demo"))
     port = free_port()
     with harness_ui(results, port) as (process, said):
         assert f"demo: http://127.0.0.1:{port}/#/experiments/{delivery.experiment_id}/runs" in said
@@ -121,8 +121,8 @@ def test_it_is_served_to_this_machine_only(results: Results) -> None:
 def test_a_server_that_runs_already_is_pointed_to(
     results: Results, mlflow_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_sweep(results.sweep("pointed"), [make_record(sweep="pointed")])
-    delivery = Tracker(results, mlflow_server).deliver(results.sweep("pointed"))
+    write_sweep(results.sweep_folder("pointed"), [make_record(sweep="pointed")])
+    delivery = Tracker(results, mlflow_server).deliver(results.sweep_folder("pointed"))
     serve(results, mlflow_server)
     assert (
         f"pointed: {mlflow_server}/#/experiments/{delivery.experiment_id}/runs"

@@ -89,7 +89,7 @@ def test_a_traced_step_gets_its_images_as_a_recorded_one_does(
         warmup=1,
     )
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
     training = Training(
         assignment, Colour(CNNOptions(), Digits()), TrialFolder(tmp_path), ranks, CPU, Trace()
     )
@@ -164,7 +164,7 @@ def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -
     assert parameter[0].item() == pytest.approx(0.9)
     account = scaler.account()
     assert account is not None
-    assert (account.scale, account.skipped) == (2.0**15, 1)
+    assert (account.scale, account.skipped_steps) == (2.0**15, 1)
     again = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
     again.restore(scaler.state())
     assert again.account() == account

@@ -22,7 +22,7 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
-from harness.records.record import Failure, RankResult, read_rank, write
+from harness.records.record import Failure, RankResult, read_rank_result, write_record
 from harness.spec import sweep as spec
 from harness.spec.cell import Assignment
 from harness.spec.validity import ValidityRules
@@ -57,17 +57,17 @@ def attempt(
 ) -> RankResult:
     """Train in this process, one step a stretch, with the wish to stop heard after the step `stop`; with `passes`, an
     evaluation asks for it too after so many."""
-    newest = checkpoint.newest(folder.best, folder.resume)
+    newest = checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints)
     looks = itertools.count(int(newest.name.removeprefix("step-")) if newest else 0)
     folder.path.mkdir(parents=True, exist_ok=True)
-    folder.assignment.write_text(json.dumps(asdict(assignment)), encoding="utf-8")
+    folder.assignment_path.write_text(json.dumps(asdict(assignment)), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "STRETCH", 1e-9)
         patch.setattr(evaluate, "LOOK", passes)
         patch.setattr(train, "is_requested", lambda: next(looks) == stop)
         alone = Ranks(rank=0, local_rank=0, world_size=1)
         return worker.run(
-            folder, alone, RankResult(rank=0, host="here", pid=1, entered=0.0), train.Trace()
+            folder, alone, RankResult(rank=0, host="here", pid=1, entered_at=0.0), train.Trace()
         )
 
 
@@ -81,7 +81,7 @@ def trained(
 ) -> dict[str, Any]:
     """What identifies the outcome of a trial that was interrupted after the steps `stops`."""
     place.mkdir()
-    sweep = spec.load(
+    sweep = spec.load_sweep(
         line_sweep(
             place,
             {"line": entry},
@@ -92,7 +92,10 @@ def trained(
     )
     folder = TrialFolder(place / "trial")
     told = Assignment(
-        trial=sweep.trials()[0], base=str(sweep.base), checkpoint=sweep.checkpoint, device="cpu"
+        trial=sweep.trials()[0],
+        base_folder=str(sweep.base_folder),
+        checkpoint=sweep.checkpoint,
+        device="cpu",
     )
     for stop in stops:
         with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {stop} of {STEPS}$"):
@@ -104,10 +107,10 @@ def trained(
     return {
         "parameters": result.rank0.parameter_digest,
         "loss": result.loss,
-        "order": tuple(result.order),
+        "order": tuple(result.order_sums),
         "evaluations": [(found.step, found.metrics) for found in result.rank0.evaluations],
         "scale": result.loss_scale,
-        "interrupted": [(one.step, one.by) for one in result.interruptions],
+        "interrupted": [(one.step, one.signal) for one in result.interruptions],
     }
 
 
@@ -130,13 +133,13 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, variant: str) -> None:
 def test_an_evaluation_is_left_and_made_good(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", PLAIN)
     (tmp_path / "cut").mkdir()
-    sweep = spec.load(
+    sweep = spec.load_sweep(
         line_sweep(
             tmp_path / "cut", {"line": PLAIN}, length={"steps": STEPS}, evaluate={"steps": EVERY}
         )
     )
     folder = TrialFolder(tmp_path / "cut" / "trial")
-    told = Assignment(trial=sweep.trials()[0], base=str(sweep.base), device="cpu")
+    told = Assignment(trial=sweep.trials()[0], base_folder=str(sweep.base_folder), device="cpu")
     for _ in range(2):
         with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {EVERY} of {STEPS}$"):
             attempt(folder, told, EVERY + 1, passes=1)
@@ -219,12 +222,15 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(
     """As after a loss of power: what the file system had not written."""
 
     def lose_power(folder: TrialFolder) -> None:
-        best, newest = checkpoint.newest(folder.best), checkpoint.newest(folder.best, folder.resume)
+        best, newest = (
+            checkpoint.newest(folder.best_checkpoints),
+            checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints),
+        )
         assert best is not None
-        assert newest == folder.resume / "step-000000013"
+        assert newest == folder.resume_checkpoints / "step-000000013"
         damage(newest / name)
-        (folder.resume / ".step-000000014").mkdir()
-        assert checkpoint.newest(folder.best, folder.resume) == best
+        (folder.resume_checkpoints / ".step-000000014").mkdir()
+        assert checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints) == best
 
     whole = trained(tmp_path / "whole", PLAIN, keep="best")
     cut = trained(tmp_path / "cut", PLAIN, [13], keep="best", between=lose_power)
@@ -255,21 +261,23 @@ sys.exit(child.returncode)
 @pytest.fixture
 def ended(tmp_path: Path) -> Callable[..., Any]:
     """The record of a trial of two ranks that ended with these failures and exit codes."""
-    sweep = spec.load(line_sweep(tmp_path, {"two": {"axes": {"strategy": "ddp", "world_size": 2}}}))
-    told = Assignment(trial=sweep.trials()[0], base=str(tmp_path), device="cpu")
+    sweep = spec.load_sweep(
+        line_sweep(tmp_path, {"two": {"axes": {"strategy": "ddp", "world_size": 2}}})
+    )
+    told = Assignment(trial=sweep.trials()[0], base_folder=str(tmp_path), device="cpu")
     folder = TrialFolder(tmp_path / "trial")
 
     def end(failures: Mapping[int, Failure], codes: Mapping[int, int]) -> Any:
         for rank, failure in failures.items():
-            write(
-                folder.result(rank),
-                RankResult(rank=rank, host="n", pid=1, entered=0.0, failure=failure),
+            write_record(
+                folder.result_path(rank),
+                RankResult(rank=rank, host="n", pid=1, entered_at=0.0, failure=failure),
             )
-            assert read_rank(folder.result(rank)).failure == failure
+            assert read_rank_result(folder.result_path(rank)).failure == failure
         listed = {
             rank: {"exitcode": code, "at": time.time(), "pid": 1} for rank, code in codes.items()
         }
-        folder.failures.write_text(json.dumps(listed), encoding="utf-8")
+        folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")
         seen = Torchrun(environment={}).observed_failures(folder, "")
         return assemble(
             folder,

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
-from harness.spec.axes import DEFAULTS, NEEDS, Axes, conflict
+from harness.spec.axes import DEFAULTS, NEEDS, Axes, find_conflict
 from harness.spec.cell import Assignment, Cell, Length, Trial
 from harness.training import train
 from harness.training.loader import make_loader
@@ -53,7 +53,7 @@ def trained(folder: Path, options: Options | None = None, **axes: Any) -> Traini
         evaluate=Length(steps=4),
         warmup=1,
     )
-    assignment = Assignment(trial=Trial(cell=cell, seed=0), base="")
+    assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
     ranks = Ranks(rank=0, local_rank=0, world_size=1)
     training = Training(
         assignment, LineFit(options, Settings()), TrialFolder(folder), ranks, CPU, Trace()
@@ -70,7 +70,9 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
     setting: dict[str, Any] = {name: ANOTHER[name] if name in ANOTHER else not DEFAULTS[name]}
     if need.axis == "input":
         setting["input"] = "resident"
-    assert conflict(Axes(batch_size=1, **setting)) == f"{name} does nothing without {need.words}"
+    assert (
+        find_conflict(Axes(batch_size=1, **setting)) == f"{name} does nothing without {need.words}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def troubles(facts: Facts, folder: SweepFolder) -> list[Trouble]:
     found = [
         _trouble(record, folder)
         for record in facts.records
-        if record.status != "done" or record.earlier
+        if record.status != "done" or record.previous_failures
     ]
     return [one for one in found if one.reasons]
 
@@ -48,9 +48,9 @@ def missing(facts: Facts) -> int:
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
-    place, failure = folder.trial(record.trial.id), record.failure
-    reasons = [f"an earlier attempt: {one}" for one in record.earlier]
-    reasons = ([str(failure)] if failure else []) + list(record.invalid) + reasons
+    place, failure = folder.trial_folder(record.trial.id), record.failure
+    reasons = [f"an earlier attempt: {one}" for one in record.previous_failures]
+    reasons = ([str(failure)] if failure else []) + list(record.violations) + reasons
     path = place.path / failure.log if failure and failure.log else place.launch_log
     tail = ""
     if record.status != "done" and path.is_file():
@@ -163,7 +163,7 @@ def _commands(facts: Facts, folder: SweepFolder, commits: Sequence[str]) -> list
     versions = [f"{name}=={version}" for name, version in software.get("packages", {}).items()]
     _, _, build = str(software.get("torch", "")).partition("+")  # as in 2.11.0+cu128
     wheels = ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"] if build else []
-    trial = folder.trial(last.trial.id).path
+    trial = folder.trial_folder(last.trial.id).path
     ranks = last.trial.cell.axes.world_size
     return [
         *([f"git checkout {commits[-1]}"] if commits else []),

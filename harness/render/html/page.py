@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from harness.analysis.compare import Side
-from harness.core.paths import Results, SweepFolder, write_whole
+from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import machine_of
 from harness.records.environment import scrub, secrets
@@ -51,7 +51,9 @@ def write(
     """The report of a sweep that has run; the same bytes for the same records. Raises BadInput if there are none."""
     records, machines = known_peaks(records, results)
     facts = gather(results, sweep, records, against)
-    write_whole(path, render(facts, _sections(facts, results.sweep(sweep.name), machines)))
+    write_atomically(
+        path, render(facts, _sections(facts, results.sweep_folder(sweep.name), machines))
+    )
 
 
 def render(facts: Facts, found: Sequence[Section]) -> str:

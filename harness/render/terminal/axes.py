@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.spec.axes import AXIS_TYPES, DEFAULTS, about, axis_words
+from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from workloads.options import Between
 
 
@@ -18,7 +18,7 @@ def show() -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for axis in AXIS_TYPES:
-        found = about(axis)
+        found = axis_help(axis)
         taken = Text(values(axis))
         if axis in DEFAULTS:
             taken.append(f"  default {word(DEFAULTS[axis])}", style="dim")
@@ -34,7 +34,7 @@ def word(value: Any) -> str:
 
 def values(axis: str) -> str:
     """What an axis takes, in words."""
-    words = axis_words(axis)
+    words = axis_choices(axis)
     if words:
         return ", ".join(words)
     parts: list[Any] = [AXIS_TYPES[axis]]

@@ -15,7 +15,7 @@ INTERVAL = 0.5  # seconds between two looks at a growing file
 
 def find(results: Results, trial: str, sweep: str | None) -> TrialFolder:
     """The folder of a trial given by its id; raises BadInput unless there is exactly one."""
-    below = results.runs if sweep is None else results.sweep(sweep).path
+    below = results.runs if sweep is None else results.sweep_folder(sweep).path
     held = [
         path.parent
         for path in below.glob("*/trial.json" if sweep is not None else "*/*/trial.json")
@@ -38,16 +38,16 @@ def find(results: Results, trial: str, sweep: str | None) -> TrialFolder:
 
 def show(place: TrialFolder, rank: int | None, *, follow: bool) -> None:
     """Print a rank's log, or the launcher's; with `follow` as it grows, until the trial has ended."""
-    path = place.launch_log if rank is None else place.log(rank)
+    path = place.launch_log if rank is None else place.rank_log(rank)
     if not path.exists() and not follow:
-        held = sorted(log.name for log in place.logs.glob("*.log"))
+        held = sorted(log.name for log in place.log_folder.glob("*.log"))
         raise BadInput(f"{path}: not there; {did_you_mean(path.name, held)}")
     at = _print_from(path, 0)
     while follow and _under_way(place):
         sleep(INTERVAL)
         at = _print_from(path, at)
     if not at:
-        written = sorted(log.name for log in place.logs.glob("*.log") if log.stat().st_size)
+        written = sorted(log.name for log in place.log_folder.glob("*.log") if log.stat().st_size)
         print(
             f"harness: {path}: empty; written: {', '.join(written) or 'no log of this trial'}",
             file=sys.stderr,
@@ -56,8 +56,10 @@ def show(place: TrialFolder, rank: int | None, *, follow: bool) -> None:
 
 def _under_way(place: TrialFolder) -> bool:
     """Whether the attempt that began last has left no record yet."""
-    record = place.record
-    return not record.exists() or record.stat().st_mtime_ns < place.assignment.stat().st_mtime_ns
+    record = place.record_path
+    return (
+        not record.exists() or record.stat().st_mtime_ns < place.assignment_path.stat().st_mtime_ns
+    )
 
 
 def _print_from(path: Path, at: int) -> int:

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.records import record
+from harness.records.record import read_record
 from harness.render.format import changed_axes, duration
 from harness.render.terminal.table import plan_table
 from harness.render.terminal.table import show as show_table
@@ -45,7 +45,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
         )
     for left_out in sweep.excluded:
         axes = changed_axes(dict(left_out.axes))
-        line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.why})"
+        line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.reason})"
         console.print(line, markup=False, soft_wrap=True)
     for rule in sweep.unused_rules:
         console.print(f"{rule} matches no cell", style="yellow", markup=False)
@@ -85,9 +85,9 @@ def _print_time(console: Console, sweep: Sweep, estimates: dict[str, float]) -> 
 def estimate_trial_seconds(cell: Cell, results: Results) -> float | None:
     """Mean seconds of the cell's earlier trials that were done, in any sweep; None without any."""
     seconds = []
-    for path in results.records_of(cell.id):
+    for path in results.record_paths_of(cell.id):
         try:
-            found = record.read(path)
+            found = read_record(path)
         except BadInput:
             continue  # an estimate needs no record in particular
         if found.status == "done":

@@ -66,7 +66,7 @@ def roofline_lines(
     )
     if not cells:
         return []
-    path = results.sweep(sweep.name).roofline
+    path = results.sweep_folder(sweep.name).roofline_path
     chart.save(draw(sweep.name, cells, machine), path)
     without = len({record.trial.cell.id for record in done}) - len(cells)
     rest = (

@@ -63,8 +63,10 @@ class RunView:
         told = f"{counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
         told += f", {len(finished)} already there" if finished else ""
         self.say(f"[bold]{escape(self.sweep.name)}[/]: {told}")
-        folder = self.results.sweep(self.sweep.name)
-        untraced = sum(not folder.trial(record.trial.id).profile.exists() for record in finished)
+        folder = self.results.sweep_folder(self.sweep.name)
+        untraced = sum(
+            not folder.trial_folder(record.trial.id).trace_folder.exists() for record in finished
+        )
         if self.sweep.profile and untraced:
             self.say(
                 f"profile: {untraced} of those there have no trace; --force runs them again, with one"
@@ -107,7 +109,7 @@ class RunView:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         try:
-            self.tracker.deliver(self.results.sweep(self.sweep.name), records)
+            self.tracker.deliver(self.results.sweep_folder(self.sweep.name), records)
         except Exception as error:  # the record is on disk; no trouble with the tracker may cost the trials to come
             known = isinstance(error, HarnessError)
             self.trouble = (
@@ -132,7 +134,7 @@ def show_results(
     ]
     intervals = " ± 95% interval" if len(sweep.seeds) * sweep.repeats > 1 else ""
     width = max(len(command) for command, _ in hints)
-    place = escape(str(results.sweep(sweep.name).path))
+    place = escape(str(results.sweep_folder(sweep.name).path))
     lines = [f"\n★ best of its workload; means over trials{intervals}. Records: {place}"]
     lines += roofline_lines(sweep, records, results, peaks)
     if failed := counts["failed"]:
@@ -175,17 +177,23 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
         if summary.throughput is None
         else f"{summary.throughput:,.0f} samples/s"
     )
-    metric = "" if summary.final is None else f", {learned.target.name} {summary.final:.4f}"
-    remarks = "".join(f"\n    {remark}" for remark in [*record.invalid, *_remarks(record, summary)])
-    mark = "[magenta]![/]" if record.invalid else "[green]✓[/]"
-    verdict = "[magenta]invalid[/]: " if record.invalid else ""
+    metric = (
+        ""
+        if summary.final_metric is None
+        else f", {learned.target.name} {summary.final_metric:.4f}"
+    )
+    remarks = "".join(
+        f"\n    {remark}" for remark in [*record.violations, *_remarks(record, summary)]
+    )
+    mark = "[magenta]![/]" if record.violations else "[green]✓[/]"
+    verdict = "[magenta]invalid[/]: " if record.violations else ""
     return f"{mark} {head}: {verdict}{speed}{metric} [dim]({duration(record.ended - record.started)}){remarks}[/]"
 
 
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """What a reader should know before believing the numbers."""
     found = [
-        f"interrupted by {one.by or 'its end'} after step {one.step}: {duration(one.lost)} lost"
+        f"interrupted by {one.signal or 'its end'} after step {one.step}: {duration(one.lost_seconds)} lost"
         for one in record.ranks[0].interruptions
     ]
     if summary.settled is False:

@@ -48,7 +48,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
         if record.status == "done":
             checks += selftest.check(record)
         else:
-            why = record.failure or "; ".join(record.invalid)
+            why = record.failure or "; ".join(record.violations)
             console.print(
                 f"[red]✗[/] {escape(f'{record.trial.cell.label}: {why}')}", soft_wrap=True
             )

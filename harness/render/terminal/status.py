@@ -22,7 +22,7 @@ from rich.text import Text
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
 from harness.launch.sweep import read_recorded_sweep
-from harness.records import record
+from harness.records.record import read_record
 from harness.render.format import counted, duration
 from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table
@@ -47,7 +47,7 @@ LAG = (
 
 def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Status:
     """Print the state of every trial once; of a large sweep by cell, unless `every`, with the trials that matter."""
-    (found,) = look([(sweep, results.sweep(sweep.name))])
+    (found,) = look([(sweep, results.sweep_folder(sweep.name))])
     if as_json:
         trials = [asdict(one) for one in found.trials]
         about = {"sweep": sweep.name, "trouble": found.trouble, "bad_nodes": dict(found.bad_nodes)}
@@ -73,7 +73,7 @@ def summary(sweeps: Sequence[Sweep], results: Results) -> list[Status]:
             f"no sweeps in {escape(str(results.runs))}; --results or HARNESS_RESULTS says where",
             soft_wrap=True,
         )
-    every = look([(sweep, results.sweep(sweep.name)) for sweep in sweeps])
+    every = look([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
     for found in every:
         console.print(headline(found), soft_wrap=True)
     return every
@@ -94,7 +94,7 @@ def watch(
         Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live
     ):
         while True:
-            found = look([(sweep, results.sweep(sweep.name)) for sweep in sweeps])
+            found = look([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
             at_work = found if len(found) == 1 else [one for one in found if not one.over]
             news = [headline(one) for one in at_work or found]
             if live:
@@ -135,13 +135,13 @@ class _Courier:
         self.delivered: set[str] = set()
 
     def deliver(self, found: Status) -> None:
-        folder = self.results.sweep(found.sweep.name)
+        folder = self.results.sweep_folder(found.sweep.name)
         over = {one.trial for one in found.trials if one.job and one.over}
-        new = {str(folder.trial(trial).record) for trial in over} - self.delivered
+        new = {str(folder.trial_folder(trial).record_path) for trial in over} - self.delivered
         if not new or self.trouble:
             return
         try:
-            self.tracker.deliver(folder, [record.read(Path(path)) for path in new])
+            self.tracker.deliver(folder, [read_record(Path(path)) for path in new])
             self.delivered |= new
         except Exception as error:  # records are on disk: trouble with the tracker costs none
             self.trouble = escape(

@@ -21,7 +21,7 @@ from harness.spec.sweep import Sweep
 def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run: bool) -> None:
     """Raises what `submit` raises."""
     console = Console(highlight=False)
-    folder = results.sweep(sweep.name)
+    folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, folder.path)
     estimates = {
         cell.id: seconds

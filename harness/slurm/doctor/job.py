@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.errors import BadInput, HarnessError, last_words, one_line
+from harness.core.errors import BadInput, HarnessError, last_log_line, one_line
 from harness.core.paths import Results
 from harness.slurm import queue
 from harness.slurm.doctor import lead as job
@@ -92,7 +92,7 @@ def _submit(place: SubmissionFolder, profile: Profile) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     slurm = profile.slurm
-    if slurm.seconds > 60 * SHORT:
+    if slurm.time_limit_seconds > 60 * SHORT:
         slurm = replace(slurm, time=str(SHORT), warning=1)
     array = JobArray(
         nodes=slurm.nodes, ranks_per_node=slurm.ranks_per_node, loads=[[]], seconds=[None]
@@ -156,7 +156,7 @@ def _ended(number: str, place: SubmissionFolder) -> Check:
         first = known.get("BatchHost", "its first node")
         why = f"it left no word in {place.path}: does {first} see this folder? It has to be on a shared file system"
     else:
-        why = f"its last words: {last_words(log)}; log: {log}"
+        why = f"its last words: {last_log_line(log)}; log: {log}"
     return Check(what="job", passed=False, found=f"{what}; {why}")
 
 

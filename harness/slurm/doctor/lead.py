@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import BadInput
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 from harness.core.ports import node_address
 from harness.records.restore import restore
 from harness.slurm.doctor.node import Report
@@ -40,7 +40,7 @@ def report_of(folder: Path) -> Path:
 def lead(folder: str, profile: Profile) -> None:
     """Called by submitit."""
     found = examine(Path(folder), profile)
-    write_whole(report_of(Path(folder)), json.dumps(asdict(found), indent=1) + "\n")
+    write_atomically(report_of(Path(folder)), json.dumps(asdict(found), indent=1) + "\n")
 
 
 def read(folder: Path) -> Examination:
@@ -64,7 +64,7 @@ def examine(folder: Path, profile: Profile) -> Examination:
     if silent or absent or any(report.unreachable for report in reports):
         return found
     reduced = reduce(
-        launcher_of(profile, slurm.ranks_per_node), folder, slurm.ranks, profile.device
+        launcher_of(profile, slurm.ranks_per_node), folder, slurm.max_ranks, profile.device
     )
     return Examination(nodes=nodes, reports=reports, silent=silent, reduced=reduced)
 

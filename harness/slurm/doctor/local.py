@@ -16,7 +16,7 @@ from harness.launch.torchrun import Torchrun
 from harness.slurm.doctor.checks import Check, check, of_reduction
 from harness.slurm.doctor.node import software
 from harness.slurm.doctor.step import reduce
-from harness.spec.cluster import Profile, slots
+from harness.spec.cluster import Profile, available_slots
 
 GIB = 2**30
 
@@ -24,7 +24,7 @@ GIB = 2**30
 def examine(profile: Profile, results: Results, told: Callable[[str], None]) -> list[Check]:
     """The checks of the local profile. Raises BadInput if results can't be written."""
     here = software()
-    held, why = slots(profile)
+    held, why = available_slots(profile)
     try:
         results.path.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import harness
 from harness.core.errors import one_line
-from harness.core.paths import write_whole
+from harness.core.paths import write_atomically
 
 EXCHANGES = 8  # of clocks; the quickest one counts
 PATIENCE = 10.0  # seconds that a connection may take
@@ -100,7 +100,7 @@ def answer(folder: Path, node: str) -> Path:
 def try_folder(folder: Path, node: str) -> str | None:
     """Read the token and leave a copy of it; why that can't be done, or None."""
     try:
-        write_whole(answer(folder, node), token(folder).read_bytes())
+        write_atomically(answer(folder, node), token(folder).read_bytes())
     except OSError as error:
         return one_line(error.strerror or error)
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.paths import TrialFolder
-from harness.core.processes import end_group
+from harness.core.processes import end_process_group
 
 if TYPE_CHECKING:
     from harness.launch.launcher import Launcher
@@ -60,10 +60,10 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     try:
         said = process.communicate(timeout=PATIENCE)[0]
     except subprocess.TimeoutExpired:
-        end_group(process)
+        end_process_group(process)
         said = process.communicate()[0] + f"\nended after {PATIENCE:g} s".encode()
     finally:
-        end_group(process)
+        end_process_group(process)
     return [line for line in said.decode(errors="replace").splitlines() if line.strip()]
 
 

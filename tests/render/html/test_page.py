@@ -14,7 +14,7 @@ import pytest
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.render.html import page, sections
-from tests.factories import make_machine, write_record
+from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
 from tests.support.reports import HOSTILE, leave, make_records, make_sweep
 from tests.support.tree import TOP
@@ -85,8 +85,9 @@ def test_what_there_is_no_data_for_is_named_with_what_brings_it(
     machines.write(place.peaks, make_machine())
     learned = records[0].rank0
     assert learned
-    write_record(
-        place.sweep("demo"), replace(records[0], rank0=replace(learned, bytes_per_sample=2.5e5))
+    write_trial(
+        place.sweep_folder("demo"),
+        replace(records[0], rank0=replace(learned, bytes_per_sample=2.5e5)),
     )
     after = report(place)
     assert "Roofline" not in after.words["lacking"]
@@ -242,5 +243,5 @@ def test_one_trial_in_flight_is_no_trouble(place: Results, tmp_path: Path) -> No
     sweep = make_sweep(tmp_path)
     records = make_records(sweep)
     leave(place, sweep, [])
-    write_record(place.sweep("demo"), records[0])
+    write_trial(place.sweep_folder("demo"), records[0])
     assert "1 done, 11 not run" in report(place).words["head"]

@@ -35,7 +35,7 @@ OURS = {  # what sbatch calls that for which there is a key, or which the harnes
 }  # fmt: skip
 
 
-def refuse_control(what: str, text: str) -> None:
+def reject_control_characters(what: str, text: str) -> None:
     """Raises ValueError for a line break or another control character: no shell or script line may hold one."""
     found = next((sign for sign in text if unicodedata.category(sign) in ("Cc", "Zl", "Zp")), None)
     if found is not None:
@@ -44,7 +44,7 @@ def refuse_control(what: str, text: str) -> None:
         )
 
 
-def refuse_names(what: str, names: Mapping[str, Any]) -> None:
+def reject_invalid_names(what: str, names: Mapping[str, Any]) -> None:
     """Raises ValueError for a name that no environment variable can have."""
     wrong = next((name for name in names if not VARIABLE.fullmatch(name)), None)
     if wrong is not None:
@@ -61,7 +61,7 @@ def _refuse_backslash(what: str, text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm(Strict):
+class SlurmOptions(Strict):
     """Keys and their defaults; null leaves a choice to the cluster. Values are text to Slurm, never to a shell,
     except `setup`, which is shell."""
 
@@ -105,7 +105,7 @@ class Slurm(Strict):
                 if isinstance(value, str | Path)
                 else []
             ):
-                refuse_control(key.name, str(text))
+                reject_control_characters(key.name, str(text))
         for name in ("partition", "account", "qos", "constraint", "gpu_type"):
             _refuse_backslash(name, getattr(self, name) or "")
         if self.gpu_type is not None and not self.gpus_per_rank:
@@ -114,9 +114,9 @@ class Slurm(Strict):
             raise ValueError(
                 f"memory: found {self.memory!r}; allowed: a whole number with K, M, G or T, as in 64G"
             )
-        if self.seconds <= self.warning:
+        if self.time_limit_seconds <= self.warning:
             raise ValueError(
-                f"warning: found {self.warning} s; allowed: less than `time`, {self.seconds} s"
+                f"warning: found {self.warning} s; allowed: less than `time`, {self.time_limit_seconds} s"
             )
         if self.shared_folder is not None and not self.shared_folder.is_absolute():
             raise ValueError(
@@ -145,21 +145,21 @@ class Slurm(Strict):
                 else "nothing, the harness decides it"
             )
             raise ValueError(f"options.{name}: found {value!r}; allowed: {instead}")
-        refuse_control(f"options.{name}", value or "")
+        reject_control_characters(f"options.{name}", value or "")
         _refuse_backslash(f"options.{name}", value or "")
 
     @property
-    def ranks(self) -> int:
+    def max_ranks(self) -> int:
         """The most ranks of one job."""
         return self.nodes * self.ranks_per_node
 
     @property
-    def seconds(self) -> int:
+    def time_limit_seconds(self) -> int:
         """The time limit; raises ValueError for what is none."""
         return time_limit(self.time)
 
     @property
-    def mebibytes(self) -> int | None:
+    def memory_mib(self) -> int | None:
         """Memory of a node; None where the cluster decides."""
         found = MEMORY.fullmatch(self.memory or "")
         return int(int(found["number"]) * MEBIBYTES[found["unit"]]) if found else None

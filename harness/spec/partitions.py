@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import did_you_mean
-from harness.spec.slurm_options import Slurm, time_limit
+from harness.spec.slurm import SlurmOptions, time_limit
 
 # Partition (a default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format. --exact keeps nodes
 # that differ apart.
@@ -18,29 +18,29 @@ GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class NodeGroup:
     """Nodes of a partition that are alike."""
 
     count: int
     cpus: int
-    mebibytes: int
+    memory_mib: int
     gpus: Mapping[str, int]  # of each node, by type; "" where the cluster names none
 
-    def offer(self, gpu_type: str | None) -> dict[str, int]:
+    def resources(self, gpu_type: str | None) -> dict[str, int]:
         """What a node has of that which a profile's key asks for."""
         gpus = sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
-        return {"cpus_per_rank": self.cpus, "gpus_per_rank": gpus, "memory": self.mebibytes}
+        return {"cpus_per_rank": self.cpus, "gpus_per_rank": gpus, "memory": self.memory_mib}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
     name: str
     default: bool
-    seconds: int | None  # the limit of a job; None: there is none
-    nodes: Sequence[Nodes]
+    time_limit_seconds: int | None  # the limit of a job; None: there is none
+    nodes: Sequence[NodeGroup]
 
 
-def ask() -> list[Partition]:
+def query() -> list[Partition]:
     """The cluster's partitions; none where there is no Slurm or it does not answer."""
     try:
         done = subprocess.run(
@@ -48,10 +48,10 @@ def ask() -> list[Partition]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse(done.stdout) if done.returncode == 0 else []
+    return parse_sinfo(done.stdout) if done.returncode == 0 else []
 
 
-def parse(text: str) -> list[Partition]:
+def parse_sinfo(text: str) -> list[Partition]:
     """What sinfo answered; lines of another form, such as warnings, are passed over."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
@@ -59,20 +59,22 @@ def parse(text: str) -> list[Partition]:
         if len(parts) != 6 or not parts[2].isdigit():
             continue
         name, limit, count, cpus, memory, gres = parts
-        nodes = Nodes(
+        nodes = NodeGroup(
             count=int(count),
             cpus=int(cpus.rstrip("+")),
-            mebibytes=int(memory.rstrip("+")),
+            memory_mib=int(memory.rstrip("+")),
             gpus={match["type"] or "": int(match["count"]) for match in GPU.finditer(gres)},
         )
         name, default = name.removesuffix("*"), name.endswith("*")
         seconds = time_limit(limit) if limit[:1].isdigit() else None
         before = found[name].nodes if name in found else ()
-        found[name] = Partition(name=name, default=default, seconds=seconds, nodes=[*before, nodes])
+        found[name] = Partition(
+            name=name, default=default, time_limit_seconds=seconds, nodes=[*before, nodes]
+        )
     return list(found.values())
 
 
-def problem(asked: Slurm, partitions: Sequence[Partition]) -> tuple[str, str] | None:
+def find_mismatch(asked: SlurmOptions, partitions: Sequence[Partition]) -> tuple[str, str] | None:
     """The first key that the cluster can't satisfy, with what was found and what is allowed; None if all is well.
 
     Of several partitions, as in `gpu,long`, one is enough.
@@ -92,18 +94,21 @@ def problem(asked: Slurm, partitions: Sequence[Partition]) -> tuple[str, str] | 
     return found[0] if all(found) else None
 
 
-def can_spare(nodes: Sequence[str], asked: Slurm) -> bool:
+def can_exclude_nodes(nodes: Sequence[str], asked: SlurmOptions) -> bool:
     """Whether a job like this can leave these nodes out, as far as the cluster says."""
-    known = ask()
-    return not known or problem(replace(asked, nodes=asked.nodes + len(nodes)), known) is None
+    known = query()
+    return not known or find_mismatch(replace(asked, nodes=asked.nodes + len(nodes)), known) is None
 
 
-def _misfits(asked: Slurm, partition: Partition) -> Iterator[tuple[str, str]]:
+def _misfits(asked: SlurmOptions, partition: Partition) -> Iterator[tuple[str, str]]:
     where = f"partition {partition.name}"
-    if partition.seconds is not None and asked.seconds > partition.seconds:
+    if (
+        partition.time_limit_seconds is not None
+        and asked.time_limit_seconds > partition.time_limit_seconds
+    ):
         yield (
             "time",
-            f"found {asked.time!r}, {asked.seconds} s; allowed: at most {partition.seconds} s in {where}",
+            f"found {asked.time!r}, {asked.time_limit_seconds} s; allowed: at most {partition.time_limit_seconds} s in {where}",
         )
     types = {name for one in partition.nodes for name in one.gpus}
     if asked.gpu_type is not None and asked.gpu_type not in types:
@@ -115,11 +120,11 @@ def _misfits(asked: Slurm, partition: Partition) -> Iterator[tuple[str, str]]:
     needs = {
         "cpus_per_rank": ranks * asked.cpus_per_rank,
         "gpus_per_rank": ranks * asked.gpus_per_rank,
-        "memory": asked.mebibytes or 0,
+        "memory": asked.memory_mib or 0,
     }
     for key, needed in needs.items():
-        most = max((one.offer(asked.gpu_type)[key] for one in fitting), default=0)
-        fitting = [one for one in fitting if one.offer(asked.gpu_type)[key] >= needed]
+        most = max((one.resources(asked.gpu_type)[key] for one in fitting), default=0)
+        fitting = [one for one in fitting if one.resources(asked.gpu_type)[key] >= needed]
         if not fitting:
             allowed = (
                 f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
