@@ -70,20 +70,20 @@ def gate(
     from rich.console import Console
 
     from harness.core.paths import Results, write_atomically
-    from harness.gate.against import Asked
+    from harness.gate.against import GateOptions
     from harness.gate.against import gate as measure
     from harness.gate.certify import describe_conditions
     from harness.render.terminal import gate as view
 
     asked, profile = load_sweep(sweep, sets, data, cluster)
     check_launcher(cluster, profile, "torchrun")
-    what = Asked(
-        against=against,
+    what = GateOptions(
+        revision=against,
         min_effect=parse_percentage(min_effect, "--min-effect"),
-        seconds=budget,
-        bits=bits,
+        budget_seconds=budget,
+        compare_bits=bits,
         control=control,
-        order=order,
+        order_seed=order,
     )
     conditions = describe_conditions(Results(results), profile)
     with Console(stderr=True, highlight=False).status("starting", refresh_per_second=2) as status:
@@ -165,19 +165,19 @@ def bisect(
 ) -> None:
     """Find the commit that made a cell slower. Measured against GOOD in turn on this machine, by git's own bisect; exit
     code 0 if it is found, 3 if that can't be told."""
-    from harness.gate.bisect import Asked
+    from harness.gate.bisect import BisectOptions
     from harness.gate.bisect import bisect as search
     from harness.render.terminal import bisect as view
 
     asked, one, profile = _choose(sweep, cell, sets, data, cluster, results)
-    what = Asked(
+    what = BisectOptions(
         good=good,
         bad=bad,
         min_effect=parse_percentage(min_effect, "--min-effect"),
-        seconds=budget,
-        bits=bits,
+        budget_seconds=budget,
+        compare_bits=bits,
         first_parent=first_parent,
-        order=order,
+        order_seed=order,
     )
     with view.Progress() as progress:
         found = search(asked, one, profile, what, _place(asked), progress)

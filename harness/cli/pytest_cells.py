@@ -18,8 +18,8 @@ from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
-from harness.gate.answer import Answer, answer
-from harness.gate.limits import NAME, Gate, read_gate, unused
+from harness.gate.answer import Answer, judge_cell
+from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import cite
 from harness.launch import sweep as runner
 from harness.records.record import Record
@@ -68,11 +68,11 @@ class SweepFile(pytest.File):
             self.baselines, self.gate = read_baselines(
                 Path(option("harness_baseline")), option("harness_gate")
             )
-            if lost := unused(
+            if lost := unused_patterns(
                 self.gate, [*self.sweep.cells, *(one.cell for one in self.baselines)]
             ):
                 raise BadInput(
-                    f"{self.gate.place}: cells: found {lost[0]!r}, which names no cell of sweep or baseline"
+                    f"{self.gate.source}: cells: found {lost[0]!r}, which names no cell of sweep or baseline"
                 )
         except BadInput as error:
             raise self.CollectError(str(error)) from None
@@ -189,11 +189,11 @@ class SweepFile(pytest.File):
             benchmark.extra_info.update(extra_info(cell, own, None))
             pytest.fail(str(found), pytrace=False)
         expected = len(self.sweep.seeds) * self.sweep.repeats
-        judged = answer(cell, self.gate.limits(cell), found, expected)
+        judged = judge_cell(cell, self.gate.limits(cell), found, expected)
         benchmark.extra_info.update(extra_info(cell, own, judged))
-        item.user_properties.append(("verdict", judged.words))
+        item.user_properties.append(("verdict", judged.text))
         if judged.outcome == "fail":
-            pytest.fail(judged.words, pytrace=False)
+            pytest.fail(judged.text, pytrace=False)
         if judged.outcome == "warn":
             item.warn(GateWarning(f"{cell.label}: {'; '.join(judged.reasons)}"))
 
@@ -251,7 +251,11 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
         raise BadInput(
             f"--harness-baseline: {folder}: found no baselines; harness baseline save SWEEP makes them"
         )
-    beside = [place / NAME for place in (folder, folder.parent) if (place / NAME).is_file()]
+    beside = [
+        place / GATE_FILE_NAME
+        for place in (folder, folder.parent)
+        if (place / GATE_FILE_NAME).is_file()
+    ]
     return found, read_gate(Path(gate) if gate else next(iter(beside), None))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.core.errors import HarnessError
-from harness.gate.paired import Budget, Paired, measure
-from harness.gate.worktree import Tree, commit_of, find_top, worktree
+from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.worktree import Tree, find_top, resolve_commit, worktree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -22,15 +22,15 @@ WORKING_TREE = "the working tree"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GateOptions:
     """What `harness gate` was asked for."""
 
-    against: str
+    revision: str
     min_effect: float = 0.01
-    seconds: float = 30.0  # of measuring, for each cell
-    bits: bool = False  # whether other losses fail
+    budget_seconds: float = 30.0  # of measuring, for each cell
+    compare_bits: bool = False  # whether other losses fail
     control: bool = False  # whether the revision is measured against itself too
-    order: int | None = None  # of the random order, for a run to be repeated
+    order_seed: int | None = None  # of the random order, for a run to be repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,74 +43,78 @@ class Conditions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CellOutcome:
     """On one cell. `control` is the revision against itself."""
 
     cell: Cell
-    found: Paired
-    control: Paired | None = None
+    measured: PairedResult
+    control: PairedResult | None = None
 
     @property
-    def misled(self) -> bool:
-        """Whether the control told equal code apart, or failed: then its cell's speed says nothing."""
+    def control_disagrees(self) -> bool:
+        """Whether the control on_progress equal code apart, or failed: then its cell's speed says nothing."""
         return self.control is not None and (
-            self.control.word in ("faster", "slower") or bool(self.control.failure)
+            self.control.verdict in ("faster", "slower") or bool(self.control.failure)
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GateOutcome:
     """What a gate says."""
 
-    asked: Asked
+    options: GateOptions
     conditions: Conditions
-    commit: str  # what `asked.against` stands for
-    verdicts: Sequence[Verdict]
+    commit: str  # what `options.revision` stands for
+    cells: Sequence[CellOutcome]
 
-    def failed(self, one: Verdict) -> bool:
-        differs = self.asked.bits and one.found.same_bits is False
+    def has_failed(self, one: CellOutcome) -> bool:
+        differs = self.options.compare_bits and one.measured.same_bits is False
         return (
-            one.found.failure is not None
+            one.measured.failure is not None
             or differs
-            or (one.found.word == "slower" and not one.misled)
+            or (one.measured.verdict == "slower" and not one.control_disagrees)
         )
 
-    def unclear(self, one: Verdict) -> bool:
-        return not self.failed(one) and (one.misled or one.found.word == "inconclusive")
+    def is_inconclusive(self, one: CellOutcome) -> bool:
+        return not self.has_failed(one) and (
+            one.control_disagrees or one.measured.verdict == "inconclusive"
+        )
 
     @property
     def exit_code(self) -> int:
-        """1 if a cell failed, else 3 if one can't be told, else 0."""
-        if any(self.failed(one) for one in self.verdicts):
+        """1 if a cell failed, else 3 if one can't be on_progress, else 0."""
+        if any(self.has_failed(one) for one in self.cells):
             return 1
-        return 3 if any(self.unclear(one) for one in self.verdicts) else 0
+        return 3 if any(self.is_inconclusive(one) for one in self.cells) else 0
 
 
 def gate(
     sweep: Sweep,
     profile: Profile,
-    asked: Asked,
+    options: GateOptions,
     conditions: Conditions,
     top_of: Path,
-    told: Callable[[Cell, str], None],
-) -> Outcome:
+    on_progress: Callable[[Cell, str], None],
+) -> GateOutcome:
     """Measure; raises BadInput for a revision that there is not. A side that fails, fails its cell."""
     top = find_top(top_of)
-    commit = commit_of(top, asked.against)
-    rng = np.random.default_rng(asked.order)
+    commit = resolve_commit(top, options.revision)
+    rng = np.random.default_rng(options.order_seed)
     budget = Budget(
-        min_effect=asked.min_effect, seconds=asked.seconds, alpha=ALPHA / len(sweep.cells)
+        min_effect=options.min_effect,
+        seconds=options.budget_seconds,
+        alpha=ALPHA / len(sweep.cells),
     )
-    here = Tree(name=WORKING_TREE, top=top, place=top)
+    here = Tree(name=WORKING_TREE, top=top, path=top)
     place = Path(tempfile.mkdtemp(prefix="harness-gate-"))
     try:
-        with worktree(top, asked.against, place / "tree") as there:
-            verdicts = []
+        with worktree(top, options.revision, place / "tree") as there:
+            cells = []
             for cell in sweep.cells:
 
-                def run_paired(a: Tree, b: Tree, words: str, cell: Cell = cell) -> Paired:
+                def run_paired(a: Tree, b: Tree, words: str, cell: Cell = cell) -> PairedResult:
                     def tell(found: str) -> None:
-                        told(cell, f"{words}: {found}")
+                        on_progress(cell, f"{words}: {found}")
 
                     tell("starting")
                     try:
@@ -125,12 +129,14 @@ def gate(
                             tell,
                         )
                     except HarnessError as error:
-                        return Paired(failure=str(error))
+                        return PairedResult(failure=str(error))
 
-                control = run_paired(there, there, "control") if asked.control else None
-                verdicts.append(
-                    Verdict(cell=cell, found=run_paired(there, here, "measuring"), control=control)
+                control = run_paired(there, there, "control") if options.control else None
+                cells.append(
+                    CellOutcome(
+                        cell=cell, measured=run_paired(there, here, "measuring"), control=control
+                    )
                 )
-            return Outcome(asked=asked, conditions=conditions, commit=commit, verdicts=verdicts)
+            return GateOutcome(options=options, conditions=conditions, commit=commit, cells=cells)
     finally:
         shutil.rmtree(place, ignore_errors=True)

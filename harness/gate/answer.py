@@ -27,11 +27,11 @@ class Answer:
     rows: Sequence[Row] = field(default=(), repr=False)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return "\n".join([*self.reasons, *self.measured])
 
 
-def answer(cell: Cell, limits: Limits, found: Comparison, expected: int) -> Answer:
+def judge_cell(cell: Cell, limits: Limits, found: Comparison, expected: int) -> Answer:
     """Of a cell of `expected` trials in the run; nothing that was not measured passes."""
     told: list[tuple[Outcome, str]] = []
     one = next((one for one in found.matches if cell.id in (one.a.cell.id, one.b.cell.id)), None)
@@ -74,7 +74,7 @@ def _trials(one: Match, expected: int) -> list[tuple[Outcome, str]]:
 
 
 def _row(row: Row, limits: Limits) -> tuple[Outcome, str]:
-    words = describe(row)
+    words = describe_row(row)
     outcome = row.verdict.outcome
     if outcome == "worse":
         return "fail", words
@@ -96,7 +96,7 @@ def _unmeasured(one: Match, rows: Sequence[Row], limits: Limits) -> list[tuple[O
     return [(OUTCOMES[limits.missing], f"{name}: not measured on both sides") for name in lacking]
 
 
-def describe(row: Row) -> str:
+def describe_row(row: Row) -> str:
     """`slower: samples/s 19,024 -> 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters: 1.0%`."""
     verdict, metric, estimate = (
         row.verdict,

@@ -82,7 +82,7 @@ class Arm:
         return words
 
 
-class Starter:
+class PairStarter:
     """Starts pairs of sides, all from one forkserver; its block ends whatever is left of them."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Starter:
     ) -> None:
         self.cell, self.seed, self.trees, self.base, self.profile = cell, seed, trees, base, profile
 
-    def __enter__(self) -> Starter:
+    def __enter__(self) -> PairStarter:
         """Raises HarnessError if the forkserver does not start."""
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
@@ -167,7 +167,7 @@ class Starter:
         endless = replace(self.cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         trial = Trial(cell=endless, seed=self.seed)
         told = Assignment(
-            trial=trial, base_folder=str(tree.here(self.base)), device=self.profile.device
+            trial=trial, base_folder=str(tree.counterpart(self.base)), device=self.profile.device
         )
         write_atomically(place.assignment_path, json.dumps(asdict(told)) + "\n", durable=False)
         place.log_folder.mkdir(exist_ok=True)
@@ -177,7 +177,7 @@ class Starter:
             "world_size": size,
             "module": "harness.gate.turn_worker",
             "arguments": [str(place.path), str(self.folder / "turns"), key],
-            "folder": str(tree.place),
+            "folder": str(tree.path),
             "log": str(place.launch_log),
             "variables": {"PYTHONPATH": tree.python_path, **meeting},
         }

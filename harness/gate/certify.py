@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.core.paths import Results
 from harness.gate.against import Conditions
-from harness.gate.arms import Starter
+from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, run_paired
 from harness.gate.worktree import Tree
 from harness.hardware import certificate
@@ -74,24 +74,24 @@ def certify(
     profile: Profile,
     begun: Certificate,
     count: int,
-    told: Callable[[Certificate], None],
+    on_progress: Callable[[Certificate], None],
 ) -> Certificate:
     """Compare the sweep's first cell with itself until there are `count` comparisons. Each is on disk as soon as it is
     made, so that an interrupted run is gone on with. Raises HarnessError if a rank fails."""
-    here = Tree(name="this code", top=Path.cwd(), place=Path.cwd())
+    here = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
     budget = Budget(
         min_effect=begun.settings.min_effect,
         seconds=begun.settings.seconds,
         alpha=begun.settings.alpha,
     )
     found, rng = begun, np.random.default_rng()
-    with Starter(
+    with PairStarter(
         sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base_folder, profile
     ) as starter:
         while len(found.comparisons) < count:
             one = run_paired(sweep.cells[0], starter.pair, budget, rng)
             comparison = Comparison(
-                word=one.word,
+                word=one.verdict,
                 log_ratio=float(np.mean(one.log_ratios)),
                 rate=math.sqrt((one.a_rate or 0.0) * (one.b_rate or 0.0)),
                 pairs=one.pairs,
@@ -101,5 +101,5 @@ def certify(
             )
             found = replace(found, comparisons=[*found.comparisons, comparison])
             certificate.write(results, found)
-            told(found)
+            on_progress(found)
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, HarnessError, one_line
-from harness.gate.worktree import commit_of, run_git
+from harness.gate.worktree import resolve_commit, run_git
 
 Mark = Literal["good", "bad", "skip"]
 SUSPECT = re.compile(
@@ -28,7 +28,7 @@ class Commit:
     subject: str
 
 
-def commit(top: Path, revision: str) -> Commit:
+def describe_commit(top: Path, revision: str) -> Commit:
     """A revision that is known to exist."""
     said = run_git(
         top, "show", "--no-patch", "--format=%H%x00%h%x00%an <%ae>%x00%aI%x00%s", revision
@@ -40,9 +40,11 @@ def commit(top: Path, revision: str) -> Commit:
     )
 
 
-def ends(top: Path, good: str, bad: str) -> tuple[Commit, Commit]:
+def resolve_ends(top: Path, good: str, bad: str) -> tuple[Commit, Commit]:
     """The two commits; raises BadInput unless BAD came from GOOD."""
-    first, last = (commit_of(top, name, given) for name, given in ((good, "GOOD"), (bad, "BAD")))
+    first, last = (
+        resolve_commit(top, name, given) for name, given in ((good, "GOOD"), (bad, "BAD"))
+    )
     if first == last:
         raise BadInput(
             f"BAD {bad}: found the same commit as GOOD {good}; allowed: one that came from it"
@@ -54,7 +56,7 @@ def ends(top: Path, good: str, bad: str) -> tuple[Commit, Commit]:
         raise BadInput(
             f"GOOD {good}: found no ancestor of BAD {bad}{turned}; allowed: a commit that BAD came from"
         )
-    return commit(top, first), commit(top, last)
+    return describe_commit(top, first), describe_commit(top, last)
 
 
 def _is_ancestor(top: Path, first: str, last: str) -> bool:
@@ -67,19 +69,19 @@ class Bisection:
     def __init__(self, folder: Path, good: str, bad: str, *, first_parent: bool) -> None:
         self.folder = folder
         line = ["--first-parent"] if first_parent else []
-        self.left = self._tell("start", "--no-checkout", *line, bad, good)
-        self.count = int(
+        self.remaining = self._tell("start", "--no-checkout", *line, bad, good)
+        self.commit_count = int(
             run_git(folder, "rev-list", "--count", *line, bad, f"^{good}").stdout
         )  # BAD is one of them
 
     @property
-    def next(self) -> str:
+    def next_commit(self) -> str:
         """The commit to try."""
-        return commit_of(self.folder, "BISECT_HEAD")
+        return resolve_commit(self.folder, "BISECT_HEAD")
 
     def mark(self, mark: Mark) -> None:
         """Say what `next` is."""
-        self.left = self._tell(mark)
+        self.remaining = self._tell(mark)
 
     @property
     def suspects(self) -> Sequence[str]:

@@ -10,16 +10,16 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from harness.gate.arms import Starter
+from harness.gate.arms import PairStarter
 from harness.gate.history import Mark
-from harness.gate.paired import Budget, Paired, Word, measure
+from harness.gate.paired import Budget, PairedResult, SpeedVerdict, measure
 from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 
 LONGER = 3  # times the budget, for what could not be told
 STRIDE = 20  # steps between two looks at the losses
-MARKS: Mapping[Word, Mark] = {
+MARKS: Mapping[SpeedVerdict, Mark] = {
     "slower": "bad",
     "faster": "good",
     "same": "good",
@@ -29,23 +29,23 @@ MARKS: Mapping[Word, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Of one revision against another, in words too. `steps`: after how many of them the losses had become others."""
+    """Of one revision against another, in words too. `steps_until_divergence`: after how many of them the losses had become others."""
 
     mark: Mark
-    words: str
-    paired: Paired | None = None
-    steps: int | None = None
+    description: str
+    measurement: PairedResult | None = None
+    steps_until_divergence: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class TrainingSetup:
     """What any two revisions train on."""
 
     cell: Cell
     seed: int
     base: Path
     profile: Profile
-    told: Callable[[str], None]
+    on_progress: Callable[[str], None]
 
 
 class Judge(Protocol):
@@ -57,14 +57,14 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slower:
+class SpeedJudge:
     """Bad is what trains slower by what matters; between two ends, by half of what is certain to be lost between them.
 
     Far from either end few pairs tell, and of several losses a large one is found. The estimate itself would not do: it
     is too large where measuring stopped early.
     """
 
-    bench: Bench
+    bench: TrainingSetup
     min_effect: float
     seconds: float  # of measuring; what can't be told is measured `LONGER` times as long, once
     alpha: float
@@ -76,40 +76,40 @@ class Slower:
             budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
             trees = {"a": a, "b": b}
             found = measure(
-                one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.told
+                one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.on_progress
             )
             if self._mark(found) != "skip":
                 break
-        return Finding(mark=self._mark(found), words=self._words(found), paired=found)
+        return Finding(mark=self._mark(found), description=self._words(found), measurement=found)
 
-    def _mark(self, found: Paired) -> Mark:
+    def _mark(self, found: PairedResult) -> Mark:
         """Whether it is faster, if it may be, is not the question."""
         certain = found.low is not None and found.low > 1 - self.min_effect
-        return "good" if certain else MARKS[found.word]
+        return "good" if certain else MARKS[found.verdict]
 
     def narrowed(self, bad: Finding) -> Self:
-        high = bad.paired.high if bad.paired and bad.paired.high else 1.0
+        high = bad.measurement.high if bad.measurement and bad.measurement.high else 1.0
         return replace(self, min_effect=max(self.min_effect, 1 - math.sqrt(high)))
 
-    def _words(self, found: Paired) -> str:
-        if found.word == "same":
+    def _words(self, found: PairedResult) -> str:
+        if found.verdict == "same":
             return f"as fast, to within {self.min_effect:.1%}"
         low, high = (
             "anything" if bound is None else f"{bound - 1:+.1%}"
             for bound in (found.low, found.high)
         )
-        if found.word == "inconclusive" and self._mark(found) == "good":
+        if found.verdict == "inconclusive" and self._mark(found) == "good":
             return f"not slower by {self.min_effect:.1%} ({low} to {high})"
-        if found.word == "inconclusive":
+        if found.verdict == "inconclusive":
             return f"can't be told after {found.seconds:.0f} s: between {low} and {high}"
-        return f"{abs((found.ratio or 1) - 1):.1%} {found.word} ({low} to {high})"
+        return f"{abs((found.ratio or 1) - 1):.1%} {found.verdict} ({low} to {high})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Others:
+class LossJudge:
     """Bad is what computes other losses; between two ends, within as many steps as it took between them."""
 
-    bench: Bench
+    bench: TrainingSetup
     seconds: float  # of training before the losses count as the same
     most: float = math.inf  # steps
 
@@ -117,18 +117,20 @@ class Others:
         one, steps, spent = self.bench, 0, 0.0
         trees = {"a": a, "b": b}
         with (
-            Starter(one.cell, one.seed, trees, one.base, one.profile) as starter,
+            PairStarter(one.cell, one.seed, trees, one.base, one.profile) as starter,
             starter.pair("ab") as found,
         ):
             while steps < self.most and (spent < self.seconds or math.isfinite(self.most)):
                 turns = [found[key].train(STRIDE) for key in "ab"]
                 steps, spent = steps + STRIDE, spent + sum(sum(turn.seconds) for turn in turns)
-                one.told(f"{steps} steps")
+                one.on_progress(f"{steps} steps")
                 if turns[0].losses != turns[1].losses:
                     return Finding(
-                        mark="bad", words=f"other losses within {steps} steps", steps=steps
+                        mark="bad",
+                        description=f"other losses within {steps} steps",
+                        steps_until_divergence=steps,
                     )
-        return Finding(mark="good", words=f"the same losses for {steps} steps")
+        return Finding(mark="good", description=f"the same losses for {steps} steps")
 
     def narrowed(self, bad: Finding) -> Self:
-        return replace(self, most=bad.steps or math.inf)
+        return replace(self, most=bad.steps_until_divergence or math.inf)

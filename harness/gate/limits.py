@@ -13,13 +13,13 @@ from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from workloads.options import Between, Strict
 
-NAME = "gate.yaml"
+GATE_FILE_NAME = "gate.yaml"
 Policy = Literal["ignore", "warn", "fail"]
 Margin = Annotated[float, Between(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some(Strict):
+class CellOverrides(Strict):
     """What the file may say of the cells that a pattern names; what it leaves out is as for all."""
 
     min_effect: float | str | None = None
@@ -40,7 +40,7 @@ class GateFile(Strict):
     across: list[str] = field(
         default_factory=list
     )  # differences that are allowed, as --across takes them
-    cells: dict[str, Some] = field(
+    cells: dict[str, CellOverrides] = field(
         default_factory=dict
     )  # by id, label or pattern (`mlp * bf16 *`); the last one wins
 
@@ -61,20 +61,20 @@ class Gate:
     """The file as it was read, and its place for those who are told of it."""
 
     file: GateFile
-    place: str
+    source: str
 
     def limits(self, cell: Cell) -> Limits:
         """Raises BadInput for a share that is none."""
         found: dict[str, Any] = {name: getattr(self.file, name) for name in _names(Limits)}
         for pattern, some in self.file.cells.items():
             if pattern == cell.id or fnmatchcase(cell.label, pattern):
-                given = {name: getattr(some, name) for name in _names(Some)}
+                given = {name: getattr(some, name) for name in _names(CellOverrides)}
                 found |= {name: value for name, value in given.items() if value is not None}
         return Limits(
             **found
             | {
                 "min_effect": parse_percentage(
-                    str(found["min_effect"]), f"{self.place}: min_effect"
+                    str(found["min_effect"]), f"{self.source}: min_effect"
                 )
             }
         )
@@ -83,7 +83,7 @@ class Gate:
 def read_gate(path: Path | None) -> Gate:
     """The gate that a file describes, or the one of defaults; raises BadInput."""
     if path is None:
-        return Gate(file=GateFile(), place="defaults")
+        return Gate(file=GateFile(), source="defaults")
     document = read_document(path)
     file: GateFile = document.validate(GateFile, document.content)
     for key, value in [
@@ -95,10 +95,10 @@ def read_gate(path: Path | None) -> Gate:
                 parse_percentage(str(value), "")
             except BadInput as error:
                 raise document.error((*key, "min_effect"), str(error).removeprefix(": ")) from None
-    return Gate(file=file, place=str(path))
+    return Gate(file=file, source=str(path))
 
 
-def unused(gate: Gate, cells: Sequence[Cell]) -> list[str]:
+def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
     """The patterns that name none of the cells."""
     return [
         pattern

@@ -15,29 +15,31 @@ from harness.core.errors import BadInput, one_line
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A tree of files that code runs from: the working tree `top`, or `place` with another revision of it."""
+    """A tree of files that code runs from: the working tree `top`, or `path` with another revision of it."""
 
     name: str  # for people: a revision as they gave it, or the working tree
     top: Path
-    place: Path
+    path: Path
 
-    def here(self, path: Path) -> Path:
+    def counterpart(self, path: Path) -> Path:
         """What stands in this tree for a path of the working tree; a path outside stays."""
         path = path.absolute()
-        return self.place / path.relative_to(self.top) if path.is_relative_to(self.top) else path
+        return self.path / path.relative_to(self.top) if path.is_relative_to(self.top) else path
 
     @property
     def python_path(self) -> str:
         """This tree and the folders of it that this process imports from, then everybody's PYTHONPATH."""
         ours = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
-        within = [self.here(entry) for entry in ours if entry.absolute().is_relative_to(self.top)]
+        within = [
+            self.counterpart(entry) for entry in ours if entry.absolute().is_relative_to(self.top)
+        ]
         before = [
-            str(self.here(Path(entry)))
+            str(self.counterpart(Path(entry)))
             for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
             if entry
         ]
         kept = [str(entry) for entry in within if "site-packages" not in entry.parts]
-        return os.pathsep.join(dict.fromkeys([str(self.place), *kept, *before]))
+        return os.pathsep.join(dict.fromkeys([str(self.path), *kept, *before]))
 
 
 def find_top(path: Path) -> Path:
@@ -46,7 +48,7 @@ def find_top(path: Path) -> Path:
     return Path(_git(folder, "rev-parse", "--show-toplevel", what=f"{folder}: no git repository"))
 
 
-def commit_of(top: Path, revision: str, given: str = "--against") -> str:
+def resolve_commit(top: Path, revision: str, given: str = "--against") -> str:
     """Its full id; raises BadInput, with the argument that it was given as, for a revision that there is not."""
     what = f"{given} {revision}: no such revision"
     return _git(
@@ -63,10 +65,10 @@ def commit_of(top: Path, revision: str, given: str = "--against") -> str:
 @contextmanager
 def worktree(top: Path, revision: str, folder: Path) -> Iterator[Tree]:
     """The revision checked out in `folder`, for as long as the block lasts; raises BadInput."""
-    commit = commit_of(top, revision)
+    commit = resolve_commit(top, revision)
     try:
         _git(top, "worktree", "add", "--detach", str(folder), commit, what=f"--against {revision}")
-        yield Tree(name=revision, top=top, place=folder)
+        yield Tree(name=revision, top=top, path=folder)
     finally:  # forced twice: one whose making was interrupted is locked
         run_git(top, "worktree", "remove", "--force", "--force", str(folder))
 

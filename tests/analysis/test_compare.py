@@ -14,7 +14,7 @@ from harness.analysis.compare import Comparison, Rules, Side, compare, compare_b
 from harness.analysis.questions import speed
 from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput
-from harness.gate.answer import describe
+from harness.gate.answer import describe_row
 from harness.spec.cell import Trial
 from harness.statistics.estimate import Drift
 from tests.factories import make_cell
@@ -134,7 +134,7 @@ def test_a_gate_says_when_an_interval_is_certain_for_its_cell_alone() -> None:
     noisy = [speed * by for speed, by in zip(STEADY, (0.95, 0.98, 0.92, 0.96, 0.99), strict=True)]
     later = (make_result(noisy), make_result(faster(1.001), cell=unchanged.cell))
     rows = compare(side("A", changed, unchanged), [side("B", *later)], Rules()).rows
-    told = [describe(row) for row in rows if row.verdict.question.metric.name == "samples/s"]
+    told = [describe_row(row) for row in rows if row.verdict.question.metric.name == "samples/s"]
     assert 0.0125 < rows[0].verdict.question.estimate.p_change() < 0.05
     assert told[0].startswith("inconclusive: ")
     assert "certain for this cell alone but not over all of them" in told[0]

@@ -68,7 +68,7 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
     assert found.code == 0, found.err + found.out
     told = json.loads(found.out)
     assert [one["subject"] for one in told["suspects"]] == ["other"]
-    assert told["against_parent"]["words"] == "other losses within 20 steps"
+    assert told["against_parent"]["description"] == "other losses within 20 steps"
 
 
 def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> None:

@@ -57,7 +57,7 @@ def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_
     repository, other = Repository(tmp_path / "a"), Repository(tmp_path / "b")
     other.write(0.0, more=f"\n\n{wrong}\n")
     trees = {
-        key: Tree(name=key, top=repository.path, place=one.path)
+        key: Tree(name=key, top=repository.path, path=one.path)
         for key, one in (("a", repository), ("b", other))
     }
     (cell,) = load_sweep(repository.sweep).cells
@@ -73,7 +73,7 @@ def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None
     repository = Repository(tmp_path / "a")
     (tmp_path / "b" / "harness").mkdir(parents=True)
     (tmp_path / "b" / "harness" / "__init__.py").touch()
-    trees = {key: Tree(name=key, top=repository.path, place=tmp_path / key) for key in "ab"}
+    trees = {key: Tree(name=key, top=repository.path, path=tmp_path / key) for key in "ab"}
     (cell,) = load_sweep(repository.sweep).cells
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):

@@ -54,8 +54,8 @@ def test_the_same_code_passes_with_the_same_bits_and_its_control(tmp_path: Path)
     )
     assert found.code == 0, found.err + found.out
     (cell,) = json.loads(found.out)["cells"]
-    assert cell["found"]["same_bits"] is True
-    assert (cell["found"]["word"], cell["control"]["word"]) == ("same", "same")
+    assert cell["measured"]["same_bits"] is True
+    assert (cell["measured"]["verdict"], cell["control"]["verdict"]) == ("same", "same")
 
 
 def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
     )
     (cell,) = json.loads(found.out)["cells"]
     assert found.code == 1
-    assert cell["found"]["same_bits"] is False
-    assert cell["words"].endswith("it computes other losses than HEAD")
+    assert cell["measured"]["same_bits"] is False
+    assert cell["summary"].endswith("it computes other losses than HEAD")
 
 
 def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.gate.arms import Starter
+from harness.gate.arms import PairStarter
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
@@ -22,9 +22,9 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     sweep = load_sweep(
         line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}})
     )
-    here = Tree(name="here", top=tmp_path, place=tmp_path)
+    here = Tree(name="here", top=tmp_path, path=tmp_path)
     usable = os.sched_getaffinity(0)
-    with Starter(
+    with PairStarter(
         sweep.cells[0], 0, {"a": here, "b": here}, sweep.base_folder, Profile(device="cpu")
     ) as starter:
         for order in ("ab", "ba"):

@@ -15,9 +15,9 @@ from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.paths import Results
 from harness.gate import bisect as module
 from harness.gate import judge as judging
-from harness.gate.bisect import Asked, Outcome, bisect
-from harness.gate.judge import Bench, Finding, Slower
-from harness.gate.paired import Budget, Paired, Word
+from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
+from harness.gate.judge import Finding, SpeedJudge, TrainingSetup
+from harness.gate.paired import Budget, PairedResult, SpeedVerdict
 from harness.gate.worktree import Tree
 from harness.launch.sweep import write_spec
 from harness.render.terminal import bisect as view
@@ -33,14 +33,14 @@ class Reading:
 
     def __call__(self, a: Tree, b: Tree) -> Finding:
         before, now = (
-            (tree.place / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b)
+            (tree.path / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b)
         )
         if now == "broken":
             raise HarnessError(f"{b.name}: its ranks did not start")
         if now == "interrupts":
             raise KeyboardInterrupt
         return Finding(
-            mark="good" if now == before else "skip" if now == "noisy" else "bad", words=now
+            mark="good" if now == before else "skip" if now == "noisy" else "bad", description=now
         )
 
     def narrowed(self, bad: Finding) -> Self:
@@ -48,11 +48,11 @@ class Reading:
 
 
 class Heard:
-    def trying(self, what: str) -> None: ...
+    def on_comparison_start(self, what: str) -> None: ...
 
-    def told(self, words: str) -> None: ...
+    def on_progress(self, words: str) -> None: ...
 
-    def tried(self, step: module.Step) -> None: ...
+    def on_step_end(self, step: module.Step) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +73,13 @@ def write(repository: Repository, words: str) -> None:
         repository.git("tag", str(number))
 
 
-def search(repository: Repository, good: str, bad: str, **asked: Any) -> Outcome:
+def search(repository: Repository, good: str, bad: str, **asked: Any) -> BisectOutcome:
     sweep = load_sweep(repository.sweep)
-    what = Asked(good=good, bad=bad, **asked)
+    what = BisectOptions(good=good, bad=bad, **asked)
     return bisect(sweep, sweep.cells[0], Profile(device="cpu"), what, repository.path, Heard())
 
 
-def subjects(found: Outcome) -> list[str]:
+def subjects(found: BisectOutcome) -> list[str]:
     return sorted(one.subject for one in found.suspects)
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_tried_is_skipped_and_leaves_suspects(repository: Reposit
     write(repository, "fast fast broken noisy slow slow")
     found = search(repository, "0", "5")
     assert subjects(found) == ["number 2", "number 3", "number 4"]
-    assert (found.own, found.exit_code) == (None, 3)
+    assert (found.against_parent, found.exit_code) == (None, 3)
     first, *listed, _ = view.lines(found)
     assert first == "The first bad commit is one of 3, which can't be told apart:"
     assert any("its ranks did not start" in line for line in listed)
@@ -150,18 +150,21 @@ def test_losses_that_are_never_the_same_tell_nothing(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Reading, "__call__", lambda self, a, b: Finding(mark="bad", words="other losses")
+        Reading, "__call__", lambda self, a, b: Finding(mark="bad", description="other losses")
     )
     write(repository, "fast slow")
     with pytest.raises(Inconclusive, match="GOOD 0: found other losses whenever it trains"):
-        search(repository, "0", "1", bits=True)
+        search(repository, "0", "1", compare_bits=True)
 
 
 def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: Repository) -> None:
     write(repository, "fast fast slow slow")
     found = search(repository, "0", "3")
-    doubted = Outcome(
-        **{**vars(found), "own": Finding(mark="good", words="as fast, to within 1.0%")}
+    doubted = BisectOutcome(
+        **{
+            **vars(found),
+            "against_parent": Finding(mark="good", description="as fast, to within 1.0%"),
+        }
     )
     assert doubted.exit_code == 3
     assert (
@@ -207,32 +210,34 @@ def test_a_cell_is_looked_for_among_sweeps_that_have_run(
 
 
 class TestSlower:
-    def judge(self, monkeypatch: pytest.MonkeyPatch, *words: Word) -> tuple[Slower, list[Budget]]:
+    def judge(
+        self, monkeypatch: pytest.MonkeyPatch, *words: SpeedVerdict
+    ) -> tuple[SpeedJudge, list[Budget]]:
         """One for which measuring gives these words, and the budgets that it measured with."""
         left, budgets = list(words), []
 
         def measure(
             cell: Any, seed: int, trees: Any, base: Path, profile: Any, budget: Budget, *_: object
-        ) -> Paired:
+        ) -> PairedResult:
             budgets.append(budget)
-            return Paired(word=left.pop(0), ratio=0.81, low=0.8, high=0.82)
+            return PairedResult(verdict=left.pop(0), ratio=0.81, low=0.8, high=0.82)
 
         monkeypatch.setattr(judging, "measure", measure)
-        bench = Bench(
+        bench = TrainingSetup(
             cell=make_cell(),
             seed=0,
             base=Path(),
             profile=Profile(device="cpu"),
-            told=lambda words: None,
+            on_progress=lambda words: None,
         )
-        return Slower(
+        return SpeedJudge(
             bench=bench, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
         ), budgets
 
     def test_what_cannot_be_told_is_measured_longer_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tree = Tree(name="a", top=Path(), place=Path())
+        tree = Tree(name="a", top=Path(), path=Path())
         judge, budgets = self.judge(
             monkeypatch, "inconclusive", "slower", "inconclusive", "inconclusive", "faster"
         )
@@ -242,17 +247,17 @@ class TestSlower:
     def test_what_is_certainly_not_slower_is_good_however_fast(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tree = Tree(name="a", top=Path(), place=Path())
+        tree = Tree(name="a", top=Path(), path=Path())
         judge, budgets = self.judge(monkeypatch, "inconclusive")
         found = replace(judge, min_effect=0.25)(tree, tree)
         assert (found.mark, len(budgets)) == ("good", 1)
-        assert found.words == "not slower by 25.0% (-20.0% to -18.0%)"
+        assert found.description == "not slower by 25.0% (-20.0% to -18.0%)"
 
     def test_between_the_ends_half_of_the_certain_loss_is_the_line(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tree = Tree(name="a", top=Path(), place=Path())
+        tree = Tree(name="a", top=Path(), path=Path())
         judge, _ = self.judge(monkeypatch, "slower")
         found = judge(tree, tree)
-        assert found.words == "19.0% slower (-20.0% to -18.0%)"
+        assert found.description == "19.0% slower (-20.0% to -18.0%)"
         assert 1 - judge.narrowed(found).min_effect == pytest.approx(math.sqrt(0.82))

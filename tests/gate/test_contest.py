@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.gate.arms import Arm, Turn
-from harness.gate.paired import WARM_STEPS, Budget, Paired, run_paired
+from harness.gate.paired import WARM_STEPS, Budget, PairedResult, run_paired
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
 
@@ -72,7 +72,7 @@ class Simulated(Arm):
         return Turn(seconds=self.machine.take(steps, self.factor), losses="")
 
 
-def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> Paired:
+def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> PairedResult:
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=0.05)
     return run_paired(CELL, machine.pair, budget, machine.rng)
 
@@ -80,7 +80,7 @@ def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> P
 def test_luck_of_a_process_is_no_change() -> None:
     """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for, and no more."""
     rng = np.random.default_rng(0)
-    words = [held(Machine(rng=rng, placement=0.02)).word for _ in range(200)]
+    words = [held(Machine(rng=rng, placement=0.02)).verdict for _ in range(200)]
     alarms = sum(word in ("faster", "slower") for word in words)
     assert alarms <= 200 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 200))
 
@@ -99,13 +99,13 @@ def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
         held(Machine(rng=rng, slower=slower, placement=0.003), seconds, min_effect=0.01)
         for _ in range(40)
     ]
-    assert sum(one.word == "slower" for one in found) >= 38
+    assert sum(one.verdict == "slower" for one in found) >= 38
     assert max(one.seconds for one in found) < seconds * 1.2
 
 
 def test_who_starts_first_is_left_to_chance() -> None:
     rng = np.random.default_rng(4)
-    words = [held(Machine(rng=rng, placement=0.01, head_start=0.02)).word for _ in range(100)]
+    words = [held(Machine(rng=rng, placement=0.01, head_start=0.02)).verdict for _ in range(100)]
     assert sum(word in ("faster", "slower") for word in words) <= 100 * (
         0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100)
     )
@@ -121,7 +121,7 @@ def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
     budget = Budget(min_effect=0.5, seconds=0.1, alpha=0.05)
     one = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
     assert set(machine.turns) == {WARM_STEPS, steps}
-    assert one.seconds == pytest.approx(2 * STEP * one.blocks, rel=0.05)
+    assert one.seconds == pytest.approx(2 * STEP * one.windows, rel=0.05)
 
 
 def test_every_value_is_a_fresh_pair_of_processes() -> None:
@@ -148,6 +148,6 @@ class InSequence(Simulated):
 def test_a_ramp_biases_a_sequential_order_and_not_ours(kind: type[Simulated], biased: bool) -> None:
     """A step takes 10% longer with every second: equal sides, one after the other, are told apart."""
     one = held(Machine(rng=np.random.default_rng(3), ramp=0.1, noise=0.0001, kind=kind))
-    assert one.word == ("slower" if biased else "same")
+    assert one.verdict == ("slower" if biased else "same")
     assert one.ratio is not None
     assert (abs(one.ratio - 1) > 0.001) is biased

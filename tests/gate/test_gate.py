@@ -13,8 +13,8 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from harness.core.errors import BadInput, one_line
-from harness.gate.against import Asked, Conditions, Outcome, Verdict
-from harness.gate.paired import Paired, Word
+from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
+from harness.gate.paired import PairedResult, SpeedVerdict
 from harness.gate.worktree import Tree, find_top, worktree
 from harness.render.terminal import gate as view
 from tests.factories import make_cell
@@ -24,7 +24,7 @@ from tests.support.repository import Repository
 CELL = make_cell()
 
 
-def paired(word: Word, ratio: float = 1.0, **changes: object) -> Paired:
+def paired(word: SpeedVerdict, ratio: float = 1.0, **changes: object) -> PairedResult:
     known = {
         "low": ratio - 0.01,
         "high": ratio + 0.01,
@@ -32,7 +32,7 @@ def paired(word: Word, ratio: float = 1.0, **changes: object) -> Paired:
         "b_rate": 1000.0 * ratio,
         "pairs": 20,
     }
-    return Paired(**{"word": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
+    return PairedResult(**{"verdict": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
 
 
 COMMIT = "f8fea52b" * 5
@@ -41,16 +41,16 @@ CONDITIONS = Conditions(
     torch="2.13.0",
     certificate="A/A certificate of this hardware: none",
 )
-FAILED = Paired(failure="main: rank 0 on node1: ValueError: no")
+FAILED = PairedResult(failure="main: rank 0 on node1: ValueError: no")
 
 
-def outcome(*found: Paired, control: Paired | None = None, **asked: Any) -> Outcome:
-    verdicts = [Verdict(cell=CELL, found=one, control=control) for one in found]
-    return Outcome(
-        asked=Asked(**{"against": "main", **asked}),
+def outcome(*found: PairedResult, control: PairedResult | None = None, **asked: Any) -> GateOutcome:
+    verdicts = [CellOutcome(cell=CELL, measured=one, control=control) for one in found]
+    return GateOutcome(
+        options=GateOptions(**{"revision": "main", **asked}),
         conditions=CONDITIONS,
         commit=COMMIT,
-        verdicts=verdicts,
+        cells=verdicts,
     )
 
 
@@ -64,15 +64,15 @@ def outcome(*found: Paired, control: Paired | None = None, **asked: Any) -> Outc
         (outcome(paired("same"), paired("inconclusive")), 3),
         (outcome(FAILED), 1),
         (outcome(paired("same", same_bits=False)), 0),
-        (outcome(paired("same", same_bits=False), bits=True), 1),
+        (outcome(paired("same", same_bits=False), compare_bits=True), 1),
         (outcome(paired("slower", 0.9), control=paired("same")), 1),
         (outcome(paired("slower", 0.9), control=paired("slower", 0.9)), 3),
         (outcome(paired("same"), control=FAILED), 3),
         (outcome(FAILED, control=paired("slower", 0.9)), 1),
-        (outcome(paired("same", same_bits=False), control=paired("slower", 0.9), bits=True), 1),
+        (outcome(paired("same", same_bits=False), control=paired("slower", 0.9), compare_bits=True), 1),
     ],
 )  # fmt: skip
-def test_exit_codes(found: Outcome, code: int) -> None:
+def test_exit_codes(found: GateOutcome, code: int) -> None:
     assert found.exit_code == code
 
 
@@ -91,7 +91,7 @@ def test_words_for_a_tired_engineer() -> None:
     assert "can't be told after 2 s of measuring: too little for any bound" in line
     (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
     assert line.endswith("main measured against itself came out faster")
-    (line,) = view.lines(outcome(paired("slower", 0.9), against=COMMIT))
+    (line,) = view.lines(outcome(paired("slower", 0.9), revision=COMMIT))
     assert "slower than f8fea52: " in line
 
 
@@ -108,7 +108,7 @@ def test_words_for_a_tired_engineer() -> None:
     ],
 )
 def test_the_last_line_says_what_the_exit_code_says(
-    found: Outcome, line: str, capsys: pytest.CaptureFixture[str]
+    found: GateOutcome, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     view.show_outcome(found)
     assert capsys.readouterr().out.splitlines()[-1] == f"The gate {line}."
@@ -143,13 +143,13 @@ def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
 
 def test_what_a_rank_said_is_no_markup() -> None:
     said = "rank 0: TypeError: __init__() takes <2> arguments | `but`"
-    text = view.markdown(outcome(Paired(failure=said)), "nightly")
+    text = view.markdown(outcome(PairedResult(failure=said)), "nightly")
     assert r"TypeError: \_\_init\_\_() takes \<2\> arguments \| \`but\`" in text
 
 
 def test_what_can_not_be_printed_is_left_out_of_a_ranks_words() -> None:
     said = one_line("\x1b[31mno\x00\n  way\udc80")
-    found = fromstring(view.junit(outcome(Paired(failure=said)), "sweep"))
+    found = fromstring(view.junit(outcome(PairedResult(failure=said)), "sweep"))
     assert found.findtext("testcase/failure") == f"{CELL.label}: failed: [31mno way"
 
 
@@ -176,11 +176,11 @@ def test_the_other_tree_is_the_revision_and_goes_away(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "repository")
     repository.write(0.5)
     with worktree(repository.path, "HEAD", tmp_path / "other") as tree:
-        there = tree.here(repository.path / "own.py")
+        there = tree.counterpart(repository.path / "own.py")
         assert there == tmp_path / "other" / "own.py"
         assert "SLOWER = 0.0" in there.read_text(encoding="utf-8")
         assert "SLOWER = 0.5" in (repository.path / "own.py").read_text(encoding="utf-8")
-        assert tree.here(Path("/data/mnist")) == Path("/data/mnist")
+        assert tree.counterpart(Path("/data/mnist")) == Path("/data/mnist")
     assert not (tmp_path / "other").exists()
 
 
@@ -190,7 +190,7 @@ def test_code_is_imported_from_the_other_tree(
     (tmp_path / "src").mkdir()
     monkeypatch.setattr(sys, "path", ["/usr/lib/python3", str(tmp_path / "src")])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'more'}{os.pathsep}/elsewhere")
-    other = Tree(name="main", top=tmp_path, place=Path("/other"))
+    other = Tree(name="main", top=tmp_path, path=Path("/other"))
     assert other.python_path.split(os.pathsep) == [
         "/other",
         "/other/src",

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.core.errors import parse_percentage
-from harness.gate.paired import Budget, Paired, measure
+from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
@@ -29,14 +29,14 @@ CASES = [("2%", 10.0), ("5%", 2.0)]  # how much slower, and seconds of measuring
 
 def tries(
     slower: float, seconds: float, count: int, min_effect: float, folder: Path
-) -> list[Paired]:
+) -> list[PairedResult]:
     """As many contests of a workload with itself, the second slower by this share."""
     keys = {"workloads": {"own": SMALL}, "axes": {"batch_size": 16}}
     before, now = Repository(folder / "before", **keys), Repository(folder / "now", **keys)
     now.write(slower)
     trees = {
-        "a": Tree(name="before", top=before.path, place=before.path),
-        "b": Tree(name="now", top=before.path, place=now.path),
+        "a": Tree(name="before", top=before.path, path=before.path),
+        "b": Tree(name="now", top=before.path, path=now.path),
     }
     (cell,) = load_sweep(before.sweep).cells
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
@@ -46,15 +46,15 @@ def tries(
         one = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
         found.append(one)
         print(
-            f"  {number + 1:3}  {one.word:12} {(one.ratio or 1) - 1:+.2%}  {one.seconds:4.1f} s, {one.pairs} pairs",
+            f"  {number + 1:3}  {one.verdict:12} {(one.ratio or 1) - 1:+.2%}  {one.seconds:4.1f} s, {one.pairs} pairs",
             flush=True,
         )
     return found
 
 
-def told(slower: float, found: list[Paired], seconds: float) -> str:
+def told(slower: float, found: list[PairedResult], seconds: float) -> str:
     """How many were right, with a 95% interval (Clopper and Pearson)."""
-    words = Counter(one.word for one in found)
+    words = Counter(one.verdict for one in found)
     low, high = share_interval(words["slower"], len(found))
     spent = np.median([one.seconds for one in found])
     return (

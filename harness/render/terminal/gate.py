@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from harness.gate.against import Outcome, Verdict
-from harness.gate.paired import Paired
+from harness.gate.against import CellOutcome, GateOutcome
+from harness.gate.paired import PairedResult
 from harness.render.terminal.table import make_table, show
 from harness.statistics.verdict import ALPHA
 
@@ -21,17 +21,17 @@ STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green", "inconc
 HEADINGS = {0: "passes", 1: "fails", 3: "can't tell"}
 
 
-def show_outcome(found: Outcome) -> None:
+def show_outcome(found: GateOutcome) -> None:
     """The table, how far such gates can be trusted here, and a last line that says what the exit code says."""
     console = Console(highlight=False)
     columns = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
     table = make_table(columns, columns[1:5] + columns[7:])
-    for one in found.verdicts:
+    for one in found.cells:
         for label, paired in [
-            (one.cell.label, one.found),
+            (one.cell.label, one.measured),
             *([("  control", one.control)] if one.control else []),
         ]:
-            word = "failed" if paired.failure else paired.word
+            word = "failed" if paired.failure else paired.verdict
             table.add_row(
                 label,
                 *_numbers(paired),
@@ -47,15 +47,15 @@ def show_outcome(found: Outcome) -> None:
     console.print(f"[bold]The gate {escape(headline(found))}.[/]", soft_wrap=True)
 
 
-def _caption(found: Outcome) -> str:
+def _caption(found: GateOutcome) -> str:
     return (
         f"samples/s of {_revision(found)} and of the working tree, in turn on {found.conditions.hardware} with torch"
-        f" {found.conditions.torch}; what matters: {found.asked.min_effect:.1%}; intervals are {1 - ALPHA:.0%} over all"
+        f" {found.conditions.torch}; what matters: {found.options.min_effect:.1%}; intervals are {1 - ALPHA:.0%} over all"
         " cells, however often one looks"
     )
 
 
-def _revision(found: Outcome) -> str:
+def _revision(found: GateOutcome) -> str:
     """`main (f8fea52)`."""
     return (
         found.commit[:7]
@@ -64,16 +64,20 @@ def _revision(found: Outcome) -> str:
     )
 
 
-def _name(found: Outcome) -> str:
+def _name(found: GateOutcome) -> str:
     """The revision as it was asked for, but a commit's id shortened."""
-    return found.commit[:7] if found.commit.startswith(found.asked.against) else found.asked.against
+    return (
+        found.commit[:7]
+        if found.commit.startswith(found.options.revision)
+        else found.options.revision
+    )
 
 
-def headline(found: Outcome) -> str:
+def headline(found: GateOutcome) -> str:
     """What the exit code says."""
-    failed = sum(found.failed(one) for one in found.verdicts)
-    unclear = sum(found.unclear(one) for one in found.verdicts)
-    word, count = HEADINGS[found.exit_code], f"of {len(found.verdicts)} cells"
+    failed = sum(found.has_failed(one) for one in found.cells)
+    unclear = sum(found.is_inconclusive(one) for one in found.cells)
+    word, count = HEADINGS[found.exit_code], f"of {len(found.cells)} cells"
     if failed:
         return f"{word}: {failed} {count}" + (
             f"; of {unclear} more it can't be told" if unclear else ""
@@ -85,43 +89,43 @@ def headline(found: Outcome) -> str:
     )
 
 
-def lines(found: Outcome) -> list[str]:
+def lines(found: GateOutcome) -> list[str]:
     """In words, a line each: what failed, then what can't be told."""
-    told = [sentence(found, one) for one in found.verdicts if found.failed(one)]
-    return told + [sentence(found, one) for one in found.verdicts if found.unclear(one)]
+    told = [sentence(found, one) for one in found.cells if found.has_failed(one)]
+    return told + [sentence(found, one) for one in found.cells if found.is_inconclusive(one)]
 
 
-def sentence(found: Outcome, one: Verdict) -> str:
+def sentence(found: GateOutcome, one: CellOutcome) -> str:
     """What became of a cell, for somebody who is tired."""
-    paired, against = one.found, _name(found)
+    paired, against = one.measured, _name(found)
     if paired.failure:
         return f"{one.cell.label}: failed: {paired.failure}"
-    if one.control and one.misled:
+    if one.control and one.control_disagrees:
         came = (
             f"failed: {one.control.failure}"
             if one.control.failure
-            else f"came out {one.control.word}"
+            else f"came out {one.control.verdict}"
         )
         said = f"can't be told: {against} measured against itself {came}"
-    elif paired.word in ("slower", "faster"):
+    elif paired.verdict in ("slower", "faster"):
         low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
         said = (
-            f"trains {abs((paired.ratio or 1) - 1):.1%} {paired.word} than {against}: {paired.a_rate:,.0f} →"
+            f"trains {abs((paired.ratio or 1) - 1):.1%} {paired.verdict} than {against}: {paired.a_rate:,.0f} →"
             f" {paired.b_rate:,.0f} samples/s; certainly by {low:.1%}, at most by {high:.1%}"
         )
-    elif paired.word == "same":
-        said = f"trains as fast as {against}, to within {found.asked.min_effect:.1%}"
+    elif paired.verdict == "same":
+        said = f"trains as fast as {against}, to within {found.options.min_effect:.1%}"
     else:
         said = (
             f"can't be told after {paired.seconds:.0f} s of measuring: {_between(paired, against)};"
             " more time (--budget) or a quieter machine would tell"
         )
-    if found.asked.bits and paired.same_bits is False:
+    if found.options.compare_bits and paired.same_bits is False:
         said += f"; it computes other losses than {against}"
     return f"{one.cell.label}: {said}"
 
 
-def _between(paired: Paired, against: str) -> str:
+def _between(paired: PairedResult, against: str) -> str:
     if paired.low is None or paired.high is None:
         return "too little for any bound"
     low, high = (
@@ -135,51 +139,51 @@ def _percent(bound: float | None) -> str:
     return "anything" if bound is None else f"{bound - 1:+.1%}"
 
 
-def _numbers(paired: Paired) -> list[str]:
+def _numbers(paired: PairedResult) -> list[str]:
     if paired.ratio is None:
         return ["–"] * 4
     interval = f"{_percent(paired.low)} to {_percent(paired.high)}"
     return [f"{paired.a_rate:,.0f}", f"{paired.b_rate:,.0f}", _percent(paired.ratio), interval]
 
 
-def _bits(paired: Paired) -> str:
+def _bits(paired: PairedResult) -> str:
     return {True: "same", False: "other", None: "–"}[paired.same_bits]
 
 
-def _cost(paired: Paired) -> str:
+def _cost(paired: PairedResult) -> str:
     return f"{paired.seconds:.1f} s, {paired.pairs} pairs" if paired.pairs else "–"
 
 
-def as_json(found: Outcome) -> str:
-    def plain(paired: Paired | None) -> dict[str, Any] | None:
+def as_json(found: GateOutcome) -> str:
+    def plain(paired: PairedResult | None) -> dict[str, Any] | None:
         return None if paired is None else asdict(paired)
 
     content = {
         "exit_code": found.exit_code,
         "commit": found.commit,
         "conditions": asdict(found.conditions),
-        "asked": asdict(found.asked),
+        "options": asdict(found.options),
         "cells": [
             {
                 "cell": one.cell.id,
                 "label": one.cell.label,
-                "failed": found.failed(one),
-                "words": sentence(found, one),
-                "found": plain(one.found),
+                "failed": found.has_failed(one),
+                "summary": sentence(found, one),
+                "measured": plain(one.measured),
                 "control": plain(one.control),
             }
-            for one in found.verdicts
+            for one in found.cells
         ],
     }
     return json.dumps(content, indent=1, allow_nan=False)
 
 
-def markdown(found: Outcome, name: str) -> str:
+def markdown(found: GateOutcome, name: str) -> str:
     """A comment for a pull request, or GitHub's step summary."""
     rows = [
-        f"| {_escape(one.cell.label)} | {' | '.join(_numbers(one.found))} | "
-        f"{'**' + _word(one) + '**' if found.failed(one) else _word(one)} | {_bits(one.found)} |"
-        for one in found.verdicts
+        f"| {_escape(one.cell.label)} | {' | '.join(_numbers(one.measured))} | "
+        f"{'**' + _word(one) + '**' if found.has_failed(one) else _word(one)} | {_bits(one.measured)} |"
+        for one in found.cells
     ]
     head = [
         f"### Training speed of `{name}`: {headline(found)}",
@@ -198,29 +202,39 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
 
 
-def _word(one: Verdict) -> str:
-    return "failed" if one.found.failure else "inconclusive" if one.misled else one.found.word
+def _word(one: CellOutcome) -> str:
+    return (
+        "failed"
+        if one.measured.failure
+        else "inconclusive"
+        if one.control_disagrees
+        else one.measured.verdict
+    )
 
 
-def junit(found: Outcome, name: str) -> str:
+def junit(found: GateOutcome, name: str) -> str:
     """One test case a cell; what can't be told is an error, so that nobody takes it for a pass."""
-    failures = sum(found.failed(one) for one in found.verdicts)
-    errors = sum(found.unclear(one) for one in found.verdicts)
+    failures = sum(found.has_failed(one) for one in found.cells)
+    errors = sum(found.is_inconclusive(one) for one in found.cells)
     suite = Element(
         "testsuite",
         name="harness gate",
-        tests=str(len(found.verdicts)),
+        tests=str(len(found.cells)),
         failures=str(failures),
         errors=str(errors),
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(found.conditions).items():
         SubElement(properties, "property", name=key, value=value)
-    for one in found.verdicts:
+    for one in found.cells:
         case = SubElement(
-            suite, "testcase", classname=name, name=one.cell.label, time=f"{one.found.seconds:.3f}"
+            suite,
+            "testcase",
+            classname=name,
+            name=one.cell.label,
+            time=f"{one.measured.seconds:.3f}",
         )
-        kind = "failure" if found.failed(one) else "error" if found.unclear(one) else ""
+        kind = "failure" if found.has_failed(one) else "error" if found.is_inconclusive(one) else ""
         if kind:  # the words twice: GitLab shows the text, others the message
             SubElement(case, kind, message=sentence(found, one), type=_word(one)).text = sentence(
                 found, one
