@@ -215,7 +215,7 @@ def make_machine(**changes: Any) -> Machine:
     def copy(size: int, threads: int, rate: float) -> Copy:
         best = 2 * size / rate
         return Copy(
-            path="memory",
+            direction="memory",
             bytes=size,
             threads=threads,
             timing=Timing(calls=2, seconds=[best, best * 1.2]),
@@ -224,7 +224,7 @@ def make_machine(**changes: Any) -> Machine:
     found = Machine(
         device="cpu",
         quick=False,
-        measured=BEGUN,
+        measured_at=BEGUN,
         hardware=ENVIRONMENT["hardware"],
         software=ENVIRONMENT["software"],
         cache_bytes=2**25,

@@ -36,7 +36,7 @@ MANY_BRANCHES = {
     "harness.launch.assemble.assemble": "to be rewritten",
     "harness.launch.srun.parse_failures": "to be rewritten",
     "harness.measure.summary.summarize": "to be rewritten",
-    "harness.measure.telemetry.account": "to be rewritten",
+    "harness.measure.telemetry.report": "to be rewritten",
     "harness.measure.traffic.moved": "to be rewritten",
     "harness.records.restore._restore": "to be rewritten",
     "harness.render.html.origin._flat": "to be rewritten",

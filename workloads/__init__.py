@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workloads.base import Batch, Classifier, Samples, Splits, Target, TensorSamples, Workload
-    from workloads.catalog import BUILT_IN, Entry, load_class
+    from workloads.catalog import BUILT_IN, Declaration, load_class
     from workloads.options import Between, Count, Fraction, Rate, Settings
     from workloads.schedules import one_cycle
     from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
 
 _HOMES = {
     "base": ("Batch", "Classifier", "Samples", "Splits", "Target", "TensorSamples", "Workload"),
-    "catalog": ("BUILT_IN", "Entry", "load_class"),
+    "catalog": ("BUILT_IN", "Declaration", "load_class"),
     "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
     "schedules": ("one_cycle",),
     "sources": ("Csv", "Digits", "Idx", "ImageData", "TextData", "Tickets"),
@@ -31,8 +31,8 @@ __all__ = [
     "Classifier",
     "Count",
     "Csv",
+    "Declaration",
     "Digits",
-    "Entry",
     "Fraction",
     "Idx",
     "ImageData",

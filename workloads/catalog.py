@@ -22,7 +22,7 @@ GROUP = "harness.workloads"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Declaration:
     """What planning needs to know of a built-in workload without importing torch; a test holds it to the class."""
 
     path: str  # package.module:Class
@@ -32,9 +32,9 @@ class Entry:
 
 
 BUILT_IN = {
-    "mlp": Entry("workloads.mlp:MLP", MLPOptions, ImageData, 64),
-    "cnn": Entry("workloads.cnn:CNN", CNNOptions, ImageData, 64),
-    "distilbert": Entry("workloads.distilbert:DistilBert", DistilBertOptions, TextData, 64),
+    "mlp": Declaration("workloads.mlp:MLP", MLPOptions, ImageData, 64),
+    "cnn": Declaration("workloads.cnn:CNN", CNNOptions, ImageData, 64),
+    "distilbert": Declaration("workloads.distilbert:DistilBert", DistilBertOptions, TextData, 64),
 }
 
 

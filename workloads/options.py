@@ -42,7 +42,7 @@ class Settings(Strict):
     Fields of type `Path` say where something lies; what lies there, not the path, belongs to a cell's identity.
     """
 
-    def located(self, base: Path) -> Self:
+    def with_paths_relative_to(self, base: Path) -> Self:
         """The same settings with relative paths taken as relative to `base`."""
         paths = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(
@@ -147,13 +147,13 @@ class DistilBertOptions(Settings):
                 f"found vocabulary and {given[0]}; allowed: one of them, as a tokenizer comes with {given[0]}"
             )
 
-    def located(self, base: Path) -> Self:
+    def with_paths_relative_to(self, base: Path) -> Self:
         """A `pretrained` that is no folder but has the form of a hub's name, `model` or `owner/model`, is one."""
         name = self.pretrained
         if name is None or name.is_absolute() or name.parts[:1] == ("..",) or len(name.parts) > 2:
-            return super().located(base)
+            return super().with_paths_relative_to(base)
         if (base / name).exists():
-            return super().located(base)
+            return super().with_paths_relative_to(base)
         return replace(self, pretrained=None, hub=name.as_posix())
 
     @property

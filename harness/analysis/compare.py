@@ -55,7 +55,7 @@ def hardware_of(sides: Iterable[Side]) -> set[str]:
 
 def certified_drifts(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
     """That of the sides' hardware, where there is a certificate of it: `Rules.drift`."""
-    return certificate.drifts(results, hardware_of(sides))
+    return certificate.drift_by_hardware(results, hardware_of(sides))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.hardware.machine import key
+from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import find_window, unpack
 from harness.records.record import Record, Target
@@ -128,7 +128,7 @@ def window_seconds(record: Record) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The measured steps of the rank that took longest for them, whose time throughput is counted over."""
     steps = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).astype(np.float64)
     taken_up = [one.step for one in record.ranks[0].interruptions]
-    inside = find_window(steps.max(axis=0), record.trial.cell.warmup, taken_up).inside
+    inside = find_window(steps.max(axis=0), record.trial.cell.warmup, taken_up).mask
     spent: np.ndarray[Any, np.dtype[np.float64]] = steps[
         steps[:, inside].sum(axis=1).argmax(), inside
     ]
@@ -150,7 +150,7 @@ def _conditions(record: Record) -> dict[str, str]:
     commit = str(code.get("commit") or "")[:12]
     words = [str(code.get("version", "")), commit, "with changes" if code.get("dirty") else ""]
     return {
-        "hardware": key(hardware, device_of(record)) if hardware else UNKNOWN,
+        "hardware": machine_key(hardware, device_of(record)) if hardware else UNKNOWN,
         "code": " ".join(word for word in words if word) or UNKNOWN,
         "software": ", ".join(
             f"{name} {version}" for name, version in sorted(versions.items()) if version

@@ -89,7 +89,7 @@ def compare(
     """Compare results with intervals and verdicts. Exit code 1 if worse, 3 if that can't be told."""
     from harness.analysis.compare import Rules, certified_drifts, compare, compare_by
     from harness.core.paths import Results
-    from harness.hardware.certificate import cite
+    from harness.hardware.certificate import citation_lines
     from harness.render.terminal import compare as view
 
     matters, way = parse_percentage(min_effect, "--min-effect"), _correction(correction)
@@ -114,7 +114,7 @@ def compare(
     found = compare_by(sides[0], _words(by), rules) if by else compare(sides[0], sides[1:], rules)
     names = [side.name for side in sides[1:]] or [f"{sides[0].name} by {by}"]
     if not as_json:
-        for line in cite(
+        for line in citation_lines(
             Results(results), (kind for one in found.matches for kind in one.hardware)
         ):
             print(line)

@@ -20,7 +20,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.gate.answer import Answer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
-from harness.hardware.certificate import cite
+from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
 from harness.records.record import Record
 from harness.render.terminal.run import trial_line
@@ -138,7 +138,7 @@ class SweepFile(pytest.File):
 
     def tell_certificate(self) -> None:
         """How often equal code is told apart on the hardware of these trials; raises BadInput."""
-        for line in cite(self.place, sorted(self.ran.hardware)):
+        for line in citation_lines(self.place, sorted(self.ran.hardware)):
             Told(self.config).say(f"harness: {line}")
 
     @cached_property

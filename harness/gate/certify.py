@@ -18,21 +18,23 @@ from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, run_paired
 from harness.gate.worktree import Tree
 from harness.hardware import certificate
-from harness.hardware.certificate import Certificate, Comparison, Settings
-from harness.hardware.machine import Device, key
+from harness.hardware.certificate import Certificate, CertifySettings, Comparison
+from harness.hardware.machine import Device, machine_key
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
 
-def settings(cell: Cell, seconds: float, min_effect: float) -> Settings:
-    return Settings(
+def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
+    return CertifySettings(
         cell=cell.id, label=cell.label, seconds=seconds, min_effect=min_effect, alpha=ALPHA
     )
 
 
-def prepare(results: Results, profile: Profile, asked: Settings, *, anew: bool) -> Certificate:
+def prepare(
+    results: Results, profile: Profile, asked: CertifySettings, *, anew: bool
+) -> Certificate:
     """What is known of this machine under the same settings and versions, or an empty certificate; raises BadInput for
     one that can't be read."""
     from harness.records.environment import describe_code, describe_software
@@ -56,8 +58,8 @@ def describe_conditions(results: Results, profile: Profile) -> Conditions:
     """This machine, as ranks of this profile use it; loads torch. Raises BadInput for an unreadable certificate."""
     from harness.records.environment import describe_software
 
-    hardware = key(*_hardware(profile))
-    (cited,) = certificate.cite(results, [hardware])
+    hardware = machine_key(*_hardware(profile))
+    (cited,) = certificate.citation_lines(results, [hardware])
     return Conditions(hardware=hardware, torch=describe_software()["torch"], certificate=cited)
 
 
@@ -91,7 +93,7 @@ def certify(
         while len(found.comparisons) < count:
             one = run_paired(sweep.cells[0], starter.pair, budget, rng)
             comparison = Comparison(
-                word=one.verdict,
+                verdict=one.verdict,
                 log_ratio=float(np.mean(one.log_ratios)),
                 rate=math.sqrt((one.a_rate or 0.0) * (one.b_rate or 0.0)),
                 pairs=one.pairs,

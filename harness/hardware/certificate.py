@@ -14,18 +14,18 @@ from typing import Any
 
 from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, write_atomically
-from harness.hardware.machine import Device, key
+from harness.hardware.machine import Device, machine_key
 from harness.records.restore import restore_file
 from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 
-SCHEMA = 2
-ALLOWED = 0.05  # share of comparisons that may be false alarms
+SCHEMA = 3
+MAX_FALSE_ALARMS = 0.05  # share of comparisons that may be false alarms
 FLOOR = 0.95  # share of comparisons that stayed below the noise floor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CertifySettings:
     """What the comparisons have in common."""
 
     cell: str  # its id
@@ -39,7 +39,7 @@ class Settings:
 class Comparison:
     """Of code with itself. `load` is the machine's, over a minute, when it ended."""
 
-    word: str  # faster, slower, same or inconclusive
+    verdict: str  # faster, slower, same or inconclusive
     log_ratio: float
     rate: float  # samples/s of both sides
     pairs: int  # of processes
@@ -57,26 +57,26 @@ class Certificate:
     hardware: Mapping[str, Any]
     software: Mapping[str, Any]
     code: Mapping[str, Any]  # the harness's
-    settings: Settings
+    settings: CertifySettings
     comparisons: Sequence[Comparison] = ()
 
     @property
     def key(self) -> str:
-        return key(self.hardware, self.device)
+        return machine_key(self.hardware, self.device)
 
     @property
     def false_alarms(self) -> int:
-        return sum(one.word in ("faster", "slower") for one in self.comparisons)
+        return sum(one.verdict in ("faster", "slower") for one in self.comparisons)
 
     @property
-    def bounds(self) -> tuple[float, float]:
+    def false_alarm_interval(self) -> tuple[float, float]:
         """95% bounds of the share of false alarms."""
         return share_interval(self.false_alarms, len(self.comparisons))
 
     @property
     def holds(self) -> bool:
         """Unless false alarms are certainly more than were allowed for."""
-        return self.bounds[0] <= ALLOWED
+        return self.false_alarm_interval[0] <= MAX_FALSE_ALARMS
 
     @property
     def noise_floor(self) -> float:
@@ -96,9 +96,9 @@ class Certificate:
         )
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-11-21`."""
-        count, low, high = len(self.comparisons), *self.bounds
+        count, low, high = len(self.comparisons), *self.false_alarm_interval
         day = time.strftime("%Y-%m-%d", time.localtime(self.comparisons[-1].ended))
         return (
             f"{self.false_alarms} of {count} false alarms ({self.false_alarms / count:.1%}, {low:.1%} to {high:.1%}),"
@@ -113,24 +113,25 @@ class Certificate:
         )
 
 
-def place(results: Results, hardware: str) -> Path:
+def certificate_path(results: Results, hardware: str) -> Path:
     return results.certificates / f"{hardware}.json"
 
 
 def write(results: Results, certificate: Certificate) -> Path:
     """Leave the record under its hardware's key, a line for each comparison."""
-    path = place(results, certificate.key)
+    path = certificate_path(results, certificate.key)
     text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
     write_atomically(
         path,
-        re.sub(r"\{[^{}]*\"word\"[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n",
+        re.sub(r"\{[^{}]*\"verdict\"[^{}]*\}", lambda found: " ".join(found[0].split()), text)
+        + "\n",
     )
     return path
 
 
 def read(results: Results, hardware: str) -> Certificate | None:
     """None if there is none; raises BadInput for what is none, not whole, of other hardware or of another schema."""
-    path = place(results, hardware)
+    path = certificate_path(results, hardware)
     if not path.exists():
         return None
     remedy = "harness certify --anew makes a new one"
@@ -143,21 +144,21 @@ def read(results: Results, hardware: str) -> Certificate | None:
     return found
 
 
-def drifts(results: Results, hardware: Iterable[str]) -> dict[str, Drift]:
+def drift_by_hardware(results: Results, hardware: Iterable[str]) -> dict[str, Drift]:
     """How much the speed of each hardware moved between comparisons, where a certificate tells."""
     found = {kind: read(results, kind) for kind in set(hardware)}
     return {kind: one.drift for kind, one in found.items() if one and one.drift}
 
 
-def cite(results: Results, hardware: Iterable[str]) -> list[str]:
+def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:
     """A line for each hardware that a verdict rests on; none of several if one of them has no certificate."""
     kinds = list(dict.fromkeys(hardware))
     found = {kind: read(results, kind) for kind in kinds}
     if len(kinds) == 1:
         (one,) = found.values()
-        words = one.words if one else "none; harness certify measures it"
+        words = one.description if one else "none; harness certify measures it"
         return [f"A/A certificate of this hardware: {words}"]
-    known = {kind: one.words for kind, one in found.items() if one}
+    known = {kind: one.description for kind, one in found.items() if one}
     return (
         [f"A/A certificate of {kind}: {words}" for kind, words in known.items()]
         if len(known) == len(kinds)

@@ -14,7 +14,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.paths import safe_folder_name, write_atomically
 from harness.records.restore import restore_file
 
-SCHEMA = 1
+SCHEMA = 2
 
 Device = Literal["cpu", "cuda"]
 Layout = Literal[
@@ -62,7 +62,7 @@ class Matmul:
 class Copy:
     """One array copied into another, within memory or between host and GPU (page-locked)."""
 
-    path: Literal["memory", "to-device", "from-device"]
+    direction: Literal["memory", "to-device", "from-device"]
     bytes: int  # of the array
     threads: int | None  # None on a GPU
     timing: Timing
@@ -70,7 +70,7 @@ class Copy:
     @property
     def work(self) -> float:
         """Bytes of a call: within memory what is read and what is written, as STREAM counts; across, what goes over."""
-        return float(self.bytes * (2 if self.path == "memory" else 1))
+        return float(self.bytes * (2 if self.direction == "memory" else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Machine:
     schema: int = SCHEMA
     device: Device
     quick: bool  # few sizes and few repeats
-    measured: float  # when, in seconds since the epoch
+    measured_at: float  # when, in seconds since the epoch
     hardware: Mapping[str, Any]
     software: Mapping[str, Any]
     cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
@@ -109,7 +109,7 @@ class Machine:
 
     @property
     def key(self) -> str:
-        return key(self.hardware, self.device)
+        return machine_key(self.hardware, self.device)
 
     def peak(self, dtype: str, threads: int | None) -> float | None:
         """FLOP/s: the best of all sizes and repeats; None unless this dtype was measured with as many threads."""
@@ -130,10 +130,10 @@ class Machine:
         return max((one.work / one.timing.best for one in self._copies(threads)), default=None)
 
     def _copies(self, threads: int | None) -> list[Copy]:
-        return [one for one in self.copies if one.path == "memory" and one.threads == threads]
+        return [one for one in self.copies if one.direction == "memory" and one.threads == threads]
 
 
-def key(hardware: Mapping[str, Any], device: Device) -> str:
+def machine_key(hardware: Mapping[str, Any], device: Device) -> str:
     """Tells machines apart by what decides their speed: GPUs and how many, or the CPU and its usable cores.
 
     Virtual machines hide the model of their CPU; family, model and stepping tell its generation all the same.

@@ -161,7 +161,9 @@ class Probe:
         threads: int | None,
     ) -> None:
         timing = self._time(lambda: target.copy_(source, non_blocking=True))
-        self.copies.append(Copy(path=path, bytes=source.nbytes, threads=threads, timing=timing))
+        self.copies.append(
+            Copy(direction=path, bytes=source.nbytes, threads=threads, timing=timing)
+        )
 
     def _all_reduces(self) -> None:
         world = self.ranks.world_size
@@ -247,7 +249,7 @@ def measure(request: Request, ranks: Ranks, tell: Callable[[str], None]) -> Mach
     return Machine(
         device="cuda" if device.type == "cuda" else "cpu",
         quick=request.quick,
-        measured=time.time(),
+        measured_at=time.time(),
         hardware=environment.describe_hardware(),
         software=environment.describe_software(),
         cache_bytes=None if device.type == "cuda" else cache_bytes(),

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from harness.hardware.machine import Device, Machine, key
-from harness.hardware.vendor_peaks import DTYPES, vendor_peak
+from harness.hardware.machine import Device, Machine, machine_key
+from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
 from harness.records.record import Record
 
 
@@ -58,17 +58,17 @@ def device_of(record: Record) -> Device:
 def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | None:
     """The measured machine that a trial ran on, of machines by key."""
     hardware = _hardware(record)
-    return machines.get(key(hardware, device_of(record))) if hardware else None
+    return machines.get(machine_key(hardware, device_of(record))) if hardware else None
 
 
-def held_against(record: Record, machine: Machine) -> tuple[float | None, float | None]:
+def roofs_of_rank(record: Record, machine: Machine) -> tuple[float | None, float | None]:
     """The peak in FLOP/s and the bandwidth in bytes/s of main memory that one rank could have had to itself.
 
     On a CPU: as measured with the rank's number of threads; None where that many were not measured, or where the
     ranks of a node have more threads than it has cores. Memory is shared by the ranks of a node.
     """
     axes = record.trial.cell.axes
-    dtype = DTYPES[axes.precision]
+    dtype = DTYPE_OF_PRECISION[axes.precision]
     if device_of(record) == "cuda":
         return machine.peak(dtype, None), machine.bandwidth(None)
     cores = machine.hardware["usable_cores"]
@@ -80,10 +80,10 @@ def held_against(record: Record, machine: Machine) -> tuple[float | None, float 
     return machine.peak(dtype, axes.num_threads), bandwidth
 
 
-def stand(record: Record, machine: Machine) -> RooflinePoint | None:
+def roofline_point(record: Record, machine: Machine) -> RooflinePoint | None:
     """None where something that it takes was not measured."""
     achieved = _achieved(record)
-    peak, bandwidth = held_against(record, machine)
+    peak, bandwidth = roofs_of_rank(record, machine)
     moved = record.rank0.bytes_per_sample if record.rank0 else None
     if achieved is None or peak is None or bandwidth is None or not moved or not record.rank0:
         return None
@@ -97,7 +97,7 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     if record.summary is None or achieved is None:
         return record
     machine = machine_of(record, machines)
-    measured = held_against(record, machine)[0] if machine else None
+    measured = roofs_of_rank(record, machine)[0] if machine else None
     told = (
         vendor_peak(_hardware(record), record.trial.cell.axes.precision)
         if device_of(record) == "cuda"

@@ -24,7 +24,7 @@ from typing import Any
 TERA = 1e12
 
 # The dtype whose peak a cell of this precision is held against.
-DTYPES: Mapping[str, str] = {
+DTYPE_OF_PRECISION: Mapping[str, str] = {
     "fp32": "fp32",
     "tf32": "tf32",
     "bf16": "bf16",
@@ -34,7 +34,7 @@ DTYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vendor:
+class VendorPeaks:
     """What a vendor says of one GPU."""
 
     flops: Mapping[str, float]  # dtype -> FLOP/s
@@ -48,14 +48,14 @@ def _row(
     fp16: float,
     tf32: float | None = None,
     bf16: float | None = None,
-) -> Vendor:
+) -> VendorPeaks:
     """From TFLOP/s and GB/s."""
     given = {"fp32": fp32, "tf32": tf32, "bf16": bf16, "fp16": fp16}
     flops = {dtype: value * TERA for dtype, value in given.items() if value is not None}
-    return Vendor(flops=flops, bandwidth=None if bandwidth is None else bandwidth * 1e9)
+    return VendorPeaks(flops=flops, bandwidth=None if bandwidth is None else bandwidth * 1e9)
 
 
-def _ampere_on(bandwidth: float | None, fp32: float, tf32: float, half: float) -> Vendor:
+def _ampere_on(bandwidth: float | None, fp32: float, tf32: float, half: float) -> VendorPeaks:
     return _row(bandwidth, fp32=fp32, tf32=tf32, bf16=half, fp16=half)
 
 
@@ -63,7 +63,7 @@ _V100_SXM = _row(900, fp32=15.7, fp16=125)
 _V100_PCIE = _row(900, fp32=14.0, fp16=112)
 
 # By the driver's name of the GPU without its maker. A slice (MIG) has a name of its own, and is rightly not here.
-VENDORS: Mapping[str, Vendor] = {
+VENDOR_PEAKS: Mapping[str, VendorPeaks] = {
     "V100-SXM2-16GB": _V100_SXM,
     "V100-SXM2-32GB": _V100_SXM,
     "V100-PCIE-16GB": _V100_PCIE,
@@ -93,13 +93,13 @@ VENDORS: Mapping[str, Vendor] = {
 }
 
 
-def vendor(gpu: str) -> Vendor | None:
+def vendor_peaks_of(gpu: str) -> VendorPeaks | None:
     """The row of a GPU by the name that torch and NVML give, or None."""
-    return VENDORS.get(gpu.removeprefix("NVIDIA ").removeprefix("Tesla "))
+    return VENDOR_PEAKS.get(gpu.removeprefix("NVIDIA ").removeprefix("Tesla "))
 
 
 def vendor_peak(hardware: Mapping[str, Any], precision: str) -> float | None:
     """FLOP/s of one GPU of a machine as `environment` describes it; None where GPUs differ or one is unknown."""
     names = {gpu["name"] for gpu in hardware.get("gpus", ())}
-    found = vendor(names.pop()) if len(names) == 1 else None
-    return None if found is None else found.flops.get(DTYPES[precision])
+    found = vendor_peaks_of(names.pop()) if len(names) == 1 else None
+    return None if found is None else found.flops.get(DTYPE_OF_PRECISION[precision])

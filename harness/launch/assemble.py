@@ -10,7 +10,7 @@ from harness.core.paths import TrialFolder
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
-from harness.measure.validity import broken
+from harness.measure.validity import violations
 from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank_result
 from harness.records.series import Series
 from harness.spec.cell import Assignment
@@ -47,7 +47,7 @@ def assemble(
         if done and rank0
         else None
     )
-    invalid = broken(ranks, summary, rules) if summary else []
+    invalid = violations(ranks, summary, rules) if summary else []
     status: Status = "invalid" if invalid else "done" if done else "failed"
     if failure and failure.kind == INTERRUPTED:
         status = "interrupted"

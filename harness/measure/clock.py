@@ -27,7 +27,7 @@ class Phase(IntEnum):
     optimizer = 5
 
 
-LAP = -1  # marks the end of a step, from where on the next one waits for its data
+STEP_END = -1  # marks the end of a step, from where on the next one waits for its data
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StepClock(ABC):
         self._clear()
 
     def _clear(self) -> None:
-        self._begun: list[int] = []  # a Phase, or LAP
+        self._begun: list[int] = []  # a Phase, or STEP_END
         self._moments: list[Any] = []
 
     def start(self) -> None:
@@ -55,16 +55,16 @@ class StepClock(ABC):
         self._wait()
         self._clear()
         self.running = True
-        self.lap()
+        self.end_step()
 
     def enter(self, phase: Phase) -> None:
         """The time from now on (on a GPU: what is enqueued from now on) belongs to `phase`."""
         self._begun.append(phase)
         self._moments.append(self._now())
 
-    def lap(self) -> None:
+    def end_step(self) -> None:
         """The step is done; the wait for the next one's data begins."""
-        self._begun.append(LAP)
+        self._begun.append(STEP_END)
         self._moments.append(self._now())
 
     @contextmanager
@@ -76,15 +76,15 @@ class StepClock(ABC):
         before = self._begun[-1]
         self.enter(Phase.communication)
         yield
-        self.enter(Phase.data_wait if before == LAP else Phase(before))
+        self.enter(Phase.data_wait if before == STEP_END else Phase(before))
 
     def stop(self) -> StepTimes:
         """End the stretch and read its times; waits for the device."""
         self.running = False
         self._wait()
         seconds, begun = self._between(self._moments), np.asarray(self._begun[:-1])
-        step = np.cumsum(begun == LAP) - 1
-        phase = np.where(begun == LAP, Phase.data_wait, begun)
+        step = np.cumsum(begun == STEP_END) - 1
+        phase = np.where(begun == STEP_END, Phase.data_wait, begun)
         phases = np.zeros((len(Phase), step[-1] + 1))
         np.add.at(phases, (phase, step), seconds)
         return StepTimes(

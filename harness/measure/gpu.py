@@ -21,12 +21,12 @@ THROTTLING = {
 class Gpu(Protocol):
     """One device. What it can't tell is absent or None; whatever else goes wrong raises."""
 
-    def read(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         """Of `gpu_utilization` (share of the time in which a kernel ran), `gpu_memory_bytes` (used, by anyone),
         `gpu_temperature_c`, `gpu_sm_clock_hz` and `gpu_power_w`, those that the device tells."""
         ...
 
-    def energy(self) -> int | None:
+    def energy_millijoules(self) -> int | None:
         """A cumulative counter in millijoules."""
         ...
 
@@ -34,7 +34,7 @@ class Gpu(Protocol):
         """The names in THROTTLING that hold now."""
         ...
 
-    def processes(self) -> Collection[int] | None:
+    def compute_pids(self) -> Collection[int] | None:
         """The pids that NVML lists as computing on the device; those that only draw on it are left out.
 
         In a container they may be those of the host's namespace, or none at all.
@@ -70,7 +70,7 @@ class NvmlGpu:
         except (self.nvml.NVMLError_NotFound, self.nvml.NVMLError_InvalidArgument):
             return self.nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
-    def read(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         nvml, ask = self.nvml, self._ask
         used, shares = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
         megahertz, milliwatts = (
@@ -89,7 +89,7 @@ class NvmlGpu:
         }
         return {name: float(value) for name, value in found.items() if value is not None}
 
-    def energy(self) -> int | None:
+    def energy_millijoules(self) -> int | None:
         counter: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return counter
 
@@ -103,7 +103,7 @@ class NvmlGpu:
             else {name for name, bit in THROTTLING.items() if bits & getattr(self.nvml, bit)}
         )
 
-    def processes(self) -> Collection[int] | None:
+    def compute_pids(self) -> Collection[int] | None:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses_v3")
         return None if found is None else {process.pid for process in found}
 

@@ -44,14 +44,14 @@ class Counters:
 
 
 class Host(Protocol):
-    def levels(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         """Of `cpu_frequency_hz`, `load_per_core` (over the last minute) and `resident_bytes` (of this process), those
         that can be read."""
         ...
 
     def counters(self) -> Counters: ...
 
-    def stranger(self, pid: int) -> str | None:
+    def foreign_process(self, pid: int) -> str | None:
         """A process that is not of this trial, as "pid 123 python"; None for one that is."""
         ...
 
@@ -77,7 +77,7 @@ class ThisHost:
         ]
         self.frequencies = [path for path in paths if os.access(path, os.R_OK)]
 
-    def levels(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         found = {
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),
             "resident_bytes": float(self._read("self/statm").split()[1])
@@ -108,7 +108,7 @@ class ThisHost:
         while self.open:
             os.close(self.open.popitem()[1])
 
-    def stranger(self, pid: int) -> str | None:
+    def foreign_process(self, pid: int) -> str | None:
         """All ranks of a trial have one command line, which names its folder; what they start hangs below them."""
         try:
             process = psutil.Process(pid)

@@ -18,7 +18,7 @@ from harness.records.series import Numbers, Series
 class Window:
     """The steps that are measured."""
 
-    inside: NDArray[np.bool_]  # (steps,)
+    mask: NDArray[np.bool_]  # (steps,)
     settled: bool | None
 
 
@@ -31,7 +31,7 @@ def summarize(
     window = find_window(
         steps.max(axis=0), warmup, [taken_up.step for taken_up in ranks[0].interruptions]
     )
-    inside = window.inside
+    inside = window.mask
     spent = steps[:, inside].sum(axis=1)
     measured = bool(inside.sum() >= 2)
     p50, p90, p99 = (

@@ -1,7 +1,7 @@
 """Telemetry: what the GPU and the host were doing while a rank trained, watched from a thread beside the training.
 
 Only what happens in a stretch of training counts. The training loop says where one begins and ends; the thread
-samples every EVERY seconds of training and drops a sample during which a stretch has ended. What adds up (energy, CPU
+samples every SAMPLE_INTERVAL seconds of training and drops a sample during which a stretch has ended. What adds up (energy, CPU
 time) is read by the training loop itself at both ends, outside its timed region.
 """
 
@@ -26,11 +26,13 @@ from harness.records.series import Series
 
 T = TypeVar("T")
 
-EVERY = 1.0  # seconds of training from sample to sample
-METERED = 1.0  # seconds that a stretch must last for its energy to count; see `joules_between`
+SAMPLE_INTERVAL = 1.0  # seconds of training from sample to sample
+MIN_METERED_SECONDS = (
+    1.0  # seconds that a stretch must last for its energy to count; see `joules_between`
+)
 UPDATE = 0.1  # seconds in which NVML's energy counter moves on at the latest
 MOST_WATTS = 5000.0  # above what any one device draws; more means that the counter was set back
-PATIENCE = 5.0  # seconds that the thread is given to end
+JOIN_TIMEOUT = 5.0  # seconds that the thread is given to end
 
 
 def joules_between(before: int, after: int, seconds: float) -> float | None:
@@ -41,7 +43,7 @@ def joules_between(before: int, after: int, seconds: float) -> float | None:
 
     NVML moves the counter on every 20 to 100 ms (Yang, Adamek and Armour, "Part-time power measurements", SC 2024,
     arXiv 2312.02741, measured the power readings' updates). So a difference lags by up to UPDATE at either end, and
-    over METERED seconds it is wrong by UPDATE / METERED, a tenth, at worst; over stretches the lags average out.
+    over MIN_METERED_SECONDS seconds it is wrong by UPDATE / MIN_METERED_SECONDS, a tenth, at worst; over stretches the lags average out.
     """
     spent = after - before
     if spent < 0:
@@ -82,7 +84,7 @@ class Telemetry:
         host: Host,
         *,
         warmup: int = 0,
-        every: float = EVERY,
+        every: float = SAMPLE_INTERVAL,
         trouble: dict[str, str] | None = None,
     ) -> None:
         self.gpu, self.host, self.warmup, self.every = gpu, host, warmup, every
@@ -111,21 +113,21 @@ class Telemetry:
         if self._stretch:
             self._stretch.over.set()
         self._stretches.put(None)
-        self.thread.join(PATIENCE)
+        self.thread.join(JOIN_TIMEOUT)
         if self.thread.is_alive():
-            self.trouble["thread"] = f"has not ended within {PATIENCE} s"
+            self.trouble["thread"] = f"has not ended within {JOIN_TIMEOUT} s"
             return  # it may be reading still
         self.host.close()
         if self.gpu:
             self._try("gpu", self.gpu.close)
 
-    def begin(self) -> None:
+    def begin_segment(self) -> None:
         """A stretch of nothing but training begins."""
         if self._begun >= self.warmup:
             self._stretch = _Stretch(self._try("host counters", self.host.counters), self._energy())
             self._stretches.put(self._stretch)
 
-    def end(self, steps: int) -> None:
+    def end_segment(self, steps: int) -> None:
         """It has ended after so many steps."""
         self._begun += steps
         stretch, self._stretch = self._stretch, None
@@ -133,7 +135,7 @@ class Telemetry:
             return
         stretch.over.set()
         seconds = time.perf_counter() - stretch.began
-        if seconds >= METERED:
+        if seconds >= MIN_METERED_SECONDS:
             self._meter(stretch.energy, self._energy(), seconds, steps)
         counters = self._try("host counters", self.host.counters)
         if stretch.counters and counters:
@@ -141,7 +143,7 @@ class Telemetry:
         self._seconds += seconds
         self._steps += steps
 
-    def account(self) -> record.Telemetry:
+    def report(self) -> record.Telemetry:
         """All that was seen; after the block."""
         samples = list(self._samples)
         names = sorted({name for sample in samples for name in sample.readings})
@@ -171,7 +173,7 @@ class Telemetry:
         )
 
     def _energy(self) -> int | None:
-        return self._try("gpu energy", self.gpu.energy) if self.gpu else None
+        return self._try("gpu energy", self.gpu.energy_millijoules) if self.gpu else None
 
     def _meter(self, before: int | None, after: int | None, seconds: float, steps: int) -> None:
         if before is None or after is None:
@@ -197,10 +199,10 @@ class Telemetry:
 
     def _sample(self, stretch: _Stretch) -> None:
         at = time.time()
-        readings = dict(self._try("host", self.host.levels) or {})
+        readings = dict(self._try("host", self.host.gauges) or {})
         throttled = foreign = None
         if self.gpu:
-            readings |= self._try("gpu", self.gpu.read) or {}
+            readings |= self._try("gpu", self.gpu.gauges) or {}
             throttled = self._try("gpu throttle reasons", self.gpu.throttle_reasons)
             foreign = self._try("gpu processes", self._foreign)
         counters = self._try("host counters", self.host.counters)
@@ -217,12 +219,12 @@ class Telemetry:
         NVML may number processes as the host does while we are in a container, or list none. Whether its pids are ours
         is seen from our own, as this process computes on the GPU; where that is not listed, nothing is known.
         """
-        pids = self.gpu.processes() if self.gpu else None
+        pids = self.gpu.compute_pids() if self.gpu else None
         if pids is None or os.getpid() not in pids:
             return None
         for pid in pids:
             if pid not in self._strangers:
-                self._strangers[pid] = self.host.stranger(pid)
+                self._strangers[pid] = self.host.foreign_process(pid)
         return {stranger for pid in pids if (stranger := self._strangers[pid])}
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:

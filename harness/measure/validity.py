@@ -10,7 +10,7 @@ from harness.spec.validity import ValidityRules
 SHORTEST = 1.0  # seconds between two moments, below which their jitter hides any drift of a clock
 
 
-def broken(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
+def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
     """The rules that a trial broke, each in a line that says who, by how much and what is allowed."""
     found: list[str] = []
     for result in ranks:

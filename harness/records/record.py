@@ -115,7 +115,7 @@ class Telemetry:
 
     `at` and `readings` are samples from within stretches. `shares` come from counters read at both ends of every
     stretch, and so cover all of it. Joules and `metered_steps` are of those stretches that are long enough for the
-    GPU's energy counter (`harness.measure.telemetry.METERED`).
+    GPU's energy counter (`harness.measure.telemetry.MIN_METERED_SECONDS`).
     """
 
     seconds: float  # of the stretches

@@ -21,7 +21,7 @@ from harness.spec.cell import (
     without_defaults,
 )
 from harness.spec.document import Document, choose, parse_value, read_document
-from workloads.catalog import BUILT_IN, Entry, load_class
+from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.options import Between, Settings, Strict
 
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
@@ -229,7 +229,7 @@ def _cells_of(
 
 def _choose(
     document: Document, label: str, entry: WorkloadEntry
-) -> tuple[Entry, Settings, Settings, WorkloadRef]:
+) -> tuple[Declaration, Settings, Settings, WorkloadRef]:
     """A workload's declaration and its settings, checked against the files that they name."""
     key, uses, base = (
         ("workloads", label),
@@ -258,12 +258,14 @@ def _choose(
     return declared, options, data, choice
 
 
-def workload_declaration(uses: str, base: Path) -> Entry:
+def workload_declaration(uses: str, base: Path) -> Declaration:
     """What planning needs to know of a workload; raises ValueError if there is none. Imports torch for users' own."""
     if uses in BUILT_IN:
         return BUILT_IN[uses]
     found = load_class(uses, base)
-    return Entry(path=uses, options=found.Options, data=found.Data, batch_size=found.batch_size)
+    return Declaration(
+        path=uses, options=found.Options, data=found.Data, batch_size=found.batch_size
+    )
 
 
 def _settings(
@@ -280,7 +282,7 @@ def _settings(
         raise BadInput(
             f"{error}{hint}" if "data.path: missing" in str(error) else str(error)
         ) from None
-    settings = settings.located(base)
+    settings = settings.with_paths_relative_to(base)
     try:
         settings.check()
     except ValueError as error:

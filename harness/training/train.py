@@ -190,7 +190,7 @@ class Training:
         """Nothing but training, timed, up to the step `stop`."""
         losses: list[Tensor] = []
         indices: list[list[int]] = []
-        self.telemetry.begin()
+        self.telemetry.begin_segment()
         self.clock.start()
         while self.step + len(losses) < stop:
             chosen, worker, batch = next(batches)
@@ -199,9 +199,9 @@ class Training:
                 batch = arrange(to_device(batch, self.device), self.axes)
             losses.append(self._train_step(batch))
             indices.append(chosen)
-            self.clock.lap()
+            self.clock.end_step()
         times = self.clock.stop()
-        self.telemetry.end(len(losses))
+        self.telemetry.end_segment(len(losses))
         self.trace.loader_workers = max(self.trace.loader_workers, worker + 1)
         self.digest.add(self.step, indices)
         self.step = stop

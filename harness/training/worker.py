@@ -114,7 +114,7 @@ def _result(training: Training, entered: RankResult) -> RankResult:
         order_sums=training.digest.sums,
         compiled=training.compiled(),
         loss_scale=training.scaler.account(),
-        telemetry=training.telemetry.account(),
+        telemetry=training.telemetry.report(),
         loader_workers=training.trace.loader_workers,
         memory=memory,
         phases=training.spent,

@@ -11,7 +11,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import Results
 from harness.hardware import machine as machines
-from harness.hardware.machine import Machine, key
+from harness.hardware.machine import Machine, machine_key
 from harness.launch.probe import measure
 from harness.records.environment import describe_hardware
 from harness.render.format import byte_size
@@ -47,7 +47,7 @@ def ended(results: Results, cpu: str) -> CommandResult:
 @pytest.fixture(scope="module")
 def machine(results: Results, ended: CommandResult) -> Machine:
     assert ended.code == 0, ended.err
-    return machines.read(results.peaks / f"{key(describe_hardware(), 'cpu')}.json")
+    return machines.read(results.peaks / f"{machine_key(describe_hardware(), 'cpu')}.json")
 
 
 def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: Machine) -> None:

@@ -16,7 +16,13 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.gate.certify import prepare
 from harness.hardware import certificate
-from harness.hardware.certificate import Certificate, Comparison, Settings, cite, drifts
+from harness.hardware.certificate import (
+    Certificate,
+    CertifySettings,
+    Comparison,
+    citation_lines,
+    drift_by_hardware,
+)
 from harness.render.terminal.certify import conclusion, summary_lines
 from harness.spec.cluster import Profile
 from tests.factories import BEGUN
@@ -24,14 +30,14 @@ from tests.support.commands import harness
 from tests.support.results import make_result
 
 DAY = 1.79e9  # 2026-09-21
-SETTINGS = Settings(cell="mlp-1", label="mlp", seconds=1.0, min_effect=0.01, alpha=0.05)
+SETTINGS = CertifySettings(cell="mlp-1", label="mlp", seconds=1.0, min_effect=0.01, alpha=0.05)
 
 
 def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Certificate:
     changes = changes or [0.004] * of
     found = [
         Comparison(
-            word="slower" if number < alarms else "same",
+            verdict="slower" if number < alarms else "same",
             log_ratio=change,
             rate=1000.0 * 1.01 ** (number % 3),
             pairs=5,
@@ -57,7 +63,7 @@ def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Ce
 
 
 def test_in_words() -> None:
-    assert made(3, 200).words.startswith(
+    assert made(3, 200).description.startswith(
         "3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-09-"
     )
 
@@ -87,7 +93,7 @@ def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path)
     path = certificate.write(results, found)
     assert path == tmp_path / "certificates" / "Fast-CPU-2-cores.json"
     assert certificate.read(results, found.key) == found
-    assert sum('"word"' in line for line in path.read_text(encoding="utf-8").splitlines()) == 3
+    assert sum('"verdict"' in line for line in path.read_text(encoding="utf-8").splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -138,22 +144,22 @@ def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path
 def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:
     results, found = Results(tmp_path), made(3, 200)
     certificate.write(results, found)
-    assert cite(results, [found.key, found.key]) == [
-        f"A/A certificate of this hardware: {found.words}"
+    assert citation_lines(results, [found.key, found.key]) == [
+        f"A/A certificate of this hardware: {found.description}"
     ]
-    assert cite(results, ["other"]) == [
+    assert citation_lines(results, ["other"]) == [
         "A/A certificate of this hardware: none; harness certify measures it"
     ]
-    assert cite(results, [found.key, "other"]) == []
+    assert citation_lines(results, [found.key, "other"]) == []
     other = made(0, 20, hardware={"cpu": "Other", "usable_cores": 4})
     certificate.write(results, other)
-    assert len(cite(results, [found.key, other.key])) == 2
+    assert len(citation_lines(results, [found.key, other.key])) == 2
 
 
 def test_how_much_the_speed_moves_is_known_from_its_comparisons(tmp_path: Path) -> None:
     results, found = Results(tmp_path), made(0, 3)
     certificate.write(results, found)
-    known = drifts(results, [found.key, "other"])
+    known = drift_by_hardware(results, [found.key, "other"])
     assert known == {found.key: found.drift}
     assert known[found.key].deviation == pytest.approx(math.log(1.01))
     assert known[found.key].degrees_of_freedom == 2
@@ -180,7 +186,7 @@ def test_compare_cites_it(tmp_path: Path) -> None:
     cell = make_result([1000.0, 1001.0, 1002.0], conditions={"hardware": [found.key]})
     (saved,) = baseline.save(results, [cell])
     ended = harness("compare", str(saved.path), str(saved.path), "--results", str(tmp_path))
-    assert f"A/A certificate of this hardware: {found.words}" in ended.out.splitlines()
+    assert f"A/A certificate of this hardware: {found.description}" in ended.out.splitlines()
 
 
 @pytest.mark.parametrize(

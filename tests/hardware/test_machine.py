@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.hardware import machine as machines
-from harness.hardware.machine import AllReduce, Copy, Matmul, Timing, key
+from harness.hardware.machine import AllReduce, Copy, Matmul, Timing, machine_key
 from tests.factories import make_machine
 
 CPU = {"cpu": "AMD EPYC", "cpu_version": "25.1.1", "cores": 4, "usable_cores": 2, "gpus": []}
@@ -27,8 +27,8 @@ class TestFigures:
         assert Matmul(dtype="fp32", layout="nn", size=100, threads=1, timing=once(1.0)).work == 2e6
 
     def test_a_copy_in_memory_reads_and_writes(self) -> None:
-        assert Copy(path="memory", bytes=100, threads=1, timing=once(1.0)).work == 200
-        assert Copy(path="to-device", bytes=100, threads=None, timing=once(1.0)).work == 100
+        assert Copy(direction="memory", bytes=100, threads=1, timing=once(1.0)).work == 200
+        assert Copy(direction="to-device", bytes=100, threads=None, timing=once(1.0)).work == 100
 
     @pytest.mark.parametrize(("ranks", "bus"), [(2, 100.0), (4, 150.0), (8, 175.0)])
     def test_bus_bandwidth_is_that_of_nccl_tests(self, ranks: int, bus: float) -> None:
@@ -54,23 +54,23 @@ class TestFigures:
 
 class TestKey:
     def test_of_a_cpu(self) -> None:
-        assert key(CPU, "cpu") == "AMD-EPYC-25.1.1-2-cores"
+        assert machine_key(CPU, "cpu") == "AMD-EPYC-25.1.1-2-cores"
 
     @pytest.mark.parametrize(
         "change", [{"cpu": "Intel"}, {"cpu_version": "26.2.1"}, {"usable_cores": 4}]
     )
     def test_differs_with_what_decides_speed(self, change: dict[str, Any]) -> None:
-        assert key(CPU | change, "cpu") != key(CPU, "cpu")
+        assert machine_key(CPU | change, "cpu") != machine_key(CPU, "cpu")
 
     def test_is_that_of_older_records_that_lack_the_version(self) -> None:
         older = {name: value for name, value in CPU.items() if name != "cpu_version"}
-        assert key(older, "cpu") == key(CPU | {"cpu_version": None}, "cpu")
+        assert machine_key(older, "cpu") == machine_key(CPU | {"cpu_version": None}, "cpu")
 
     def test_of_gpus_counts_them(self) -> None:
         gpus = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 1}] * 8
-        assert key(CPU | {"gpus": gpus}, "cuda") == "8x-NVIDIA-H100-80GB-HBM3"
-        assert key(CPU | {"gpus": gpus[:1]}, "cuda") == "1x-NVIDIA-H100-80GB-HBM3"
-        assert key(CPU | {"gpus": gpus}, "cpu") == key(CPU, "cpu")
+        assert machine_key(CPU | {"gpus": gpus}, "cuda") == "8x-NVIDIA-H100-80GB-HBM3"
+        assert machine_key(CPU | {"gpus": gpus[:1]}, "cuda") == "1x-NVIDIA-H100-80GB-HBM3"
+        assert machine_key(CPU | {"gpus": gpus}, "cpu") == machine_key(CPU, "cpu")
 
 
 class TestOnDisk:
@@ -94,11 +94,11 @@ class TestOnDisk:
             assert str(path) in str(found.value)
             assert "\n" not in str(found.value)
 
-    @pytest.mark.parametrize("schema", [0, 2, "1", None])
+    @pytest.mark.parametrize("schema", [0, 1, "2", None])
     def test_of_another_schema_is_refused(self, tmp_path: Path, schema: Any) -> None:
         path = damaged(tmp_path, lambda content: content.update(schema=schema))
         with pytest.raises(
-            BadInput, match=r": schema: found .*allowed: 1; harness peak makes a new one$"
+            BadInput, match=r": schema: found .*allowed: 2; harness peak makes a new one$"
         ):
             machines.read_all(tmp_path)
         assert path.exists()
@@ -136,7 +136,7 @@ class TestOnDisk:
 
     def test_that_json_cannot_hold_is_never_written(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="JSON compliant"):
-            machines.write(tmp_path, replace(make_machine(), measured=float("nan")))
+            machines.write(tmp_path, replace(make_machine(), measured_at=float("nan")))
         assert list(tmp_path.iterdir()) == []
 
 

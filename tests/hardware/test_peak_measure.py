@@ -114,7 +114,7 @@ class TestView:
         gpus = [{"name": "NVIDIA L4", "memory_bytes": 1}] * 2
         matmuls = [replace(one, threads=None) for one in machine.matmuls[:2]]
         copies = [
-            Copy(path=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
+            Copy(direction=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
             for path in ("memory", "to-device", "from-device")
         ]
         machine = make_machine(

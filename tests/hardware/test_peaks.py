@@ -6,7 +6,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from harness.hardware.vendor_peaks import DTYPES, VENDORS, vendor, vendor_peak
+from harness.hardware.vendor_peaks import (
+    DTYPE_OF_PRECISION,
+    VENDOR_PEAKS,
+    vendor_peak,
+    vendor_peaks_of,
+)
 from harness.spec.axes import Axes
 
 
@@ -42,7 +47,7 @@ def test_known_gpus(name: str, precision: str, tera: float) -> None:
     ],
 )
 def test_unknown_gpus_have_no_peak(name: str) -> None:
-    assert vendor(name) is None
+    assert vendor_peaks_of(name) is None
     assert vendor_peak(hardware(name), "fp32") is None
 
 
@@ -61,13 +66,13 @@ def test_different_gpus_in_one_machine_have_no_common_peak() -> None:
 
 
 def test_every_precision_of_the_axis_has_a_dtype() -> None:
-    assert set(DTYPES) == set(get_args(get_type_hints(Axes)["precision"]))
+    assert set(DTYPE_OF_PRECISION) == set(get_args(get_type_hints(Axes)["precision"]))
 
 
-@pytest.mark.parametrize("name", VENDORS)
+@pytest.mark.parametrize("name", VENDOR_PEAKS)
 def test_rows_are_dense_and_in_order(name: str) -> None:
     """Narrower dtypes are no slower; sparsity's doubling would break the ratios that dense figures have."""
-    row = VENDORS[name]
+    row = VENDOR_PEAKS[name]
     assert row.flops["fp32"] <= row.flops.get("tf32", row.flops["fp16"]) <= row.flops["fp16"]
     assert row.flops.get("bf16", row.flops["fp16"]) == row.flops["fp16"]
     if "tf32" in row.flops:

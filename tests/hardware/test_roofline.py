@@ -12,10 +12,22 @@ import pytest
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import device_of, held_against, machine_of, mfu, stand, with_mfu
+from harness.hardware.roofline import (
+    device_of,
+    machine_of,
+    mfu,
+    roofline_point,
+    roofs_of_rank,
+    with_mfu,
+)
 from harness.launch.assemble import assemble
 from harness.records.record import Record
-from harness.render.terminal.roofline import draw, known_peaks, placed, roofline_lines
+from harness.render.terminal.roofline import (
+    draw_roofline,
+    roofline_cells,
+    roofline_lines,
+    with_measured_peaks,
+)
 from harness.render.terminal.run import show_results
 from harness.render.terminal.table import result_table
 from harness.spec.validity import ValidityRules
@@ -139,7 +151,7 @@ class TestMfu:
 class TestStanding:
     def test_bound_by_memory(self) -> None:
         """4 FLOP/byte at 10 GB/s are 40 GFLOP/s, under a peak of 100: 20 achieved are half."""
-        standing = stand(measured(), make_machine())
+        standing = roofline_point(measured(), make_machine())
         assert standing is not None
         assert (standing.flops_per_s, standing.intensity) == (20e9, 4.0)
         assert standing.peak == pytest.approx(100e9)
@@ -149,7 +161,7 @@ class TestStanding:
         assert standing.bound == "memory"
 
     def test_bound_by_compute(self) -> None:
-        standing = stand(measured(moved=1e4), make_machine())
+        standing = roofline_point(measured(moved=1e4), make_machine())
         assert standing is not None
         assert (standing.intensity, standing.bound) == (100.0, "compute")
         assert standing.roof == pytest.approx(100e9)
@@ -157,14 +169,14 @@ class TestStanding:
 
     def test_ranks_of_a_node_share_its_memory(self) -> None:
         """Two ranks have 8 of 16 GB/s each, though one alone could have 10."""
-        peak, bandwidth = held_against(measured(strategy="ddp", world_size=2), make_machine())
+        peak, bandwidth = roofs_of_rank(measured(strategy="ddp", world_size=2), make_machine())
         assert peak == pytest.approx(100e9)
         assert bandwidth == pytest.approx(8e9)
         apart = measured(strategy="ddp", world_size=2, hosts=2)
-        assert held_against(apart, make_machine())[1] == pytest.approx(10e9)
+        assert roofs_of_rank(apart, make_machine())[1] == pytest.approx(10e9)
 
     def test_of_all_threads(self) -> None:
-        peak, bandwidth = held_against(measured(num_threads=2), make_machine())
+        peak, bandwidth = roofs_of_rank(measured(num_threads=2), make_machine())
         assert peak == pytest.approx(180e9)
         assert bandwidth == pytest.approx(16e9)
 
@@ -172,7 +184,7 @@ class TestStanding:
         "record", [measured(moved=None), measured(throughput=None), measured(precision="fp16")]
     )
     def test_without_traffic_throughput_or_peak_there_is_none(self, record: Record) -> None:
-        assert stand(record, make_machine()) is None
+        assert roofline_point(record, make_machine()) is None
 
 
 class TestPlot:
@@ -203,7 +215,7 @@ class TestPlot:
         records = [
             with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)
         ]
-        (cell,) = placed(sweep, records, make_machine())
+        (cell,) = roofline_cells(sweep, records, make_machine())
         assert cell.standing.flops_per_s == pytest.approx(20e9)
 
     def test_counts_cells_that_have_no_place(self, tmp_path: Path) -> None:
@@ -215,14 +227,16 @@ class TestPlot:
 
     def test_of_many_cells_names_workloads(self, tmp_path: Path) -> None:
         sweep = load(tmp_path, matrix={"batch_size": list(range(10, 40))})
-        cells = placed(sweep, [with_cell(measured(), cell) for cell in sweep.cells], make_machine())
-        (axes,) = draw("many", cells, make_machine()).axes
+        cells = roofline_cells(
+            sweep, [with_cell(measured(), cell) for cell in sweep.cells], make_machine()
+        )
+        (axes,) = draw_roofline("many", cells, make_machine()).axes
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mlp"]
 
     def test_shows_roofs_that_were_measured_after_the_sweep(self, tmp_path: Path) -> None:
         results = Results(tmp_path)
         machines.write(results.peaks, make_machine())
-        (record,), found = known_peaks([measured()], results)
+        (record,), found = with_measured_peaks([measured()], results)
         assert summary(record).mfu_measured == pytest.approx(0.2)
         assert list(found) == [make_machine().key]
 

@@ -25,11 +25,11 @@ def test_phases_add_up_to_their_steps() -> None:
     clock.enter(Phase.forward)  # at 1
     clock.enter(Phase.backward)  # at 3
     clock.enter(Phase.optimizer)  # at 7
-    clock.lap()  # at 10
+    clock.end_step()  # at 10
     clock.enter(Phase.forward)  # at 11
     clock.enter(Phase.backward)  # at 14
     clock.enter(Phase.optimizer)  # at 20
-    clock.lap()  # at 21
+    clock.end_step()  # at 21
     times = clock.stop()
     np.testing.assert_allclose(times.steps * 1e3, [10, 11])
     expected = {"data_wait": [1, 1], "forward": [2, 3], "backward": [4, 6], "optimizer": [3, 1]}
@@ -43,7 +43,7 @@ def test_micro_steps_add_to_the_phases_of_their_step() -> None:
     clock.start()
     for phase in (Phase.forward, Phase.backward, Phase.forward, Phase.backward, Phase.optimizer):
         clock.enter(phase)
-    clock.lap()
+    clock.end_step()
     times = clock.stop()
     assert times.steps * 1e3 == pytest.approx([32])
     assert {
@@ -57,7 +57,7 @@ def test_a_collective_within_a_phase_is_communication() -> None:
     clock.enter(Phase.forward)
     with clock.communicating():  # from 5 to 6
         pass
-    clock.lap()
+    clock.end_step()
     times = clock.stop()
     found = {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()}
     assert found == pytest.approx({"data_wait": 1, "forward": 4 + 3, "communication": 1})
@@ -68,7 +68,7 @@ def test_outside_a_stretch_collectives_cost_nothing() -> None:
     with clock.communicating():
         pass
     clock.start()
-    clock.lap()
+    clock.end_step()
     times = clock.stop()
     assert times.steps * 1e3 == pytest.approx([2])
     with clock.communicating():
@@ -80,7 +80,7 @@ def test_a_collective_while_data_is_waited_for_ends_in_the_wait() -> None:
     clock.start()
     with clock.communicating():  # from 1 to 3
         pass
-    clock.lap()
+    clock.end_step()
     times = clock.stop()
     assert {
         name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()

@@ -13,7 +13,7 @@ import torch
 
 from harness.measure.gpu import NvmlGpu
 from harness.measure.host import ThisHost
-from harness.measure.telemetry import METERED, Telemetry, telemetry_for
+from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, telemetry_for
 from tests.support.gpu import UUID, Failing, FakeDriver
 from tests.support.running import wait_until
 
@@ -44,15 +44,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_readings_come_in_their_units(install: Install) -> None:
     driver = install(FakeDriver(ANSWERS, processes=[os.getpid(), 77]))
     gpu = NvmlGpu(UUID)
-    assert gpu.read() == {
+    assert gpu.gauges() == {
         "gpu_utilization": 0.87,
         "gpu_memory_bytes": 20 * 2**30,
         "gpu_temperature_c": 64,
         "gpu_sm_clock_hz": 1.98e9,
         "gpu_power_w": 612.5,
     }
-    assert gpu.energy() == 123_456_789_012
-    assert gpu.processes() == {os.getpid(), 77}
+    assert gpu.energy_millijoules() == 123_456_789_012
+    assert gpu.compute_pids() == {os.getpid(), 77}
     assert driver.open == 1
     gpu.close()
     assert driver.open == 0
@@ -73,7 +73,7 @@ def test_what_is_refused_is_absent(install: Install, status: str | None) -> None
     answers = dict.fromkeys(ANSWERS, Failing(getattr(pynvml, status))) if status else {}
     install(FakeDriver(answers))
     gpu = NvmlGpu(UUID)
-    assert (gpu.read(), gpu.energy(), gpu.throttle_reasons(), gpu.processes()) == (
+    assert (gpu.gauges(), gpu.energy_millijoules(), gpu.throttle_reasons(), gpu.compute_pids()) == (
         {},
         None,
         None,
@@ -86,12 +86,12 @@ def test_what_fails_otherwise_raises(install: Install) -> None:
         FakeDriver({**ANSWERS, "nvmlDeviceGetPowerUsage": Failing(pynvml.NVML_ERROR_GPU_IS_LOST)})
     )
     with pytest.raises(pynvml.NVMLError, match="GPU is lost"):
-        NvmlGpu(UUID).read()
+        NvmlGpu(UUID).gauges()
 
 
 def test_part_of_a_gpu_is_found_too(install: Install) -> None:
     install(FakeDriver(ANSWERS, uuid=f"MIG-{UUID}".encode()))
-    assert NvmlGpu(UUID).energy() == 123_456_789_012
+    assert NvmlGpu(UUID).energy_millijoules() == 123_456_789_012
 
 
 def test_a_device_that_it_does_not_know(install: Install) -> None:
@@ -105,10 +105,10 @@ def test_it_feeds_telemetry(install: Install) -> None:
     install(FakeDriver(ANSWERS, processes=[os.getpid()]))
     telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), every=0.01)
     with telemetry:
-        telemetry.begin()
-        wait_until(lambda: telemetry.account().sample_times.count >= 3)
-        telemetry.end(10)
-    found = telemetry.account()
+        telemetry.begin_segment()
+        wait_until(lambda: telemetry.report().sample_times.count >= 3)
+        telemetry.end_segment(10)
+    found = telemetry.report()
     assert found.errors == {}
     assert found.foreign_processes == []
     assert found.throttled
@@ -123,13 +123,13 @@ def test_readings_of_a_real_gpu_are_plausible() -> None:
     torch.ones(2**28, device="cuda").sum().item()
     telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
     with telemetry:
-        telemetry.begin()
-        end = time.monotonic() + 2 * METERED
+        telemetry.begin_segment()
+        end = time.monotonic() + 2 * MIN_METERED_SECONDS
         matrix = torch.randn(4096, 4096, device="cuda")
         while time.monotonic() < end:
             (matrix @ matrix).sum().item()
-        telemetry.end(100)
-    found = telemetry.account()
+        telemetry.end_segment(100)
+    found = telemetry.report()
     means = {name: float(np.nanmean(series.unpack())) for name, series in found.readings.items()}
     assert found.errors == {}
     assert means["gpu_memory_bytes"] > 2**30

@@ -33,24 +33,24 @@ def test_sees_that_a_process_is_busy() -> None:
 
 def test_sees_memory_grow() -> None:
     host = ThisHost()
-    before = host.levels()["resident_bytes"]
+    before = host.gauges()["resident_bytes"]
     held = np.ones(64 * 2**20, dtype=np.uint8)
-    grown = host.levels()["resident_bytes"] - before
+    grown = host.gauges()["resident_bytes"] - before
     assert held.nbytes <= grown + 2**20
     assert grown < 1.5 * held.nbytes
 
 
 def test_reads_the_frequency_where_the_kernel_measures_it(tmp_path: Path) -> None:
     host = ThisHost()
-    assert ("cpu_frequency_hz" in host.levels()) == bool(host.frequencies)
+    assert ("cpu_frequency_hz" in host.gauges()) == bool(host.frequencies)
     host.frequencies = [tmp_path / "a", tmp_path / "b"]
     for path, kilohertz in zip(host.frequencies, (2_000_000, 3_000_000), strict=True):
         path.write_text(f"{kilohertz}\n", encoding="ascii")
-    assert host.levels()["cpu_frequency_hz"] == 2.5e9
+    assert host.gauges()["cpu_frequency_hz"] == 2.5e9
 
 
 def test_load_is_plausible() -> None:
-    assert 0 <= ThisHost().levels()["load_per_core"] < 1000
+    assert 0 <= ThisHost().gauges()["load_per_core"] < 1000
 
 
 def test_follows_the_kernels_counters(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_follows_the_kernels_counters(tmp_path: Path) -> None:
 
 def test_resident_memory_and_steal_are_the_kernels_own() -> None:
     host, process = ThisHost(), psutil.Process()
-    assert host.levels()["resident_bytes"] == pytest.approx(process.memory_info().rss, rel=0.05)
+    assert host.gauges()["resident_bytes"] == pytest.approx(process.memory_info().rss, rel=0.05)
     assert host.counters().stolen == pytest.approx(psutil.cpu_times().steal, abs=1.0)
     assert len(host.open) == 2
     host.close()
@@ -100,10 +100,13 @@ def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line
             (child,) = below.children()
             host = ThisHost()
             host.command = parent  # as though we were a rank beside it
-            assert (host.stranger(other.pid), host.stranger(child.pid)) == (None, None)
+            assert (host.foreign_process(other.pid), host.foreign_process(child.pid)) == (
+                None,
+                None,
+            )
             host.command = ["python", "-m", "harness.training.worker", "another/trial"]
-            assert host.stranger(other.pid) == f"pid {other.pid} {below.name()}"
+            assert host.foreign_process(other.pid) == f"pid {other.pid} {below.name()}"
         finally:
             child.kill()
-    assert ThisHost().stranger(os.getpid()) is None
-    assert ThisHost().stranger(other.pid) == f"pid {other.pid}"  # it has ended
+    assert ThisHost().foreign_process(os.getpid()) is None
+    assert ThisHost().foreign_process(other.pid) == f"pid {other.pid}"  # it has ended

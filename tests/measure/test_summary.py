@@ -68,16 +68,16 @@ def test_warm_up_is_in_no_number() -> None:
 def test_every_attempt_warms_up_again() -> None:
     seconds = np.concatenate([[5.0] * 15, [1.0] * 30, [5.0] * 15, [1.0] * 30])
     window = find_window(seconds, 2, [45])
-    assert np.flatnonzero(window.inside).tolist() == [*range(15, 45), *range(60, 90)]
+    assert np.flatnonzero(window.mask).tolist() == [*range(15, 45), *range(60, 90)]
     assert window.settled is True
 
 
 def test_an_attempt_that_may_be_warm_up_all_through_is_left_out() -> None:
     seconds = np.concatenate([[5.0] * 15, [1.0] * 45, [5.0] * 12, [5.0] * 15, [1.0] * 45])
     window = find_window(seconds, 2, [60, 72])
-    assert np.flatnonzero(window.inside).tolist() == [*range(15, 60), *range(87, 132)]
+    assert np.flatnonzero(window.mask).tolist() == [*range(15, 60), *range(87, 132)]
     short = find_window(np.ones(24), 2, [12])
-    assert np.flatnonzero(~short.inside).tolist() == [0, 1, 12, 13], "there is nothing better"
+    assert np.flatnonzero(~short.mask).tolist() == [0, 1, 12, 13], "there is nothing better"
 
 
 @pytest.mark.parametrize("at", [[], [70], [40, 47, 120]], ids=str)
@@ -93,9 +93,9 @@ def test_interruptions_do_not_bias_throughput(at: list[int]) -> None:
 
 def test_too_few_steps_are_measured_and_not_called_steady() -> None:
     window = find_window(np.ones(12), 5, [])
-    assert window.inside.tolist() == [False] * 5 + [True] * 7
+    assert window.mask.tolist() == [False] * 5 + [True] * 7
     assert window.settled is None
-    assert not find_window(np.ones(3), 5, []).inside.any()
+    assert not find_window(np.ones(3), 5, []).mask.any()
 
 
 def test_one_attempt_that_never_settled_is_enough() -> None:

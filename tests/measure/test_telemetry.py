@@ -16,7 +16,7 @@ import torch
 
 from harness.measure.gpu import THROTTLING
 from harness.measure.host import Counters
-from harness.measure.telemetry import METERED, Telemetry, joules_between, telemetry_for
+from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, joules_between, telemetry_for
 from harness.records import record as records
 from harness.tracking.scalars import scalars
 from tests.factories import make_record
@@ -30,23 +30,23 @@ QUICK = 0.01  # seconds from sample to sample
 def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
     """The account of one stretch that lasts for so many samples."""
     with telemetry:
-        telemetry.begin()
-        wait_until(lambda: telemetry.account().sample_times.count >= samples)
-        telemetry.end(10)
-    return telemetry.account()
+        telemetry.begin_segment()
+        wait_until(lambda: telemetry.report().sample_times.count >= samples)
+        telemetry.end_segment(10)
+    return telemetry.report()
 
 
 def metered(
     monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: int = 1
 ) -> records.Telemetry:
     """The account of stretches of 10 steps and 0.1 s, which are long enough; no thread takes part."""
-    monkeypatch.setattr("harness.measure.telemetry.METERED", 0.05)
+    monkeypatch.setattr("harness.measure.telemetry.MIN_METERED_SECONDS", 0.05)
     telemetry = Telemetry(FakeGpu(energy=energy), FakeHost())
     for _ in range(stretches):
-        telemetry.begin()
+        telemetry.begin_segment()
         time.sleep(0.1)
-        telemetry.end(10)
-    return telemetry.account()
+        telemetry.end_segment(10)
+    return telemetry.report()
 
 
 class TestSamples:
@@ -86,56 +86,56 @@ class TestSamples:
         telemetry = Telemetry(FakeGpu(), FakeHost(), every=QUICK)
         with telemetry:
             time.sleep(10 * QUICK)
-            telemetry.begin()
-            wait_until(lambda: telemetry.account().sample_times.count >= 3)
-            telemetry.end(10)
-            count = telemetry.account().sample_times.count
+            telemetry.begin_segment()
+            wait_until(lambda: telemetry.report().sample_times.count >= 3)
+            telemetry.end_segment(10)
+            count = telemetry.report().sample_times.count
             time.sleep(10 * QUICK)
-        assert telemetry.account().sample_times.count == count
+        assert telemetry.report().sample_times.count == count
 
     def test_that_straddle_the_end_of_a_stretch_do_not_count(self) -> None:
         reading, ended = threading.Event(), threading.Event()
 
         class Slow(FakeGpu):
-            def read(self) -> dict[str, float]:
+            def gauges(self) -> dict[str, float]:
                 reading.set()
                 ended.wait(60)
                 return {"gpu_power_w": 1.0}
 
         telemetry = Telemetry(Slow(), FakeHost(), every=QUICK)
         with telemetry:
-            telemetry.begin()
+            telemetry.begin_segment()
             reading.wait(60)
-            telemetry.end(10)
+            telemetry.end_segment(10)
             ended.set()
-        assert telemetry.account().sample_times.count == 0
+        assert telemetry.report().sample_times.count == 0
 
     def test_are_evenly_apart_in_training_time_across_short_stretches(self) -> None:
         telemetry = Telemetry(None, FakeHost(), every=0.25)
         with telemetry:
             for _ in range(10):
-                telemetry.begin()
+                telemetry.begin_segment()
                 time.sleep(0.1)
-                telemetry.end(1)
-        assert 1 <= telemetry.account().sample_times.count <= telemetry.account().seconds / 0.25
+                telemetry.end_segment(1)
+        assert 1 <= telemetry.report().sample_times.count <= telemetry.report().seconds / 0.25
 
     def test_of_the_warm_up_do_not_count(self) -> None:
         telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, every=QUICK)
         with telemetry:
             for steps in (1, 2):
-                telemetry.begin()
+                telemetry.begin_segment()
                 time.sleep(5 * QUICK)
-                telemetry.end(steps)
-            found = telemetry.account()
+                telemetry.end_segment(steps)
+            found = telemetry.report()
             assert (found.sample_times.count, found.steps, found.seconds, found.shares) == (
                 0,
                 0,
                 0.0,
                 {},
             )
-            telemetry.begin()
-            telemetry.end(4)
-        assert telemetry.account().steps == 4
+            telemetry.begin_segment()
+            telemetry.end_segment(4)
+        assert telemetry.report().steps == 4
 
 
 class TestForeignProcess:
@@ -204,10 +204,10 @@ class TestEnergy:
     def test_of_stretches_too_short_for_the_counter_is_unknown(self) -> None:
         telemetry = Telemetry(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
         for _ in range(3):
-            telemetry.begin()
-            telemetry.end(10)
-        found = telemetry.account()
-        assert found.seconds < METERED
+            telemetry.begin_segment()
+            telemetry.end_segment(10)
+        found = telemetry.report()
+        assert found.seconds < MIN_METERED_SECONDS
         assert (found.steps, found.joules, found.metered_steps) == (30, None, 0)
 
     def test_of_a_gpu_without_a_counter_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,9 +223,9 @@ class TestShares:
         ]  # fmt: skip
         telemetry = Telemetry(None, FakeHost(script))
         for _ in range(2):
-            telemetry.begin()
-            telemetry.end(1)
-        assert telemetry.account().shares == {
+            telemetry.begin_segment()
+            telemetry.end_segment(1)
+        assert telemetry.report().shares == {
             "cpu_use": pytest.approx(9 / 12),
             "cpu_steal": pytest.approx(1 / 12),
             "process_cpu": pytest.approx(5 / 6),
@@ -286,7 +286,7 @@ class TestThread:
 
         def train() -> None:
             with telemetry:
-                telemetry.begin()
+                telemetry.begin_segment()
                 raise ValueError("the loss is a NaN")
 
         with pytest.raises(ValueError, match="NaN"):
@@ -294,11 +294,11 @@ class TestThread:
         assert not telemetry.thread.is_alive()
 
     def test_that_hangs_in_a_driver_holds_up_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("harness.measure.telemetry.PATIENCE", 0.1)
+        monkeypatch.setattr("harness.measure.telemetry.JOIN_TIMEOUT", 0.1)
         reading, freed = threading.Event(), threading.Event()
 
         class Stuck(FakeGpu):
-            def read(self) -> dict[str, float]:
+            def gauges(self) -> dict[str, float]:
                 reading.set()
                 freed.wait(60)
                 return {}
@@ -306,10 +306,10 @@ class TestThread:
         gpu = Stuck()
         telemetry = Telemetry(gpu, FakeHost(), every=QUICK)
         with telemetry:
-            telemetry.begin()
+            telemetry.begin_segment()
             reading.wait(60)
-            telemetry.end(1)
-        assert telemetry.account().errors["thread"] == "has not ended within 0.1 s"
+            telemetry.end_segment(1)
+        assert telemetry.report().errors["thread"] == "has not ended within 0.1 s"
         assert not gpu.closed  # the thread is in it
         assert telemetry.thread.daemon
         freed.set()
@@ -324,7 +324,7 @@ def test_where_there_is_no_nvml_the_account_says_so(monkeypatch: pytest.MonkeyPa
     )
     telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
     assert telemetry.gpu is None
-    assert telemetry.account().errors == {
+    assert telemetry.report().errors == {
         "gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.measure.validity import broken, clock_drift
+from harness.measure.validity import clock_drift, violations
 from harness.records.record import RankResult, Summary, Telemetry
 from harness.records.series import Series
 from harness.spec.validity import ValidityRules
@@ -42,7 +42,7 @@ def judged(
     summary: Summary = replace(RECORD.summary, shares={"data_wait": waits})
     ranks = [replace(result, telemetry=telemetry()) for result in RECORD.ranks]
     ranks[1] = replace(ranks[1], telemetry=telemetry(**changes))
-    return broken(ranks, summary, rules)
+    return violations(ranks, summary, rules)
 
 
 def test_a_quiet_machine_breaks_no_rule() -> None:
@@ -84,7 +84,7 @@ def test_limits_come_from_the_profile_and_null_is_none() -> None:
 def test_what_could_not_be_read_breaks_no_rule() -> None:
     assert judged(foreign=None, throttled=None, shares={}) == []
     assert RECORD.summary is not None
-    assert broken(RECORD.ranks, replace(RECORD.summary, shares={}), ValidityRules()) == []
+    assert violations(RECORD.ranks, replace(RECORD.summary, shares={}), ValidityRules()) == []
 
 
 def elapsed(*seconds: float | None) -> list[RankResult]:
@@ -96,7 +96,7 @@ def elapsed(*seconds: float | None) -> list[RankResult]:
 def test_clocks_that_disagree_are_found() -> None:
     assert clock_drift(elapsed(100.0, 98.0, 99.0)) == pytest.approx(0.02)
     assert RECORD.summary is not None
-    assert broken(elapsed(100.0, 98.0), RECORD.summary, ValidityRules()) == [
+    assert violations(elapsed(100.0, 98.0), RECORD.summary, ValidityRules()) == [
         "clock_drift: between ranks: found 2.0%; allowed: at most 1.0%"
     ]
 

@@ -1,8 +1,8 @@
-"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS [EVERY]]`.
+"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS [SAMPLE_INTERVAL]]`.
 
 The harness's own loop trains the MLP on images of noise, with 1 thread, in blocks of at least BLOCK seconds,
 one with the sampling thread and one without, in turns. The timed region is what a trial reports. What a sample
-costs does not depend on how often one is taken, so on a noisy machine EVERY (seconds from sample to sample) can be made
+costs does not depend on how often one is taken, so on a noisy machine SAMPLE_INTERVAL (seconds from sample to sample) can be made
 small, and the cost that is then seen be scaled down.
 """
 
@@ -24,7 +24,7 @@ from scipy import stats
 
 from harness.core.paths import TrialFolder
 from harness.measure.host import ThisHost
-from harness.measure.telemetry import EVERY, Telemetry
+from harness.measure.telemetry import SAMPLE_INTERVAL, Telemetry
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
 from harness.spec.cell import Assignment, Cell, Length, Trial, WorkloadRef
@@ -44,9 +44,9 @@ FOREVER = Length(epochs=10**6)
 class Without:
     """In the place of telemetry."""
 
-    def begin(self) -> None: ...
+    def begin_segment(self) -> None: ...
 
-    def end(self, steps: int) -> None: ...
+    def end_segment(self, steps: int) -> None: ...
 
 
 def make_training(folder: Path) -> Training:
@@ -122,14 +122,14 @@ def calls(telemetry: Telemetry, times: int = 200) -> float:
     """Seconds that one `begin` and `end` take."""
     began = time.perf_counter()
     for _ in range(times):
-        telemetry.begin()
-        telemetry.end(1)
+        telemetry.begin_segment()
+        telemetry.end_segment(1)
     return (time.perf_counter() - began) / times
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    every = float(sys.argv[2]) if len(sys.argv) > 2 else EVERY
+    every = float(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE_INTERVAL
     with (
         tempfile.TemporaryDirectory() as folder,
         Telemetry(None, ThisHost(), every=every) as telemetry,
@@ -138,9 +138,9 @@ def main() -> None:
         alternate(training, telemetry, 5, 20)  # so that all has been warmed up
         steps = math.ceil(BLOCK / np.quantile(training.trace.step_seconds, 0.1))
         clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
-        before, began = time.clock_gettime(clock), telemetry.account()
+        before, began = time.clock_gettime(clock), telemetry.report()
         pairs = alternate(training, telemetry, seconds, steps)
-        busy, seen = time.clock_gettime(clock) - before, telemetry.account()
+        busy, seen = time.clock_gettime(clock) - before, telemetry.report()
         each = calls(telemetry)
     watched, samples = (
         seen.seconds - began.seconds,
@@ -154,8 +154,10 @@ def main() -> None:
     print(
         f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s"
     )
-    print(f"cost in step time, scaled to one every {EVERY} s:      {cost(wall, apart / EVERY)}")
-    print(f"the same in CPU time of the training's thread:   {cost(cpu, apart / EVERY)}")
+    print(
+        f"cost in step time, scaled to one every {SAMPLE_INTERVAL} s:      {cost(wall, apart / SAMPLE_INTERVAL)}"
+    )
+    print(f"the same in CPU time of the training's thread:   {cost(cpu, apart / SAMPLE_INTERVAL)}")
     print(
         f"the sampling thread's CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample"
     )

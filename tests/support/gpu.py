@@ -38,11 +38,11 @@ class FakeGpu:
         self._throttled, self._pids = script(throttled), script(pids)
         self.closed = False
 
-    def read(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         found: dict[str, float] = _said(self._readings)
         return found
 
-    def energy(self) -> int | None:
+    def energy_millijoules(self) -> int | None:
         counter: int | None = _said(self._energy)
         return counter
 
@@ -50,7 +50,7 @@ class FakeGpu:
         reasons: Collection[str] | None = _said(self._throttled)
         return reasons
 
-    def processes(self) -> Collection[int] | None:
+    def compute_pids(self) -> Collection[int] | None:
         pids: Collection[int] | None = _said(self._pids)
         return pids
 
@@ -66,14 +66,14 @@ class FakeHost:
     ) -> None:
         self._counters, self.names = script(counters), names or {}
 
-    def levels(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         return {"load_per_core": 0.5}
 
     def counters(self) -> Counters:
         found: Counters = _said(self._counters)
         return found
 
-    def stranger(self, pid: int) -> str | None:
+    def foreign_process(self, pid: int) -> str | None:
         return f"pid {pid} {self.names[pid]}" if pid in self.names else None
 
     def close(self) -> None: ...

@@ -122,8 +122,12 @@ def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
 def test_pretrained_names_a_folder_or_else_a_model_on_the_hub(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert (
-        DistilBertOptions(pretrained=Path("mine")).located(tmp_path).pretrained == tmp_path / "mine"
+        DistilBertOptions(pretrained=Path("mine")).with_paths_relative_to(tmp_path).pretrained
+        == tmp_path / "mine"
     )
-    assert DistilBertOptions(pretrained=Path("owner/name")).located(tmp_path).hub == "owner/name"
+    assert (
+        DistilBertOptions(pretrained=Path("owner/name")).with_paths_relative_to(tmp_path).hub
+        == "owner/name"
+    )
     for path in (Path("../name"), Path("a/b/c"), tmp_path / "name"):
-        assert DistilBertOptions(pretrained=path).located(tmp_path).hub is None
+        assert DistilBertOptions(pretrained=path).with_paths_relative_to(tmp_path).hub is None

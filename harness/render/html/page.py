@@ -23,7 +23,12 @@ from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.facts import Facts, gather
 from harness.render.html.findings import findings
 from harness.render.html.steps import steps_of
-from harness.render.terminal.roofline import draw, known_peaks, placed, shares
+from harness.render.terminal.roofline import (
+    describe_shares,
+    draw_roofline,
+    roofline_cells,
+    with_measured_peaks,
+)
 from harness.spec.sweep import Sweep
 
 CURVES = "means over trials, with their range where lines are few; cells with the very same values share a line"
@@ -49,7 +54,7 @@ def write(
     against: Side | None = None,
 ) -> None:
     """The report of a sweep that has run; the same bytes for the same records. Raises BadInput if there are none."""
-    records, machines = known_peaks(records, results)
+    records, machines = with_measured_peaks(records, results)
     facts = gather(results, sweep, records, against)
     write_atomically(
         path, render(facts, _sections(facts, results.sweep_folder(sweep.name), machines))
@@ -190,8 +195,11 @@ def _rooflines(facts: Facts, machines: Mapping[str, Machine]) -> list[tuple[str,
     found = []
     for machine in machines.values():
         own = [record for record in done if machine_of(record, machines) is machine]
-        if cells := placed(facts.sweep, own, machine):
+        if cells := roofline_cells(facts.sweep, own, machine):
             found.append(
-                (shares(cells), plots.svg(draw(facts.sweep.name, cells, machine), "roofline"))
+                (
+                    describe_shares(cells),
+                    plots.svg(draw_roofline(facts.sweep.name, cells, machine), "roofline"),
+                )
             )
     return found

@@ -67,7 +67,7 @@ def _short(milliseconds: float) -> str:
 def _trace(record: Record) -> tuple[Numbers, NDArray[np.bool_]]:
     seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
     resumed = [taken_up.step for taken_up in record.ranks[0].interruptions]
-    return seconds, find_window(seconds, record.trial.cell.warmup, resumed).inside
+    return seconds, find_window(seconds, record.trial.cell.warmup, resumed).mask
 
 
 def _course(relative: Numbers) -> str:

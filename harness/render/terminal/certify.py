@@ -12,13 +12,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.core.paths import Results
 from harness.gate.certify import certify, prepare
 from harness.hardware import certificate
-from harness.hardware.certificate import ALLOWED, Certificate, Settings
+from harness.hardware.certificate import MAX_FALSE_ALARMS, Certificate, CertifySettings
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 
 def run(
-    results: Results, sweep: Sweep, profile: Profile, asked: Settings, count: int, *, anew: bool
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    asked: CertifySettings,
+    count: int,
+    *,
+    anew: bool,
 ) -> bool:
     """Measure what is missing and print it; whether the certificate holds."""
     console = Console(highlight=False)
@@ -47,7 +53,9 @@ def run(
         console.print(f"[dim]{before} comparisons are there already; --anew makes new ones[/]")
     for line in summary_lines(found):
         console.print(escape(line), soft_wrap=True)
-    console.print(f"[dim]{escape(str(certificate.place(results, found.key)))}[/]", soft_wrap=True)
+    console.print(
+        f"[dim]{escape(str(certificate.certificate_path(results, found.key)))}[/]", soft_wrap=True
+    )
     console.print(
         f"[{'green' if found.holds else 'bold red'}]{escape(conclusion(found))}[/]", soft_wrap=True
     )
@@ -60,7 +68,7 @@ def describe(found: Certificate) -> str:
 
 def summary_lines(found: Certificate) -> list[str]:
     """What was measured, on what, and what came out."""
-    asked, words = found.settings, Counter(one.word for one in found.comparisons)
+    asked, words = found.settings, Counter(one.verdict for one in found.comparisons)
     took = median(one.seconds for one in found.comparisons)
     load = median(one.load for one in found.comparisons)
     return [
@@ -68,19 +76,17 @@ def summary_lines(found: Certificate) -> list[str]:
         ", ".join(f"{count} {word}" for word, count in words.most_common())
         + f"; {took:.1f} s of measuring each in the median, {asked.seconds:g} s at most;"
         f" what matters: {asked.min_effect:.1%}; median load {load:.1f}",
-        found.words,
+        found.description,
     ]
 
 
 def conclusion(found: Certificate) -> str:
     """What the exit code says."""
-    if found.bounds[1] <= ALLOWED:
-        return (
-            f"Equal code is told apart no more often than the {ALLOWED:.0%} that are allowed for."
-        )
+    if found.false_alarm_interval[1] <= MAX_FALSE_ALARMS:
+        return f"Equal code is told apart no more often than the {MAX_FALSE_ALARMS:.0%} that are allowed for."
     if found.holds:
         return (
-            f"Too few comparisons to tell: up to {found.bounds[1]:.1%} false alarms are possible, {ALLOWED:.0%} are"
+            f"Too few comparisons to tell: up to {found.false_alarm_interval[1]:.1%} false alarms are possible, {MAX_FALSE_ALARMS:.0%} are"
             " allowed for."
         )
-    return f"Equal code is told apart more often than the {ALLOWED:.0%} that are allowed for: no gate holds here."
+    return f"Equal code is told apart more often than the {MAX_FALSE_ALARMS:.0%} that are allowed for: no gate holds here."

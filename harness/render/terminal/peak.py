@@ -20,7 +20,7 @@ from harness.spec.cluster import Profile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PATHS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GPU to host"}
+DIRECTIONS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GPU to host"}
 
 
 def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -> None:
@@ -132,7 +132,7 @@ def _grouped(found: Sequence[Any]) -> dict[str, list[Any]]:
     """Series by their name: dtype or path, and threads."""
     groups: dict[str, list[Any]] = {}
     for one in found:
-        what = one.dtype if isinstance(one, Matmul) else PATHS[one.path]
+        what = one.dtype if isinstance(one, Matmul) else DIRECTIONS[one.direction]
         threads = "" if one.threads is None else f", {counted(one.threads, 'thread')}"
         groups.setdefault(what + threads, []).append(one)
     return groups

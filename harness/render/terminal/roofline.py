@@ -14,8 +14,8 @@ from harness.analysis.cells import group_by_cell
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import RooflinePoint, machine_of, stand, with_mfu
-from harness.hardware.vendor_peaks import DTYPES
+from harness.hardware.roofline import RooflinePoint, machine_of, roofline_point, with_mfu
+from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION
 from harness.records.record import Record
 from harness.render import chart
 from harness.render.format import counted, rate
@@ -30,14 +30,14 @@ NAMED = 14  # cells that the legend names one by one; of more, only their worklo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class RooflineCell:
     """A cell under its roofs: the mean over its trials."""
 
     cell: Cell
     standing: RooflinePoint
 
 
-def known_peaks(
+def with_measured_peaks(
     records: Sequence[Record], results: Results
 ) -> tuple[list[Record], dict[str, Machine]]:
     """The records with MFU against peaks that were measured after they were written, and the machines measured.
@@ -61,36 +61,38 @@ def roofline_lines(
             else []
         )
     machine = max(found, key=found.count)
-    cells = placed(
+    cells = roofline_cells(
         sweep, [record for record in done if machine_of(record, known) is machine], machine
     )
     if not cells:
         return []
     path = results.sweep_folder(sweep.name).roofline_path
-    chart.save(draw(sweep.name, cells, machine), path)
+    chart.save(draw_roofline(sweep.name, cells, machine), path)
     without = len({record.trial.cell.id for record in done}) - len(cells)
     rest = (
         f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]"
         if without
         else ""
     )
-    return [f"roofline: {shares(cells)}; {escape(str(path))}{rest}"]
+    return [f"roofline: {describe_shares(cells)}; {escape(str(path))}{rest}"]
 
 
-def placed(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[Placed]:
+def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:
     """The sweep's cells that have all it takes, in its order."""
     by_cell, cells = group_by_cell(records), []
     for cell in sweep.cells:
         standings = [
-            standing for record in by_cell.get(cell.id, []) if (standing := stand(record, machine))
+            standing
+            for record in by_cell.get(cell.id, [])
+            if (standing := roofline_point(record, machine))
         ]
         if standings:
             mean = fmean(standing.flops_per_s for standing in standings)
-            cells.append(Placed(cell=cell, standing=replace(standings[0], flops_per_s=mean)))
+            cells.append(RooflineCell(cell=cell, standing=replace(standings[0], flops_per_s=mean)))
     return cells
 
 
-def shares(cells: Sequence[Placed]) -> str:
+def describe_shares(cells: Sequence[RooflineCell]) -> str:
     """As in `mlp 12–34% of the roof (memory)`, by workload."""
     parts = []
     for label in dict.fromkeys(one.cell.workload.label for one in cells):
@@ -105,7 +107,7 @@ def shares(cells: Sequence[Placed]) -> str:
     return ", ".join(parts)
 
 
-def draw(name: str, cells: Sequence[Placed], machine: Machine) -> Any:
+def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) -> Any:
     """FLOP/s of one rank over intensity, with every roof that a cell is held against."""
     drawn = chart.figure(10.5, 5.6)
     axes: Axes = drawn.subplots()
@@ -137,12 +139,12 @@ def draw(name: str, cells: Sequence[Placed], machine: Machine) -> Any:
     return drawn
 
 
-def _draw_roofs(axes: Axes, cells: Sequence[Placed], machine: Machine) -> None:
+def _draw_roofs(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
     """A level for each peak, a slope for each bandwidth, and a dotted one for what a cache gives."""
     standings = [one.standing for one in cells]
     right = axes.get_xlim()[1]
     peaks = {
-        (DTYPES[one.cell.axes.precision], _threads(one, machine)): one.standing.peak
+        (DTYPE_OF_PRECISION[one.cell.axes.precision], _threads(one, machine)): one.standing.peak
         for one in cells
     }
     for (dtype, threads), peak in peaks.items():
@@ -182,7 +184,7 @@ def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, st
     )  # fmt: skip
 
 
-def _draw_cells(axes: Axes, cells: Sequence[Placed]) -> None:
+def _draw_cells(axes: Axes, cells: Sequence[RooflineCell]) -> None:
     """Each workload has a colour, each of its cells a marker; a thin line leads up to the roof."""
     labels = list(dict.fromkeys(one.cell.workload.label for one in cells))
     seen: dict[str, int] = {}
@@ -201,5 +203,5 @@ def _draw_cells(axes: Axes, cells: Sequence[Placed]) -> None:
         )  # fmt: skip
 
 
-def _threads(one: Placed, machine: Machine) -> int | None:
+def _threads(one: RooflineCell, machine: Machine) -> int | None:
     return None if machine.device == "cuda" else one.cell.axes.num_threads

@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.records.record import Record, Summary
 from harness.render.format import counted, duration
-from harness.render.terminal.roofline import known_peaks, roofline_lines
+from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import result_table, show
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
@@ -123,7 +123,7 @@ def show_results(
 ) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)
-    records, peaks = known_peaks(records, results)
+    records, peaks = with_measured_peaks(records, results)
     show(console, result_table(sweep, records))
     counts = Counter(record.status for record in records)
     name = shlex.quote(sweep.name)
