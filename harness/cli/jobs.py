@@ -199,5 +199,5 @@ def collect(
     asked, records = read_recorded_sweep(place, sweep)
     delivery = Tracker(place, tracking_uri).deliver(place.sweep_folder(asked.name), records)
     print(
-        f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already} were there already"
+        f"{counted(delivery.delivered, 'trial')} delivered, {delivery.already_delivered} were there already"
     )

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.ticker import FuncFormatter
 
 # Okabe and Ito's colours, told apart by the colour-blind too; the last three are pale on white and come last.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, PALE = "#222222", "#DDDDDD"
 DPI = 150
 
 
-def figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """In inches. Words on it are drawn as they are: dollars in users' names mean no formulas."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def dress(axes: Axes, title: str, x: str, y: str) -> None:
+def style_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(x, fontsize=9, color=INK)
     axes.set_ylabel(y, fontsize=9, color=INK)
@@ -41,21 +41,21 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["left", "bottom"]].set_color("#888888")
 
 
-def save(drawn: Figure, path: Path) -> None:
+def save_png(drawn: Figure, path: Path) -> None:
     """As a PNG that is whole or not there."""
     content = io.BytesIO()
     drawn.savefig(content, format="png", dpi=DPI)
     write_atomically(path, content.getvalue())
 
 
-def prefixed() -> FuncFormatter:
+def si_formatter() -> FuncFormatter:
     """Labels of an axis as `si_prefixed` writes them."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: si_prefixed(value).strip())
 
 
-def plain() -> FuncFormatter:
+def plain_formatter() -> FuncFormatter:
     """Labels of an axis without powers of ten."""
     from matplotlib.ticker import FuncFormatter
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 40  # cells: the fastest of more
-COLOURS = {
-    "better": chart.COLOURS[0],
-    "worse": chart.COLOURS[1],
+COLORS = {
+    "better": chart.COLORS[0],
+    "worse": chart.COLORS[1],
     "same": "#777777",
     "inconclusive": "#BBBBBB",
 }
@@ -31,15 +31,15 @@ def draw_board(verdicts: Verdicts, label: str, path: Path) -> None:
         if cell.cell.workload.label == label and (one := rate(cell))
     ]
     found = sorted(found, key=lambda pair: pair[1].mean)[-MOST:]
-    chart.save(_draw(verdicts, found), path)
+    chart.save_png(_draw(verdicts, found), path)
 
 
 def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> Figure:
-    drawn = chart.figure(9.0, 1.1 + 0.26 * len(found))
+    drawn = chart.new_figure(9.0, 1.1 + 0.26 * len(found))
     axes = drawn.subplots()
     for place, (cell, one) in enumerate(found):
         row = verdicts.speed(cell.cell.id)
-        colour = COLOURS[row.verdict.outcome] if row else chart.INK
+        colour = COLORS[row.verdict.outcome] if row else chart.INK
         axes.errorbar(
             one.mean,
             place,
@@ -60,5 +60,5 @@ def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> F
         )
     axes.set_yticks(range(len(found)), [cell.cell.label for cell, _ in found])
     axes.set_xlim(left=0)
-    chart.dress(axes, "", "samples/s, means over trials with 95% intervals", "")
+    chart.style_axes(axes, "", "samples/s, means over trials with 95% intervals", "")
     return drawn

@@ -39,7 +39,7 @@ class Delivery:
     """What a delivery came to, and where it is found."""
 
     delivered: int  # trials
-    already: int  # trials that were there before
+    already_delivered: int  # trials that were there before
     experiment_id: str
     run_id: str  # of the sweep's own run
 
@@ -80,7 +80,7 @@ class Tracker:
                         client.set_experiment_tag(experiment.experiment_id, key, value)
         return Delivery(
             delivered=delivered,
-            already=len(chosen) - delivered,
+            already_delivered=len(chosen) - delivered,
             experiment_id=experiment.experiment_id,
             run_id=run_id,
         )

@@ -45,7 +45,7 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: S
     small_sweep(folder)
     delivery = Tracker(results).deliver(folder)
     shown = everything(f"sqlite:///{results.database}", "demo")
-    assert (delivery.delivered, delivery.already) == (3, 0)
+    assert (delivery.delivered, delivery.already_delivered) == (3, 0)
     assert {name: run["parent"] for name, run in shown.items()} == {
         "demo": None,
         "mlp eager fp32 single w0 b64 t1": "demo",
@@ -158,7 +158,7 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
     again = Tracker(results).deliver(folder)
     one = Tracker(results).deliver(folder, found[:1])
     assert everything(f"sqlite:///{results.database}", "demo") == before
-    assert (again.delivered, again.already, one.already) == (0, 3, 1)
+    assert (again.delivered, again.already_delivered, one.already_delivered) == (0, 3, 1)
     assert again.run_id == one.run_id
 
 
@@ -350,5 +350,5 @@ def test_a_delivery_is_quick(results: Results, folder: SweepFolder) -> None:
     tracker.deliver(folder)
     assert (time.process_time() - start) / 10 < 0.5
     start = time.process_time()
-    assert tracker.deliver(folder).already == 11
+    assert tracker.deliver(folder).already_delivered == 11
     assert time.process_time() - start < 1.0

@@ -80,7 +80,7 @@ def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> P
             found.setdefault((steps, table.tobytes()), ([], table))[0].append(cell)
     if not found:
         return None
-    drawn = chart.figure(3.6, 2.7)
+    drawn = chart.new_figure(3.6, 2.7)
     axes = drawn.subplots()
     lines = []
     for (steps, _), (alike, table) in sorted(
@@ -88,8 +88,8 @@ def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> P
     ):
         number = _first(alike)
         colour, dash = (
-            chart.COLOURS[number % len(chart.COLOURS)],
-            number // len(chart.COLOURS) % len(DASHES),
+            chart.COLORS[number % len(chart.COLORS)],
+            number // len(chart.COLORS) % len(DASHES),
         )
         axes.plot(steps, table.mean(axis=0), color=colour, linestyle=DASHES[dash], linewidth=1.1)
         if len(table) > 1 and len(found) <= BANDS:
@@ -98,7 +98,7 @@ def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> P
             )
         names = " = ".join(cell.name for cell in sorted(alike, key=lambda cell: cell.number))
         lines.append((colour, ("none", "6 2", "2 2")[dash], names))
-    chart.dress(axes, "", "step", what)
+    chart.style_axes(axes, "", "step", what)
     note = f"the {SHOWN} fastest of {len(found)}" if len(found) > SHOWN else ""
     return Plot(title=title, svg=svg(drawn, f"{what} of {title}"), lines=lines, note=note)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.render.chart import COLOURS
+from harness.render.chart import COLORS
 
 TICKS = (
     0.01,
@@ -164,7 +164,7 @@ def _log(ratio: float) -> float:
     return math.log(ratio) if 0 < ratio < math.inf else -math.inf if ratio <= 0 else math.inf
 
 
-def bars(values: Sequence[tuple[str, float, str]], colour: str = COLOURS[0]) -> list[Bar]:
+def bars(values: Sequence[tuple[str, float, str]], colour: str = COLORS[0]) -> list[Bar]:
     """From labels, values and texts: the largest is as wide as there is room."""
     largest = max(value for _, value, _ in values) or 1.0
     return [
@@ -180,7 +180,7 @@ def bars(values: Sequence[tuple[str, float, str]], colour: str = COLOURS[0]) -> 
 def shade(ratio: float, strongest: float) -> str:
     """Blue for faster, orange for slower, by the logarithm; `strongest` is the ratio of the full shade."""
     share = min(1.0, abs(math.log(ratio)) / max(math.log(strongest), 1e-9)) * DARKEST
-    colour = COLOURS[0] if ratio > 1 else COLOURS[1]
+    colour = COLORS[0] if ratio > 1 else COLORS[1]
     channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(
         f"{round(PALEST + (channel - PALEST) * share):02x}" for channel in channels

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from harness.measure.memory import training_bytes
 from harness.records.record import Record
-from harness.render.chart import COLOURS, INK
+from harness.render.chart import COLORS, INK
 from harness.render.html.facts import CellFacts, Facts, telling, words
 from harness.render.html.rows import Bar, Group, Part, bars, shade
 from harness.tracking.telemetry import telemetry_scalars
@@ -17,12 +17,12 @@ from harness.tracking.telemetry import telemetry_scalars
 COLUMNS = 6  # of the heat map at most, where the axes allow it
 STRONGEST = 1.2  # the ratio that has the full shade at least, so that noise looks pale
 STEP = {  # the phases of a step in their order, and how they look
-    "data_wait": COLOURS[5], "host_to_device": COLOURS[7], "forward": COLOURS[2], "backward": COLOURS[0],
-    "communication": COLOURS[1], "optimizer": COLOURS[3],
+    "data_wait": COLORS[5], "host_to_device": COLORS[7], "forward": COLORS[2], "backward": COLORS[0],
+    "communication": COLORS[1], "optimizer": COLORS[3],
 }  # fmt: skip
 TRIAL = {  # and those of a trial
-    "startup": "#999999", "data": COLOURS[5], "build": COLOURS[4], "loader": COLOURS[7], "compile": COLOURS[1],
-    "warmup": COLOURS[6], "train": COLOURS[0], "evaluate": COLOURS[2], "checkpoint": COLOURS[3],
+    "startup": "#999999", "data": COLORS[5], "build": COLORS[4], "loader": COLORS[7], "compile": COLORS[1],
+    "warmup": COLORS[6], "train": COLORS[0], "evaluate": COLORS[2], "checkpoint": COLORS[3],
     "fingerprint": INK, "profile": "#CCCCCC",
 }  # fmt: skip
 MIB = 2**20
@@ -155,7 +155,7 @@ def scaling(facts: Facts) -> list[Group]:
                 continue
             speedup, ideal = cell.rate.mean / base.rate.mean, ranks / least
             share = speedup / ideal
-            part = Part(width=min(100.0, 100 * share / SCALING_ROOM), colour=COLOURS[0], name="")
+            part = Part(width=min(100.0, 100 * share / SCALING_ROOM), colour=COLORS[0], name="")
             text = f"{speedup:.2f}× on {ideal:g}× the ranks: {share:.0%} of ideal"
             rows.append(Bar(label=cell.name, parts=[part], text=text))
         if rows:

@@ -36,7 +36,7 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
             on_progress=lambda now: status.update(escape(now)),
         )
     plot = path.with_suffix(".png")
-    chart.save(draw(machine), plot)
+    chart.save_png(draw(machine), plot)
     console.print(f"[bold]{escape(title(machine))}[/]", soft_wrap=True)
     for table in tables(machine):
         console.print()
@@ -141,7 +141,7 @@ def _grouped(found: Sequence[Any]) -> dict[str, list[Any]]:
 def draw(machine: Machine) -> Any:
     """Three panels: products by size, copies by size, all-reduces by size; bars reach down to the worst repeat."""
     panels = 3 if machine.all_reduces else 2
-    drawn = chart.figure(4.9 * panels, 4.6)
+    drawn = chart.new_figure(4.9 * panels, 4.6)
     drawn.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
     axes = drawn.subplots(1, panels)
     _draw_series(axes[0], _grouped(machine.matmuls), lambda one: one.size)
@@ -178,7 +178,7 @@ def _draw_series(axes: Axes, groups: dict[str, list[Any]], place: Callable[[Any]
     families = list(dict.fromkeys(name.partition(",")[0] for name in groups))
     for name, series in groups.items():
         number = families.index(name.partition(",")[0])
-        colour, alone = chart.COLOURS[number % len(chart.COLOURS)], series[0].threads == 1
+        colour, alone = chart.COLORS[number % len(chart.COLORS)], series[0].threads == 1
         best = [one.work / one.timing.best for one in series]
         down = [high - one.work / one.timing.worst for high, one in zip(best, series, strict=True)]
         axes.errorbar(
@@ -198,7 +198,7 @@ def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
         rates = [moved / one.timing.median for moved, one in zip(work, reduces, strict=True)]
         label = name if works else "algorithm and bus"
         axes.plot(
-            [one.bytes for one in reduces], rates, label=label, color=chart.COLOURS[number], linewidth=1.6,
+            [one.bytes for one in reduces], rates, label=label, color=chart.COLORS[number], linewidth=1.6,
             marker=chart.MARKERS[number], markersize=5.5,
         )  # fmt: skip
     places = [one.bytes for one in reduces]
@@ -217,7 +217,7 @@ def _finish(
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom / 1.5, top * (top / bottom) ** 0.35)
-    chart.dress(axes, what, x, y)
+    chart.style_axes(axes, what, x, y)
     ticks = sorted(set(places))
     many = len(ticks) > 4
     axes.set_xticks(
@@ -226,6 +226,6 @@ def _finish(
         rotation=35 if many else 0,
         ha="right" if many else "center",
     )
-    axes.yaxis.set_major_formatter(chart.prefixed())
+    axes.yaxis.set_major_formatter(chart.si_formatter())
     axes.minorticks_off()
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)

@@ -67,7 +67,7 @@ def roofline_lines(
     if not cells:
         return []
     path = results.sweep_folder(sweep.name).roofline_path
-    chart.save(draw_roofline(sweep.name, cells, machine), path)
+    chart.save_png(draw_roofline(sweep.name, cells, machine), path)
     without = len({record.trial.cell.id for record in done}) - len(cells)
     rest = (
         f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]"
@@ -109,7 +109,7 @@ def describe_shares(cells: Sequence[RooflineCell]) -> str:
 
 def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) -> Any:
     """FLOP/s of one rank over intensity, with every roof that a cell is held against."""
-    drawn = chart.figure(10.5, 5.6)
+    drawn = chart.new_figure(10.5, 5.6)
     axes: Axes = drawn.subplots()
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -122,14 +122,14 @@ def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) ->
     axes.set_ylim(
         slowest / 4, max(max(standing.peak, standing.flops_per_s) for standing in standings) * 2.2
     )
-    chart.dress(
+    chart.style_axes(
         axes,
         f"Roofline of {name}",
         "FLOP per byte, every operator's operands once",
         "FLOP/s of one rank",
     )
-    axes.yaxis.set_major_formatter(chart.prefixed())
-    axes.xaxis.set_major_formatter(chart.plain())
+    axes.yaxis.set_major_formatter(chart.si_formatter())
+    axes.xaxis.set_major_formatter(chart.plain_formatter())
     axes.minorticks_off()
     heading = f"{title(machine)}\nshare of the roof"
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), title=heading,
@@ -192,7 +192,7 @@ def _draw_cells(axes: Axes, cells: Sequence[RooflineCell]) -> None:
         label, standing = one.cell.workload.label, one.standing
         number = seen.setdefault(label, 0)
         seen[label] += 1
-        colour = chart.COLOURS[labels.index(label) % len(chart.COLOURS)]
+        colour = chart.COLORS[labels.index(label) % len(chart.COLORS)]
         text = f"{one.cell.label}: {standing.share * 100:.3g}%" if len(cells) <= NAMED else label
         axes.plot([standing.intensity] * 2, [standing.flops_per_s, standing.roof], color=colour, linewidth=0.8,
                   alpha=0.5, linestyle=":")  # fmt: skip
