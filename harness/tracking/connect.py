@@ -1,4 +1,4 @@
-"""Reaching MLflow: quickly or not at all, without a word of its own on the terminal."""
+"""Connects to MLflow: quickly or not at all, and without MLflow's own output on the terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from harness.records.environment import CREDENTIALS_IN_URL
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SERVERS = ("http", "https", "databricks")
+WEB_SCHEMES = ("http", "https")
+SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-FIRST_ANSWER = 2  # seconds that a server has for it, and the same again for a second try
-ANSWER = 15  # seconds that it has for any later one
-SETTINGS = {
+SQLITE_PREFIX = "sqlite:///"
+CONNECT_TIMEOUT = 2  # seconds for the first answer, and the same again for MLflow's one retry
+REQUEST_TIMEOUT = 15  # seconds for every later answer
+REASON_LENGTH = 160  # characters of MLflow's own message that an error repeats
+SETTINGS = {  # environment variables that keep MLflow quiet, local and quick to give up
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -33,99 +36,127 @@ SETTINGS = {
 
 
 class TrackerDown(HarnessError):
-    """MLflow could not be reached or would not take what it was given; the records are safe."""
+    """MLflow could not be reached or refused the delivery; the records on disk are safe."""
 
 
 def check_uri(uri: str) -> None:
-    """Raises BadInput for what can't be a tracking URI; connects to nothing."""
-    scheme = uri if uri == "databricks" else urlsplit(uri).scheme.partition("+")[0]
+    """Raise BadInput for a tracking URI that no store can have. Connects to nothing."""
+    scheme = urlsplit(uri).scheme.partition("+")[0]  # `postgresql` of `postgresql+psycopg2://…`
+    if uri == "databricks":  # the one URI that is a bare word
+        scheme = uri
     plugins = {entry.name for entry in metadata.entry_points(group="mlflow.tracking_store")}
     if scheme not in {*SERVERS, *DATABASES, *plugins}:
-        allowed = ", ".join(f"{name}://" for name in (*SERVERS[:2], *DATABASES))
-        raise BadInput(f"tracking URI: found {shown(uri)!r}; allowed: {allowed}, databricks")
-    if scheme in SERVERS[:2] and not urlsplit(uri).hostname:
-        raise BadInput(f"tracking URI: found {shown(uri)!r}; it names no host")
+        allowed = ", ".join(f"{name}://" for name in (*WEB_SCHEMES, *DATABASES))
+        raise BadInput(
+            f"tracking URI: found {without_credentials(uri)!r}; allowed: {allowed}, databricks"
+        )
+    if scheme in WEB_SCHEMES and not urlsplit(uri).hostname:
+        raise BadInput(
+            f"tracking URI: found {without_credentials(uri)!r}, which names no host;"
+            f" allowed: {scheme}://HOST[:PORT]"
+        )
 
 
 def is_server(uri: str) -> bool:
-    """Whether MLflow's own server answers there, rather than a database that this process opens."""
+    """Return whether the URI names an MLflow server, not a database that this process opens."""
     return uri.partition(":")[0] in SERVERS
 
 
-def shown(uri: str) -> str:
-    """A URI for people: without credentials."""
+def without_credentials(uri: str) -> str:
+    """Return the URI as it may be printed: without a user name or a password."""
     return CREDENTIALS_IN_URL.sub("", uri)
 
 
 @contextmanager
-def quiet(*, answer: int = ANSWER) -> Iterator[None]:
-    """MLflow neither prints, warns, reports home nor waits for minutes; what the user has set for it stays."""
-    settings = SETTINGS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(answer)}
-    changed = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(changed)
+def quiet(*, timeout: int = REQUEST_TIMEOUT) -> Iterator[None]:
+    """Keep MLflow from printing, warning, reporting home and waiting for minutes.
+
+    `timeout` is in seconds, for each request to a server. Environment variables that the user has
+    set stay as they are.
+    """
+    settings = SETTINGS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic", "urllib3")]
-    levels = []
+    levels: list[int] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import mlflow  # noqa: F401 - configures its loggers when first imported
+            # MLflow sets the levels of its loggers on first import, so they are read after it.
+            import mlflow  # noqa: F401
 
             levels = [logger.level for logger in loggers]
             for logger in loggers:
                 logger.setLevel(logging.CRITICAL + 1)
             yield
     finally:
+        # There are no levels to restore if the import itself failed.
         for logger, level in zip(loggers, levels, strict=False):
             logger.setLevel(level)
-        for name in changed:
+        for name in added:
             os.environ.pop(name, None)
 
 
 @contextmanager
-def in_one_line(uri: str, trouble: str, kind: type[HarnessError] = TrackerDown) -> Iterator[None]:
-    """Whatever MLflow raises becomes an error of this kind, which begins with what the trouble is. Only within
-    `quiet`."""
+def errors_in_one_line(
+    uri: str, trouble: str, error_type: type[HarnessError] = TrackerDown
+) -> Iterator[None]:
+    """Turn whatever MLflow raises into one `error_type`: `MLflow at URI TROUBLE: reason`.
+
+    Use it inside `quiet` only, because it imports MLflow.
+    """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        root: BaseException = error
-        while root.__context__ is not None:
-            root = root.__context__
-        reason = one_line(
-            CREDENTIALS_IN_URL.sub("", str(root if isinstance(root, OSError) else error)), 160
-        )
-        raise kind(f"MLflow at {shown(uri)} {trouble}: {reason}") from error
+        reason = one_line(without_credentials(_reason(error)), REASON_LENGTH)
+        raise error_type(f"MLflow at {without_credentials(uri)} {trouble}: {reason}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message that explains an error best.
+
+    MLflow wraps a refused connection in several exceptions that speak of retries. The operating
+    system's error at the bottom of the chain is the reason.
+    """
+    root = error
+    while root.__context__ is not None:
+        root = root.__context__
+    if isinstance(root, OSError):
+        return str(root)
+    return str(error)
 
 
 def check_exists(uri: str) -> None:
-    """Raises BadInput for a SQLite database that isn't there: MLflow would make it."""
-    file = uri.partition("sqlite:///")[2]
+    """Raise BadInput for a SQLite database that does not exist, which MLflow would create."""
+    file = uri.partition(SQLITE_PREFIX)[2]
     if file and not Path(file).exists():
         raise BadInput(
-            f"{file}: no such database; allowed: one that holds runs, or a server by --tracking-uri"
+            f"{file}: no such database; allowed: a database that holds runs, or a server"
+            " (--tracking-uri)"
         )
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client whose store exists; raises within seconds if it can't."""
+    """Return a client of a store that answers; raise within seconds if it does not."""
     from mlflow import MlflowClient
 
-    if not is_server(uri) and uri.partition(":")[0].partition("+")[0] in DATABASES:
-        _probe(uri)
+    scheme = uri.partition(":")[0].partition("+")[0]
+    if scheme in DATABASES:
+        _check_database_answers(uri)
     return MlflowClient(tracking_uri=uri)
 
 
-def _probe(database: str) -> None:
-    """MLflow would try for 100 s before it says why it can't open a database."""
+def _check_database_answers(uri: str) -> None:
+    """Open the database once. MLflow itself would retry for 100 s before it reports an error."""
     import sqlalchemy
 
-    found = sqlalchemy.make_url(database)
-    if found.host and found.port:
-        socket.create_connection((found.host, found.port), FIRST_ANSWER).close()
-    engine = sqlalchemy.create_engine(found)
+    url = sqlalchemy.make_url(uri)
+    if url.host and url.port:
+        socket.create_connection((url.host, url.port), CONNECT_TIMEOUT).close()
+    engine = sqlalchemy.create_engine(url)
     try:
         sqlalchemy.inspect(engine).get_table_names()
     finally:

@@ -1,4 +1,4 @@
-"""What MLflow is to show of a sweep, as plain data: names, params, tags and metrics, made from records alone."""
+"""What MLflow shows of a sweep, as plain data made from records: names, params, tags and metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.result import CellResult, join, of_trial, rounded
-from harness.records.record import Record, Status
+from harness.records.record import Evaluation, Failure, Interruption, Record, Status
 from harness.spec.cell import Cell
-from harness.tracking.scalars import metric_name, scalars
+from harness.tracking.scalars import metric_name, over_trials, scalars
 from harness.tracking.verdicts import (
     Verdicts,
     describe,
@@ -24,42 +24,41 @@ from harness.tracking.verdicts import (
     verdict_tags,
 )
 
-LAYOUT = (
-    3  # counts the ways that runs have been laid out; a new one has every trial delivered again
-)
-CURVE = 1000  # points of a loss curve in MLflow; the record keeps all
-# MLflow's words for ours
-STATUS: Mapping[Status, str] = {
+# The version of what a run shows of a record. Raise it when that changes: it is part of the digest
+# by which a run is known to be up to date, so that every trial is then delivered again.
+LAYOUT = 4
+CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
+# MLflow's status for each of ours.
+MLFLOW_STATUS: Mapping[Status, str] = {
     "done": "FINISHED",
     "invalid": "KILLED",
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
-VALUE = 5000  # characters of a tag or a param that every MLflow server takes
+VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
+TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
 RATE = "throughput_samples_per_s"
-HEADLINES = (RATE, "final_")  # of these a cell shows the min_effect and the largest too
-SUMMED = "harness.interruptions"  # of these a cell shows the sum over its trials
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One value of a metric."""
 
-    key: str
+    name: str
     value: float
     at: int  # milliseconds since the epoch
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """One MLflow run."""
+class RunContents:
+    """All that one MLflow run shows."""
 
     name: str
     kind: str  # sweep, cell or trial
-    key: str  # tells it from all others of its kind in the sweep
+    key: str  # identifies it among the runs of its kind in the sweep
     started: int  # milliseconds since the epoch
-    ended: int
+    ended: int  # milliseconds since the epoch
     status: str  # MLflow's: RUNNING, FINISHED, KILLED or FAILED
     tags: Mapping[str, str]
     params: Mapping[str, str]
@@ -67,23 +66,23 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
-    """As much of a trial's record as its cell and its sweep show."""
+class TrialOutline:
+    """The part of a trial's record that the runs of its cell and its sweep show."""
 
     sweep: str
     trial: str
     cell: Cell
     cell_id: str
-    digest: str
+    digest: str  # of the record and of LAYOUT
     status: Status
     started: float  # seconds since the epoch
-    ended: float
+    ended: float  # seconds since the epoch
     scalars: Mapping[str, float]
-    result: CellResult
+    result: CellResult  # of this trial alone
 
     @staticmethod
-    def of(record: Record, digest: str) -> Outline:
-        return Outline(
+    def of(record: Record, digest: str) -> TrialOutline:
+        return TrialOutline(
             sweep=record.sweep,
             trial=record.trial.id,
             cell=record.trial.cell,
@@ -98,258 +97,312 @@ class Outline:
 
 
 def digest_of(content: bytes) -> str:
-    """Identifies a record file and the way in which it is shown."""
+    """Return the digest of a record file and of the way in which a run shows it."""
     return hashlib.sha256(b"%d\0" % LAYOUT + content).hexdigest()
 
 
-def trial_contents(record: Record, *, repeats: int) -> Contents:
-    """The run of one trial."""
-    trial, cell = record.trial, record.trial.cell
-    name = f"{cell.label} seed {trial.seed}" + (
-        f" repeat {trial.repeat}" if repeats > 1 or trial.repeat else ""
-    )
-    tags = {
-        "harness.status": record.status,
-        "harness.cell": cell.id,
-        "harness.attempt": str(record.attempt),
-        "harness.order_digest": record.order_digest,
-        "harness.parameter_digest": record.rank0.parameter_digest if record.rank0 else None,
-        "harness.error": str(record.failure) if record.failure else None,
-        "harness.invalid": "; ".join(record.violations) or None,
-        "harness.settled": record.summary.settled if record.summary else None,
-        "harness.slowest_rank": _slowest(record),
-        "harness.interruptions": "; ".join(_interruptions(record)) or None,
-        "mlflow.note.content": _note(record),
-        "mlflow.source.git.commit": _code(record).get("commit"),
-        "mlflow.source.git.dirty": _code(record).get("dirty"),
-    }
-    return Contents(
+def trial_contents(record: Record, *, repeats: int) -> RunContents:
+    """Return what the run of one trial shows. `repeats` is the sweep's number of repeats."""
+    trial = record.trial
+    name = f"{trial.cell.label} seed {trial.seed}"
+    if repeats > 1 or trial.repeat:
+        name += f" repeat {trial.repeat}"
+    ended = _milliseconds(record.ended)
+    points = [
+        Point(name=key, value=value, at=ended, step=0) for key, value in scalars(record).items()
+    ]
+    points += curves(record)
+    return RunContents(
         name=name,
         kind="trial",
         key=trial.id,
-        started=_ms(record.started),
-        ended=_ms(record.ended),
-        status=STATUS[record.status],
-        tags=_texts(tags),
-        params=params(cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
-        points=[Point(key, value, _ms(record.ended), 0) for key, value in scalars(record).items()]
-        + curves(record),
+        started=_milliseconds(record.started),
+        ended=ended,
+        status=MLFLOW_STATUS[record.status],
+        tags=_texts(_trial_tags(record)),
+        params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
+        points=points,
     )
 
 
+def _trial_tags(record: Record) -> dict[str, Any]:
+    """Return the tags of a trial's run; those that are None are left out later."""
+    tags: dict[str, Any] = {
+        "harness.status": record.status,
+        "harness.cell": record.trial.cell.id,
+        "harness.attempt": str(record.attempt),
+        "harness.order_digest": record.order_digest,
+        "harness.invalid": "; ".join(record.violations) or None,
+        "harness.interruptions": "; ".join(_interruptions(record)) or None,
+        "mlflow.note.content": _trial_note(record),
+    }
+    if record.failure:
+        tags["harness.error"] = str(record.failure)
+    if record.summary:
+        tags["harness.settled"] = record.summary.settled
+        if record.summary.slowest:
+            slowest = record.summary.slowest
+            tags["harness.slowest_rank"] = f"rank {slowest.rank} on {slowest.host}"
+    if record.rank0:
+        tags["harness.parameter_digest"] = record.rank0.parameter_digest
+        code = record.rank0.environment.get("harness", {})
+        tags["mlflow.source.git.commit"] = code.get("commit")
+        tags["mlflow.source.git.dirty"] = code.get("dirty")
+    return tags
+
+
 def cell_contents(
-    outlines: Sequence[Outline], *, wanted: Iterable[str], verdicts: Verdicts | None = None
-) -> Contents:
-    """The run of the cell of these trials: the means of what the done ones measured, and what the verdicts say of it,
-    if its sweep has any yet."""
-    cell, cell_id = outlines[-1].cell, outlines[-1].cell_id
-    done = [outline.scalars for outline in outlines if outline.status == "done"]
-    found: dict[str, list[float]] = {}
-    for scalar in done:
-        for key, value in scalar.items():
-            found.setdefault(key, []).append(value)
-    metrics = (
-        {RATE: float(np.mean(found[RATE]))} if RATE in found else {}
-    )  # first, as MLflow's pages begin with that
+    outlines: Sequence[TrialOutline], *, planned: Iterable[str], verdicts: Verdicts | None = None
+) -> RunContents:
+    """Return what the run of a cell shows, from the outlines of all its trials so far.
+
+    Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
+    `verdicts` are None until the sweep is complete.
+    """
+    cell = outlines[-1].cell
+    cell_id = outlines[-1].cell_id
+    numbers = over_trials([outline.scalars for outline in outlines if outline.status == "done"])
+    metrics: dict[str, float] = {}
+    if RATE in numbers:  # first, because MLflow's pages begin with the first metric
+        metrics[RATE] = numbers[RATE]
     metrics |= interval_metrics(join([outline.result for outline in outlines])[0])
+    tags: dict[str, Any] = {}
     if verdicts:
         metrics |= verdict_metrics(verdicts, cell_id)
-    for key, values in found.items():
-        metrics[key] = float(np.sum(values) if key.startswith(SUMMED) else np.mean(values))
-        if len(values) > 1 and key.startswith(HEADLINES):
-            metrics |= {f"{key}_min": min(values), f"{key}_max": max(values)}
-    metrics = {key: rounded(value) for key, value in metrics.items()} | _counts(outlines)
-    tags = verdict_tags(verdicts, cell_id) if verdicts else {}
-    mine = [trial for trial in wanted if trial.startswith(f"{cell_id}-s")]
-    return _group("cell", cell_id, cell.label, outlines, mine, metrics, tags, params(cell))
+        tags = verdict_tags(verdicts, cell_id)
+    metrics |= numbers
+    metrics = {name: rounded(value) for name, value in metrics.items()}
+    metrics |= _count_by_status(outlines)
+    planned_of_cell = [trial for trial in planned if trial.startswith(f"{cell_id}-s")]
+    return _group_contents(
+        "cell", cell_id, cell.label, outlines, planned_of_cell, metrics, tags, params(cell)
+    )
 
 
 def sweep_contents(
     name: str,
     spec: Mapping[str, Any],
-    outlines: Sequence[Outline],
+    outlines: Sequence[TrialOutline],
     verdicts: Verdicts | None = None,
-) -> Contents:
-    """The run of a whole sweep: how many of its trials have ended how, and how long it has taken; in its description
-    what the verdicts come to."""
-    wanted = set(spec.get("trials", ()))
-    outlines = [outline for outline in outlines if outline.trial in wanted] or outlines
-    metrics = _counts(outlines)
-    metrics["duration_s"] = max(outline.ended for outline in outlines) - min(
-        outline.started for outline in outlines
-    )
+) -> RunContents:
+    """Return what the run of a whole sweep shows: its progress, and the verdicts in its description.
+
+    `spec` is the content of sweep.json, empty if there is none. Trials that the sweep no longer
+    plans do not count.
+    """
+    planned = set(spec.get("trials", ()))
+    outlines = [outline for outline in outlines if outline.trial in planned] or outlines
+    metrics = _count_by_status(outlines)
+    started = min(outline.started for outline in outlines)
+    ended = max(outline.ended for outline in outlines)
+    metrics["duration_s"] = ended - started
     if spec:
-        metrics |= {"cells_planned": len(spec["cells"]), "trials_planned": len(spec["trials"])}
+        metrics["cells_planned"] = len(spec["cells"])
+        metrics["trials_planned"] = len(spec["trials"])
     description = spec.get("description") or ""
-    tags = {
-        "mlflow.note.content": (describe(description, verdicts, VALUE) if verdicts else description)
-        or None
-    }
-    return _group("sweep", name, name, outlines, wanted, metrics, tags, {})
+    if verdicts:
+        description = describe(description, verdicts, VALUE_LENGTH)
+    tags = {"mlflow.note.content": description or None}
+    return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 
 
-def is_complete(outlines: Sequence[Outline], wanted: Iterable[str]) -> bool:
-    """Whether all trials that are asked for are over."""
-    return set(wanted) <= {outline.trial for outline in outlines if outline.status != "interrupted"}
+def is_complete(outlines: Sequence[TrialOutline], planned: Iterable[str]) -> bool:
+    """Return whether all planned trials have ended; an interrupted one can go on."""
+    ended = {outline.trial for outline in outlines if outline.status != "interrupted"}
+    return set(planned) <= ended
 
 
-def verdicts_of(name: str, spec: Mapping[str, Any], outlines: Sequence[Outline]) -> Verdicts | None:
-    """Once a sweep is complete: before that every trial could change the verdicts on all cells."""
-    wanted: Mapping[str, int] = {trial: place for place, trial in enumerate(spec.get("trials", ()))}
-    if not is_complete(outlines, wanted):
+def verdicts_of(
+    name: str, spec: Mapping[str, Any], outlines: Sequence[TrialOutline]
+) -> Verdicts | None:
+    """Return the verdicts on a complete sweep, None before its last trial has ended.
+
+    Before that, every trial could change the verdicts on all cells.
+    """
+    planned = list(spec.get("trials", ()))
+    if not is_complete(outlines, planned):
         return None
-    ordered = sorted(
-        outlines, key=lambda outline: (wanted.get(outline.trial, len(wanted)), outline.started)
-    )
-    return Verdicts.of(
-        name, join([outline.result for outline in ordered if not wanted or outline.trial in wanted])
-    )
+    if planned:
+        outlines = [outline for outline in outlines if outline.trial in planned]
+    order = {trial: number for number, trial in enumerate(planned)}
+    ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
+    return Verdicts.of(name, join([outline.result for outline in ordered]))
 
 
-def _group(
+def _group_contents(
     kind: str,
     key: str,
     name: str,
-    outlines: Sequence[Outline],
-    wanted: Iterable[str],
+    outlines: Sequence[TrialOutline],
+    planned: Iterable[str],
     metrics: Mapping[str, float],
     tags: Mapping[str, Any],
     settings: Mapping[str, str],
-) -> Contents:
-    """A run over several trials.
+) -> RunContents:
+    """Return what the run of several trials shows.
 
-    Its metrics are of the moment, so that MLflow shows the newest, and all of step 0, so that it draws them as bars.
+    The time of its metrics is now, so that MLflow shows the newest value. Their step is 0, so that
+    MLflow draws them as bars.
     """
-    now, ended = _ms(time.time()), _ms(max(outline.ended for outline in outlines))
-    failed = any(outline.status == "failed" for outline in outlines)
-    return Contents(
+    now = _milliseconds(time.time())
+    status = "FINISHED"
+    if not is_complete(outlines, planned):
+        status = "RUNNING"
+    elif any(outline.status == "failed" for outline in outlines):
+        status = "FAILED"
+    return RunContents(
         name=name,
         kind=kind,
         key=key,
-        started=_ms(min(outline.started for outline in outlines)),
-        ended=ended,
-        status="RUNNING"
-        if not is_complete(outlines, wanted)
-        else "FAILED"
-        if failed
-        else "FINISHED",
+        started=_milliseconds(min(outline.started for outline in outlines)),
+        ended=_milliseconds(max(outline.ended for outline in outlines)),
+        status=status,
         tags=_texts(tags),
         params=settings,
-        points=[Point(key, value, now, 0) for key, value in metrics.items()],
+        points=[Point(name=metric, value=metrics[metric], at=now, step=0) for metric in metrics],
     )
 
 
-def _counts(outlines: Sequence[Outline]) -> dict[str, float]:
-    statuses = Counter(outline.status for outline in outlines)
-    return {f"trials_{status}": statuses[status] for status in STATUS}
+def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:
+    counts = Counter(outline.status for outline in outlines)
+    return {f"trials_{status}": counts[status] for status in MLFLOW_STATUS}
 
 
 def params(cell: Cell) -> dict[str, str]:
-    """What decides a cell's result, each as its own param: `precision`, `options.dropout`, `data.source`."""
-    choice = cell.workload
-    settings = {"workload": choice.label, "uses": choice.uses, **asdict(cell.axes)}
-    settings |= {
+    """Return all that decides a cell's result, each as its own param.
+
+    Axes have their own names; options and data settings are prefixed, as in `options.dropout`.
+    """
+    workload = cell.workload
+    settings: dict[str, Any] = {
+        "workload": workload.label,
+        "uses": workload.uses,
+        **asdict(cell.axes),
         "length": str(cell.length),
         "evaluate": f"every {cell.evaluate}",
         "warmup_steps": cell.warmup,
     }
-    settings |= {f"options.{name}": value for name, value in choice.options.items()}
-    settings |= {f"data.{name}": value for name, value in choice.data.items()}
+    for name, value in workload.options.items():
+        settings[f"options.{name}"] = value
+    for name, value in workload.data.items():
+        settings[f"data.{name}"] = value
     return _texts(settings)
 
 
 def curves(record: Record) -> list[Point]:
-    """The loss at every step, thinned to at most CURVE points, and every metric of every evaluation."""
-    taken = {"loss", *scalars(record)}
-    evaluations = record.rank0.evaluations if record.rank0 else ()
-    times = _times(record)
+    """Return the loss at every step, thinned, and every metric of every evaluation.
+
+    A metric of the test set that has the name of a single number, or of the training loss, gets the
+    prefix `test_`.
+    """
+    times = _step_times(record)
     points = []
     if record.loss is not None:
         loss = record.loss.unpack()
-        points = [Point("loss", float(loss[at]), times[at + 1], at + 1) for at in thin(len(loss))]
-    for evaluation in evaluations:
-        for name, value in evaluation.metrics.items():
-            key = metric_name(name)
-            points.append(
-                Point(
-                    f"test_{key}" if key in taken else key,
-                    value,
-                    times[evaluation.step],
-                    evaluation.step,
-                )
-            )
+        for index in evenly_spaced(len(loss), CURVE_POINTS):
+            step = index + 1
+            points.append(Point(name="loss", value=float(loss[index]), at=times[step], step=step))
+    used_names = {"loss", *scalars(record)}
+    for evaluation in _evaluations(record):
+        for metric, value in evaluation.metrics.items():
+            name = metric_name(metric)
+            if name in used_names:
+                name = f"test_{name}"
+            step = evaluation.step
+            points.append(Point(name=name, value=value, at=times[step], step=step))
     return points
 
 
-def thin(count: int) -> list[int]:
-    """At most CURVE of `count` places, evenly apart, the first and the last among them."""
-    places: list[int] = np.unique(
-        np.linspace(0, count - 1, min(count, CURVE)).round().astype(int)
-    ).tolist()
-    return places
+def evenly_spaced(count: int, limit: int) -> list[int]:
+    """Return at most `limit` of the indices below `count`, both ends among them."""
+    indices = np.linspace(0, count - 1, min(count, limit)).round().astype(int)
+    unique: list[int] = np.unique(indices).tolist()
+    return unique
 
 
-def _times(record: Record) -> list[int]:
-    """When each step was done, from step 0, in milliseconds since the epoch: after its training time and all before."""
-    evaluations = record.rank0.evaluations if record.rank0 else ()
-    steps = max(
-        [record.loss.count if record.loss else 0, *(evaluation.step for evaluation in evaluations)]
-    )
-    first = next((rank.step_seconds for rank in record.ranks if rank.step_seconds), None)
-    spent = np.zeros(steps + 1)
-    if first is not None:
-        spent[1 : first.count + 1] = first.unpack()[:steps]
+def _step_times(record: Record) -> list[int]:
+    """Return when each step had ended, from step 0 on, in milliseconds since the epoch.
+
+    It is the sum of the phases before training and of the times of all steps and evaluations so
+    far: the record holds durations, not moments.
+    """
+    evaluations = _evaluations(record)
+    steps = max([0, *(evaluation.step for evaluation in evaluations)])
+    if record.loss:
+        steps = max(steps, record.loss.count)
+    seconds = np.zeros(steps + 1)
+    for rank in record.ranks:
+        if rank.step_seconds:
+            seconds[1 : rank.step_seconds.count + 1] = rank.step_seconds.unpack()[:steps]
+            break
     for evaluation in evaluations:
-        spent[evaluation.step + 1 : evaluation.step + 2] += evaluation.seconds
-    spent[0] = record.started + sum(
-        record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")
-    )
-    times: list[int] = (np.cumsum(spent) * 1000).round().astype(int).tolist()
+        if evaluation.step < steps:  # the time of an evaluation counts for the step after it
+            seconds[evaluation.step + 1] += evaluation.seconds
+    before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
+    seconds[0] = record.started + sum(before_training)
+    times: list[int] = (np.cumsum(seconds) * 1000).round().astype(int).tolist()
     return times
 
 
-def _note(record: Record) -> str | None:
-    """For the run's page: why it failed or is invalid, and where it was interrupted."""
-    parts = [_listed("invalid, left out of all means", record.violations)]
-    if failure := record.failure:
-        trace = f"\n\n```\n{failure.traceback[-VALUE // 2 :]}\n```" if failure.traceback else ""
-        parts = [f"**{failure}**{trace}"]
-    parts.append(_listed("taken up again", _interruptions(record)))
-    return "\n\n".join(part for part in parts if part) or None
+def _evaluations(record: Record) -> Sequence[Evaluation]:
+    if record.rank0 is None:
+        return ()
+    return record.rank0.evaluations
 
 
-def _listed(head: str, words: Sequence[str]) -> str:
-    return f"**{head}**" + "".join(f"\n- {one}" for one in words) if words else ""
+def _trial_note(record: Record) -> str | None:
+    """Return the description of a trial's run in Markdown, None if all went well.
+
+    It says why the trial failed or is invalid, and where it was interrupted.
+    """
+    paragraphs: list[str] = []
+    if record.failure:
+        paragraphs.append(_failure_note(record.failure))
+    elif record.violations:
+        paragraphs.append(_list("invalid, excluded from all means", record.violations))
+    interruptions = _interruptions(record)
+    if interruptions:
+        paragraphs.append(_list("resumed", interruptions))
+    return "\n\n".join(paragraphs) or None
+
+
+def _failure_note(failure: Failure) -> str:
+    if not failure.traceback:
+        return f"**{failure}**"
+    return f"**{failure}**\n\n```\n{failure.traceback[-TRACEBACK_LENGTH:]}\n```"
+
+
+def _list(heading: str, items: Sequence[str]) -> str:
+    lines = "".join(f"\n- {item}" for item in items)
+    return f"**{heading}**{lines}"
 
 
 def _interruptions(record: Record) -> list[str]:
-    """In words: where it was interrupted, by what, and what that took."""
-    taken_up = record.ranks[0].interruptions if record.ranks else ()
-    return [
-        f"interrupted by {one.signal or 'its end'} after step {one.step}: {one.lost_seconds:.1f} s lost"
-        for one in taken_up
-    ]
+    """Return a sentence for each interruption; all ranks are interrupted at the same step."""
+    if not record.ranks:
+        return []
+    return [_interruption_note(interruption) for interruption in record.ranks[0].interruptions]
 
 
-def _slowest(record: Record) -> str | None:
-    slowest = record.summary.slowest if record.summary else None
-    return f"rank {slowest.rank} on {slowest.host}" if slowest else None
-
-
-def _code(record: Record) -> Mapping[str, Any]:
-    code: Mapping[str, Any] = record.rank0.environment.get("harness", {}) if record.rank0 else {}
-    return code
+def _interruption_note(interruption: Interruption) -> str:
+    cause = interruption.signal or "its end"
+    return f"interrupted by {cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """As MLflow stores them; what is None is left out."""
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
-    }
-    return {
-        metric_name(key): text[:VALUE] for key, text in texts.items() if values[key] is not None
-    }
+    """Return values as MLflow stores them: as texts, under names that it takes, without None."""
+    texts = {}
+    for name, value in values.items():
+        if value is not None:
+            texts[metric_name(name)] = _text(value)[:VALUE_LENGTH]
+    return texts
 
 
-def _ms(seconds: float) -> int:
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)

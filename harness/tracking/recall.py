@@ -1,16 +1,18 @@
-"""Records back from MLflow: those that a run was made from, so that its numbers are those of the disk."""
+"""Reads records back from MLflow, so that the numbers of a run are those of the disk."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput
 from harness.records.record import Record, parse_record
-from harness.tracking.connect import in_one_line
-from harness.tracking.runs import RECORD, SPEC, is_whole, search
+from harness.tracking.artifacts import RECORD_FILE
+from harness.tracking.connect import errors_in_one_line
+from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -18,53 +20,59 @@ if TYPE_CHECKING:
 
 
 def records_of(client: MlflowClient, run_id: str) -> list[Record]:
-    """Of a trial's run its record; of a cell's or a sweep's those of its trials, in the order that the disk has.
+    """Return the record of a trial's run, or the records of a cell's or a sweep's trials.
 
-    Raises BadInput for a run of something else, a deleted one, and a record that is missing, not whole or of another
-    schema.
+    The records of a sweep come in the order of its trials.
+
+    Raises BadInput for a run of something else, a deleted run, and a record that is missing,
+    incomplete or of another schema.
     """
     run = client.get_run(run_id)
-    tags, place = run.data.tags, f"MLflow run {run_id}"
+    tags = run.data.tags
     if run.info.lifecycle_stage == "deleted":
         raise BadInput(
-            f"{place}: found it deleted; a later delivery of the sweep may have taken its place"
+            f"MLflow run {run_id}: found it deleted; allowed: the run that replaced it,"
+            " which a later delivery of the sweep may have written"
         )
     kind = tags.get("harness.kind")
     if kind not in ("sweep", "cell", "trial"):
         raise BadInput(
-            f"{place}: harness.kind: found {kind!r}; allowed: the runs of sweeps, cells and trials"
+            f"MLflow run {run_id}: harness.kind: found {kind!r};"
+            " allowed: the runs of sweeps, cells and trials"
         )
     if kind == "trial":
-        return [_record(client, run)]
-    mine = f"tags.`harness.origin` = '{tags['harness.origin']}' AND tags.`harness.kind` = 'trial'"
-    if kind == "cell":
-        mine += f" AND tags.`harness.cell` = '{tags['harness.cell']}'"
-    trials = {
-        trial.data.tags["harness.trial"]: trial
-        for trial in search(client, run.info.experiment_id, mine)
-    }
-    wanted = (
-        json.loads(_text(client, run, "sweep.json"))["trials"] if SPEC in tags else sorted(trials)
+        return [_read_record(client, run)]
+    filter_string = (
+        f"tags.`harness.origin` = '{tags['harness.origin']}' AND tags.`harness.kind` = 'trial'"
     )
-    return [_record(client, trials[trial]) for trial in wanted if trial in trials]
+    if kind == "cell":
+        filter_string += f" AND tags.`harness.cell` = '{tags['harness.cell']}'"
+    trial_runs: dict[str, Run] = {}
+    for trial_run in search(client, run.info.experiment_id, filter_string):
+        trial_runs[trial_run.data.tags["harness.trial"]] = trial_run
+    trial_ids: Iterable[str] = sorted(trial_runs)
+    if SPEC_TAG in tags:
+        trial_ids = json.loads(_read_file(client, run, "sweep.json"))["trials"]
+    return [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
 
 
-def _record(client: MlflowClient, run: Run) -> Record:
-    place = f"MLflow run {run.info.run_id}"
-    if RECORD not in run.data.tags or not is_whole(run):
+def _read_record(client: MlflowClient, run: Run) -> Record:
+    name = f"MLflow run {run.info.run_id}"
+    if RECORD_TAG not in run.data.tags or not is_complete_run(run):
         raise BadInput(
-            f"{place}: found no whole record with it; `harness collect SWEEP` completes a delivery"
+            f"{name}: found no complete record; `harness collect SWEEP` completes a delivery"
         )
-    return parse_record(_text(client, run, "record.json"), f"{place}: record.json")
+    return parse_record(_read_file(client, run, RECORD_FILE), f"{name}: {RECORD_FILE}")
 
 
-def _text(client: MlflowClient, run: Run, name: str) -> str:
-    """A file of the run's."""
+def _read_file(client: MlflowClient, run: Run, name: str) -> str:
+    """Return the text of a file that is stored with a run."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     files: Any = get_artifact_repository(run.info.artifact_uri, client.tracking_uri)
-    trouble = in_one_line(
-        client.tracking_uri, f"does not give {name} of run {run.info.run_id}", BadInput
-    )
-    with trouble, tempfile.TemporaryDirectory() as aside:
+    trouble = f"does not give {name} of run {run.info.run_id}"
+    with (
+        errors_in_one_line(client.tracking_uri, trouble, BadInput),
+        tempfile.TemporaryDirectory() as aside,
+    ):
         return Path(files.download_artifacts(name, aside)).read_text(encoding="utf-8")

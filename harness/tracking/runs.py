@@ -1,4 +1,8 @@
-"""The runs of one sweep in MLflow: found by their tags, written where they lack something."""
+"""The runs of one sweep in MLflow: found by their tags, and brought up to date where they differ.
+
+MLflow itself is asked what it has. Every write can be the last one before the process dies, so the
+next delivery completes whatever an earlier one left unfinished.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import getpass
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,36 +17,37 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.core.paths import SweepFolder, TrialFolder, safe_folder_name
+from harness.core.paths import SweepFolder, safe_folder_name
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record, read_record
 from harness.spec.cell import WorkloadRef
+from harness.tracking.artifacts import collect_files
 from harness.tracking.contents import (
-    Contents,
-    Outline,
+    RunContents,
+    TrialOutline,
     cell_contents,
     sweep_contents,
     trial_contents,
     verdicts_of,
 )
-from harness.tracking.figures import MOST, draw_board
+from harness.tracking.figures import MAX_CELLS, draw_board
 from harness.tracking.verdicts import Verdicts, board
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Run
 
-PAGE = 250  # runs in one answer
-BATCH = 900  # metric points in one request; MLflow takes 1,000 entities
-LOG_BYTES = 2**20  # of the end of each log
-TRACE_BYTES = 2**26  # of a profiler's trace
-RECORD = "harness.record"  # the digest of the record that a trial's run shows: in full once it is no longer RUNNING
-BOARD = "harness.board"  # the digest of the leader board that is drawn with a run
-SPEC = "harness.spec"  # the digest of the sweep.json that lies with a sweep's run
+PAGE_SIZE = 250  # runs in one answer to a search
+BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
+RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
+BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
+SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stored with it
+PARENT_TAG = "mlflow.parentRunId"
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
-class Runs:
-    """Of one sweep from one results folder, in one experiment."""
+class SweepRuns:
+    """The runs of one sweep from one results folder, in one experiment."""
 
     def __init__(
         self,
@@ -54,18 +58,24 @@ class Runs:
         folder: SweepFolder,
         spec: Mapping[str, Any],
     ) -> None:
-        self.client, self.experiment_id, self.folder, self.spec = (
-            client,
-            experiment_id,
-            folder,
-            spec,
-        )
-        self.origin, self.sweep = origin, sweep
-        self.found: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
-        self.secrets = secrets()
+        """Connect to nothing yet.
 
-    def find(self, cells: set[str] | None) -> None:
-        """Ask for the runs that are there: all, or a single cell's and the sweep's."""
+        `origin` is the id of the results folder, which tells its runs from those of another folder
+        in the same experiment. `spec` is the content of sweep.json, empty if there is none.
+        """
+        self.client = client
+        self.experiment_id = experiment_id
+        self.origin = origin
+        self.sweep = sweep
+        self.folder = folder
+        self.spec = spec
+        self.secrets = secrets()
+        # The runs that MLflow has, by kind (sweep, cell, trial) and key within the kind. There are
+        # several for one key where a delivery died or somebody copied a run.
+        self.existing: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+
+    def find_existing(self, cells: set[str] | None) -> None:
+        """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`."""
         mine = f"tags.`harness.origin` = '{self.origin}'"
         filters = [mine]
         if cells is not None and len(cells) == 1:
@@ -76,176 +86,189 @@ class Runs:
         for filter_string in filters:
             for run in search(self.client, self.experiment_id, filter_string):
                 kind = run.data.tags.get("harness.kind", "")
-                self.found[kind, run.data.tags.get(f"harness.{kind}", "")].append(run)
+                key = run.data.tags.get(f"harness.{kind}", "")
+                self.existing[kind, key].append(run)
 
     def deliver(
-        self, outlines: Sequence[Outline], chosen: Sequence[Outline], known: Mapping[str, Record]
+        self,
+        outlines: Sequence[TrialOutline],
+        chosen: Sequence[TrialOutline],
+        records: Mapping[str, Record],
     ) -> tuple[str, int]:
-        """Returns the id of the sweep's run and how many trials were written; `known` saves reading records again."""
-        verdicts = verdicts_of(self.sweep, self.spec, outlines)
-        sweep = self._bring(sweep_contents(self.sweep, self.spec, outlines, verdicts), None)
-        self._bring_spec(sweep)
-        cells: defaultdict[str, list[Outline]] = defaultdict(list)
-        for outline in sorted(outlines, key=lambda outline: outline.started):
-            cells[outline.cell_id].append(outline)
-        asked, written = {outline.trial for outline in chosen}, 0
-        shown: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
-        for cell_id in dict.fromkeys(
-            outline.cell_id for outline in (outlines if verdicts else chosen)
-        ):
-            contents = cell_contents(
-                cells[cell_id], wanted=self.spec.get("trials", ()), verdicts=verdicts
-            )
-            cell = self._bring(contents, sweep.info.run_id)
-            shown[cells[cell_id][0].cell.workload.label].append(cell)
-            for outline in cells[cell_id]:
-                whole = self._find_whole(outline, cell)
-                if outline.trial in asked:
-                    self._delete(
-                        [run for run in self.found["trial", outline.trial] if run is not whole]
-                    )
-                    if whole is None:
-                        self._write_trial(outline, cell, known.get(outline.trial))
-                        written += 1
-        if verdicts:
-            self._bring_boards(verdicts, sweep, shown)
-        return sweep.info.run_id, written
+        """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
-    def _bring_boards(
-        self, verdicts: Verdicts, sweep: Run, shown: Mapping[str, Sequence[Run]]
-    ) -> None:
-        """The picture of each workload's leader board, with its cells and with the sweep."""
-        boards = {label: found for label in shown if (found := board(verdicts, label, MOST))}
-        digests = {
-            label: hashlib.sha256(found.encode()).hexdigest() for label, found in boards.items()
-        }
-        together = " ".join(digests.values())
-        places = [(label, run, digests[label]) for label in digests for run in shown[label]]
-        places += [(label, sweep, together) for label in digests]
-        with tempfile.TemporaryDirectory() as aside:
-            drawn: dict[str, Path] = {}
-            for label, run, digest in places:
-                if run.data.tags.get(BOARD) == digest:
-                    continue
-                if label not in drawn:
-                    drawn[label] = Path(aside) / f"{safe_folder_name(label)}.png"
-                    draw_board(verdicts, label, drawn[label])
-                self.client.log_artifact(run.info.run_id, str(drawn[label]), "figures")
-                if run is not sweep or label == list(digests)[-1]:
-                    self.client.set_tag(run.info.run_id, BOARD, digest)
-
-    def _bring(self, contents: Contents, parent: str | None) -> Run:
-        """Make a cell's or the sweep's run say what it should; nothing is sent that it says already.
-
-        A run that shows a metric which there is no more makes way for a new one: metrics can't be taken back.
+        `outlines` are those of all trials on disk. `records` are records by trial that need not be
+        read again. Returns the id of the sweep's run, and how many trials were written.
         """
-        from mlflow.entities import Metric, Param, RunTag
+        verdicts = verdicts_of(self.sweep, self.spec, outlines)
+        sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, verdicts), None)
+        self._update_spec(sweep_run)
+        by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
+        for outline in sorted(outlines, key=lambda outline: outline.started):
+            by_cell[outline.cell_id].append(outline)
+        # The last trial of a sweep brings the verdicts on all cells.
+        changed = outlines if verdicts else chosen
+        chosen_trials = {outline.trial for outline in chosen}
+        written = 0
+        cell_runs: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
+        for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
+            cell_outlines = by_cell[cell_id]
+            contents = cell_contents(
+                cell_outlines, planned=self.spec.get("trials", ()), verdicts=verdicts
+            )
+            cell_run = self._update(contents, sweep_run.info.run_id)
+            cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
+            for outline in cell_outlines:
+                complete_run = self._find_complete(outline, cell_run)
+                if outline.trial not in chosen_trials:
+                    continue
+                self._delete_all_but(complete_run, self.existing["trial", outline.trial])
+                if complete_run is None:
+                    self._write_trial(outline, cell_run, records.get(outline.trial))
+                    written += 1
+        if verdicts:
+            self._update_boards(verdicts, sweep_run, cell_runs)
+        return sweep_run.info.run_id, written
 
-        keys, runs = (
-            {point.key for point in contents.points},
-            self.found[contents.kind, contents.key],
-        )
-        run = next((run for run in runs if set(run.data.metrics) <= keys), None) or self._create(
-            contents, parent
-        )
-        self._delete([other for other in runs if other is not run])
-        known, run_id = run.data, run.info.run_id
-        tags = self._tags(contents, parent)
-        self.client.log_batch(
-            run_id,
-            metrics=[
-                Metric(p.key, p.value, p.at, p.step)
-                for p in contents.points
-                if known.metrics.get(p.key) != p.value
-            ],
-            params=[
-                Param(k, self._clean(v))
-                for k, v in contents.params.items()
-                if k not in known.params
-            ],
-            tags=[
-                RunTag(key, value) for key, value in tags.items() if known.tags.get(key) != value
-            ],
-            synchronous=True,
-        )
+    def _update_boards(
+        self, verdicts: Verdicts, sweep_run: Run, cell_runs: Mapping[str, Sequence[Run]]
+    ) -> None:
+        """Attach the picture of each workload's leader board to its cells' runs and the sweep's.
+
+        A picture is drawn only where a run does not have it yet, as its tag says.
+        """
+        digests: dict[str, str] = {}  # by workload
+        for label in cell_runs:
+            text = board(verdicts, label, MAX_CELLS)
+            if text:
+                digests[label] = _digest(text)
+        sweep_digest = " ".join(digests.values())
+        with tempfile.TemporaryDirectory() as aside:
+            pictures = Pictures(verdicts, Path(aside))
+            for label, digest in digests.items():
+                for run in cell_runs[label]:
+                    if run.data.tags.get(BOARD_TAG) != digest:
+                        self._log_figure(run, pictures.path(label))
+                        self.client.set_tag(run.info.run_id, BOARD_TAG, digest)
+            if digests and sweep_run.data.tags.get(BOARD_TAG) != sweep_digest:
+                for label in digests:
+                    self._log_figure(sweep_run, pictures.path(label))
+                self.client.set_tag(sweep_run.info.run_id, BOARD_TAG, sweep_digest)
+
+    def _log_figure(self, run: Run, path: Path) -> None:
+        self.client.log_artifact(run.info.run_id, str(path), "figures")
+
+    def _update(self, contents: RunContents, parent: str | None) -> Run:
+        """Make a cell's or the sweep's run show its contents; send only what it lacks.
+
+        Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
+        deleted and a new one takes its place.
+        """
+        names = {point.name for point in contents.points}
+        existing = self.existing[contents.kind, contents.key]
+        run = None
+        for candidate in existing:
+            if set(candidate.data.metrics) <= names:
+                run = candidate
+                break
+        if run is None:
+            run = self._create(contents, parent)
+        self._delete_all_but(run, existing)
+        self._send_difference(run, contents, self._tags(contents, parent))
         if run.info.run_name != contents.name:
-            self.client.update_run(run_id, name=contents.name)
-        if contents.status == "RUNNING":
-            if run.info.status != contents.status:
-                self.client.update_run(run_id, status=contents.status)
-        elif (run.info.status, run.info.end_time) != (contents.status, contents.ended):
-            self.client.set_terminated(run_id, contents.status, contents.ended)
+            self.client.update_run(run.info.run_id, name=contents.name)
+        self._update_status(run, contents)
         return run
 
-    def _bring_spec(self, sweep: Run) -> None:
-        if self.folder.spec_path.exists():
-            text = self._clean(self.folder.spec_path.read_text(encoding="utf-8"))
-            digest = hashlib.sha256(text.encode()).hexdigest()
-            if sweep.data.tags.get(SPEC) != digest:
-                self.client.log_text(sweep.info.run_id, text, self.folder.spec_path.name)
-                self.client.set_tag(sweep.info.run_id, SPEC, digest)
+    def _send_difference(self, run: Run, contents: RunContents, tags: Mapping[str, str]) -> None:
+        """Send the metrics, params and tags that the run lacks or that have changed, at once."""
+        from mlflow.entities import Metric, Param, RunTag
 
-    def _find_whole(self, outline: Outline, cell: Run) -> Run | None:
-        """The run that shows the trial's record in full; it is hung below the trial's cell if it isn't there."""
-        for run in self.found["trial", outline.trial]:
-            if run.data.tags.get(RECORD) == outline.digest and is_whole(run):
-                if run.data.tags.get("mlflow.parentRunId") != cell.info.run_id:
-                    self.client.set_tag(run.info.run_id, "mlflow.parentRunId", cell.info.run_id)
+        metrics = []
+        for point in contents.points:
+            if run.data.metrics.get(point.name) != point.value:
+                metrics.append(Metric(point.name, point.value, point.at, point.step))
+        params = []
+        for name, value in contents.params.items():
+            if name not in run.data.params:
+                params.append(Param(name, self._clean(value)))
+        changed_tags = []
+        for name, value in tags.items():
+            if run.data.tags.get(name) != value:
+                changed_tags.append(RunTag(name, value))
+        self.client.log_batch(
+            run.info.run_id, metrics=metrics, params=params, tags=changed_tags, synchronous=True
+        )
+
+    def _update_status(self, run: Run, contents: RunContents) -> None:
+        if contents.status == "RUNNING":
+            if run.info.status != "RUNNING":
+                self.client.update_run(run.info.run_id, status="RUNNING")
+            return
+        if (run.info.status, run.info.end_time) != (contents.status, contents.ended):
+            self.client.set_terminated(run.info.run_id, contents.status, contents.ended)
+
+    def _update_spec(self, sweep_run: Run) -> None:
+        """Store sweep.json with the sweep's run, unless that has it already."""
+        if not self.folder.spec_path.exists():
+            return
+        text = self._clean(self.folder.spec_path.read_text(encoding="utf-8"))
+        digest = _digest(text)
+        if sweep_run.data.tags.get(SPEC_TAG) != digest:
+            self.client.log_text(sweep_run.info.run_id, text, self.folder.spec_path.name)
+            self.client.set_tag(sweep_run.info.run_id, SPEC_TAG, digest)
+
+    def _find_complete(self, outline: TrialOutline, cell_run: Run) -> Run | None:
+        """Return the run that shows all of a trial's record, None if there is none.
+
+        A run that hangs below another cell's run is moved below `cell_run`.
+        """
+        for run in self.existing["trial", outline.trial]:
+            if run.data.tags.get(RECORD_TAG) == outline.digest and is_complete_run(run):
+                if run.data.tags.get(PARENT_TAG) != cell_run.info.run_id:
+                    self.client.set_tag(run.info.run_id, PARENT_TAG, cell_run.info.run_id)
                 return run
         return None
 
-    def _write_trial(self, outline: Outline, cell: Run, known: Record | None) -> None:
+    def _write_trial(
+        self, outline: TrialOutline, cell_run: Run, delivered_record: Record | None
+    ) -> None:
+        """Create the run of a trial. It gets its final status last: then it is complete."""
         from mlflow.entities import Metric, Param
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        place = self.folder.trial_folder(outline.trial)
-        same = known is not None and (known.started, known.ended) == (
-            outline.started,
-            outline.ended,
-        )
-        record = known if known and same else read_record(place.record_path)
+        trial_folder = self.folder.trial_folder(outline.trial)
+        record = delivered_record
+        if record is None or (record.started, record.ended) != (outline.started, outline.ended):
+            record = read_record(trial_folder.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
-        run = self._create(contents, cell.info.run_id, {RECORD: outline.digest})
+        run = self._create(contents, cell_run.info.run_id, {RECORD_TAG: outline.digest})
         run_id = run.info.run_id
         self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
         with tempfile.TemporaryDirectory() as aside:
-            self._gather(record, place, Path(aside))
-            # The client would ask for the run again to learn where its files go.
+            collect_files(record, trial_folder, Path(aside), self._clean)
+            # client.log_artifacts would ask for the run again to learn where its files belong.
             files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
             files.log_artifacts(aside)
-        params = [Param(key, self._clean(value)) for key, value in contents.params.items()]
+        params = [Param(name, self._clean(value)) for name, value in contents.params.items()]
         metrics = [
-            Metric(point.key, point.value, point.at, point.step) for point in contents.points
+            Metric(point.name, point.value, point.at, point.step) for point in contents.points
         ]
-        for at in range(0, max(1, len(metrics)), BATCH):
-            self.client.log_batch(
-                run_id, metrics[at : at + BATCH], params if at == 0 else (), synchronous=True
-            )
+        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, synchronous=True)
+        for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
+            self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
         self.client.set_terminated(run_id, contents.status, contents.ended)
 
-    def _gather(self, record: Record, place: TrialFolder, aside: Path) -> None:
-        """The files that go with a trial's run."""
-        (aside / "record.json").write_text(
-            self._clean(place.record_path.read_text(encoding="utf-8")), encoding="utf-8"
-        )
-        if record.rank0:
-            text = json.dumps(record.rank0.environment, indent=1) + "\n"
-            (aside / "environment.json").write_text(self._clean(text), encoding="utf-8")
-        for log in sorted(place.path.glob("logs/*.log")):
-            (aside / "logs").mkdir(exist_ok=True)
-            (aside / "logs" / log.name).write_text(self._clean(tail(log)), encoding="utf-8")
-
-        gather_profile(place, aside, self._clean)
-
     def _create(
-        self, contents: Contents, parent: str | None, more: Mapping[str, str] = MappingProxyType({})
+        self, contents: RunContents, parent: str | None, more_tags: Mapping[str, str] = NO_TAGS
     ) -> Run:
-        tags = {**self._tags(contents, parent), **more}
+        tags = {**self._tags(contents, parent), **more_tags}
         return self.client.create_run(
             self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
         )
 
-    def _tags(self, contents: Contents, parent: str | None) -> dict[str, str]:
+    def _tags(self, contents: RunContents, parent: str | None) -> dict[str, str]:
+        """Return a run's tags: those of its contents, and those by which it is found again."""
         tags = {
             **contents.tags,
             "harness.kind": contents.kind,
@@ -257,23 +280,39 @@ class Runs:
             "mlflow.source.name": Path(self.spec.get("source", "harness")).name,
         }
         if parent:
-            tags["mlflow.parentRunId"] = parent
-        return {key: self._clean(value) for key, value in tags.items()}
+            tags[PARENT_TAG] = parent
+        return {name: self._clean(value) for name, value in tags.items()}
 
-    def _delete(self, runs: Sequence[Run]) -> None:
+    def _delete_all_but(self, kept_run: Run | None, runs: Sequence[Run]) -> None:
         for run in runs:
-            self.client.delete_run(run.info.run_id)
+            if run is not kept_run:
+                self.client.delete_run(run.info.run_id)
 
     def _clean(self, text: str) -> str:
+        """Return the text without secrets."""
         return scrub(text, self.secrets)
 
 
+class Pictures:
+    """Draws a workload's leader board when it is first asked for; drawing takes 0.2 s each."""
+
+    def __init__(self, verdicts: Verdicts, folder: Path) -> None:
+        self.verdicts = verdicts
+        self.folder = folder
+
+    def path(self, label: str) -> Path:
+        path = self.folder / f"{safe_folder_name(label)}.png"
+        if not path.exists():
+            draw_board(self.verdicts, label, path)
+        return path
+
+
 def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iterator[Run]:
-    """All runs that fit, however many."""
+    """Yield all runs that match an MLflow filter, however many there are."""
     token = None
     while True:
         answer = client.search_runs(
-            [experiment_id], filter_string, max_results=PAGE, page_token=token
+            [experiment_id], filter_string, max_results=PAGE_SIZE, page_token=token
         )
         yield from answer
         token = answer.token
@@ -281,64 +320,40 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
             return
 
 
-def datasets(workload: WorkloadRef, clean: Any) -> list[DatasetInput]:
-    """The training and the test set of a workload: the same files, told apart by name."""
+def datasets(workload: WorkloadRef, clean: Callable[[str], str]) -> list[DatasetInput]:
+    """Return the training set and the test set of a workload as MLflow describes them.
+
+    Both come from the same files, so that they share a digest and differ in their names.
+    """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     settings = json.dumps(dict(workload.data), sort_keys=True)
-    digest = workload.identity.get("files") or hashlib.sha256(settings.encode()).hexdigest()
+    digest = str(workload.identity.get("files") or _digest(settings))
     name = clean(Path(str(workload.data.get("source", workload.label))).name)
-    return [
-        DatasetInput(
-            Dataset(
-                name=f"{name} {part}",
-                digest=str(digest)[:16],
-                source_type="local",
-                source=clean(settings),
-            ),
-            [InputTag("mlflow.data.context", context)],
+    inputs = []
+    for part, context in (("train", "training"), ("test", "evaluation")):
+        dataset = Dataset(
+            name=f"{name} {part}",
+            digest=digest[:16],
+            source_type="local",
+            source=clean(settings),
         )
-        for part, context in (("train", "training"), ("test", "evaluation"))
-    ]
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return inputs
 
 
-def gather_profile(place: TrialFolder, aside: Path, clean: Callable[[str], str]) -> None:
-    """A profiler's tables, and its traces, which are left out by name where they are too large."""
-    for file in sorted(place.trace_folder.glob("rank*")):
-        to = aside / place.trace_folder.name / file.name
-        to.parent.mkdir(exist_ok=True)
-        size = file.stat().st_size
-        if file.suffix == ".txt":
-            to.write_text(clean(file.read_text(encoding="utf-8")), encoding="utf-8")
-        elif size <= TRACE_BYTES:
-            shutil.copyfile(file, to)
-        else:
-            to.with_name(f"{file.name}.left-out.txt").write_text(
-                f"{size} bytes, more than the {TRACE_BYTES} that are sent; it lies in {place.path.name}/profile\n",
-                encoding="utf-8",
-            )
+def is_complete_run(run: Run) -> bool:
+    """Return whether a trial's run shows all of its record: its final status is written last."""
+    has_ended: bool = run.info.status != "RUNNING"
+    return has_ended
 
 
-def is_whole(run: Run) -> bool:
-    """Whether all of a trial is there: its run is given its last status at the end."""
-    ended: bool = run.info.status != "RUNNING"
-    return ended
-
-
-def tail(log: Path) -> str:
-    """The last LOG_BYTES of a log, from the beginning of a line."""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LOG_BYTES))
-        content = file.read()
-    text = content.decode("utf-8", errors="replace")
-    if size <= LOG_BYTES:
-        return text
-    return f"[the last {LOG_BYTES} of {size} bytes]\n" + text.partition("\n")[2]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (KeyError, OSError):  # a container's user id need not have a name
         return str(os.getuid())

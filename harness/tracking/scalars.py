@@ -1,80 +1,263 @@
-"""The single numbers of a trial, under the names that MLflow shows them by."""
+"""The single numbers of a trial that MLflow shows: one table, a row for each.
+
+To add a number, add a row to `SCALARS`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import fmean
 
 from harness.measure.memory import training_bytes
-from harness.records.record import Record
-from harness.tracking.efficiency import efficiency
-from harness.tracking.telemetry import telemetry_scalars
+from harness.records.record import Compiled, LossScale, RankResult, Record, Summary
+from harness.tracking import telemetry
+
+UNITS: Mapping[str, Callable[[float], float]] = {
+    # How a number in the base unit becomes one in the unit of the key.
+    "": float,  # a count or a share
+    "s": float,
+    "ms": lambda seconds: seconds * 1000,
+    "MiB": lambda size: size / 2**20,
+    "MHz": lambda hertz: hertz / 1e6,
+    "W": float,
+    "J": float,
+    "°C": float,
+    "cores": float,
+    "samples/s": float,
+    "FLOP/byte": float,
+}
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of a trial: its name in MLflow, its unit, and how it is read from a record.
+
+    `read` returns the number in the base unit (seconds, bytes, hertz), or None where it was not
+    measured. A cell shows the mean over its done trials.
+    """
+
+    name: str
+    unit: str
+    read: Callable[[Record], float | None]
+    summed: bool = False  # a cell shows the sum instead of the mean
+    with_range: bool = False  # a cell shows the smallest and the largest value too
+
+    def values(self, record: Record) -> Iterator[tuple[str, float | None]]:
+        """Yield the number's name and its value in `unit`."""
+        yield self.name, _in_unit(self.unit, self.read(record))
+
+
+@dataclass(frozen=True)
+class ScalarFamily:
+    """Numbers of a trial whose names depend on the record, as in `phase_*_s`.
+
+    `read` returns the numbers by what stands for the `*` in `name`. The other fields mean the same
+    as in `Scalar`.
+    """
+
+    name: str
+    unit: str
+    read: Callable[[Record], Mapping[str, float | None]]
+    summed: bool = False
+    with_range: bool = False
+
+    def values(self, record: Record) -> Iterator[tuple[str, float | None]]:
+        """Yield the name and the value in `unit` of each number that the record has."""
+        for part, value in self.read(record).items():
+            yield self.name.replace("*", part), _in_unit(self.unit, value)
+
+
+def _in_unit(unit: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    return UNITS[unit](value)
+
+
+def of_summary(read: Callable[[Summary], float | None]) -> Callable[[Record], float | None]:
+    """Return a function that reads a number of the summary, None for a trial that has none."""
+
+    def read_record(record: Record) -> float | None:
+        if record.summary is None:
+            return None
+        return read(record.summary)
+
+    return read_record
+
+
+def _skew(summary: Summary) -> float | None:
+    if summary.slowest is None:
+        return None
+    return summary.slowest.skew
+
+
+def of_target(
+    read: Callable[[Summary], float | None],
+) -> Callable[[Record], Mapping[str, float | None]]:
+    """Return a function that reads a value of the target metric, by the metric's name."""
+
+    def read_record(record: Record) -> Mapping[str, float | None]:
+        if record.summary is None or record.rank0 is None:
+            return {}
+        return {record.rank0.target.name: read(record.summary)}
+
+    return read_record
+
+
+def step_phase_shares(record: Record) -> Mapping[str, float]:
+    """Return the share of the measured steps' time that each phase of a step took."""
+    if record.summary is None:
+        return {}
+    return record.summary.shares
+
+
+def interruptions(record: Record) -> float | None:
+    """Return how often the trial was interrupted and resumed, None if never.
+
+    All ranks stop at the same step, so rank 0 speaks for all.
+    """
+    if not record.ranks or not record.ranks[0].interruptions:
+        return None
+    return len(record.ranks[0].interruptions)
+
+
+def interruptions_lost(record: Record) -> float | None:
+    """Return the seconds that all interruptions cost, None if there were none."""
+    if not record.ranks or not record.ranks[0].interruptions:
+        return None
+    return sum(interruption.lost_seconds for interruption in record.ranks[0].interruptions)
+
+
+def most_compiled(read: Callable[[Compiled], float]) -> Callable[[Record], float | None]:
+    """Return a function that reads a number of torch.compile, of the rank that had most."""
+
+    def read_record(record: Record) -> float | None:
+        counts = [read(rank.compiled) for rank in record.ranks if rank.compiled]
+        return max(counts, default=None)
+
+    return read_record
+
+
+def of_loss_scale(read: Callable[[LossScale], float]) -> Callable[[Record], float | None]:
+    """Return a function that reads a number of fp16's loss scaling, which all ranks share."""
+
+    def read_record(record: Record) -> float | None:
+        for rank in record.ranks:
+            if rank.loss_scale:
+                return read(rank.loss_scale)
+        return None
+
+    return read_record
+
+
+def intensity(record: Record) -> float | None:
+    """Return the FLOP of a sample per byte of its memory traffic, None if that is unknown."""
+    if record.summary is None or record.rank0 is None:
+        return None
+    if not record.rank0.bytes_per_sample:
+        return None
+    return record.rank0.flops_per_sample / record.rank0.bytes_per_sample
+
+
+def peak_memory(record: Record) -> Mapping[str, float]:
+    """Return the peaks of memory in bytes, by kind, each of the rank that took most."""
+    peaks: dict[str, float] = {}
+    for rank in record.ranks:
+        for kind, size in _memory_of(rank).items():
+            if size is not None:
+                peaks[kind] = max(peaks.get(kind, 0.0), size)
+    return peaks
+
+
+def _memory_of(rank: RankResult) -> dict[str, int | None]:
+    return {**rank.memory, "training": training_bytes(rank.memory)}
+
+
+SCALARS: tuple[Scalar | ScalarFamily, ...] = (
+    # Speed, in the steady state of the trial.
+    Scalar("throughput_samples_per_s", "samples/s", of_summary(lambda summary: summary.throughput),
+           with_range=True),
+    Scalar("step_time_p50_ms", "ms", of_summary(lambda summary: summary.step_p50)),
+    Scalar("step_time_p90_ms", "ms", of_summary(lambda summary: summary.step_p90)),
+    Scalar("step_time_p99_ms", "ms", of_summary(lambda summary: summary.step_p99)),
+    Scalar("steady_from_step", "", of_summary(lambda summary: summary.window_start)),
+    Scalar("skew", "", of_summary(_skew)),
+    # What was learned.
+    Scalar("final_loss", "", of_summary(lambda summary: summary.final_loss), with_range=True),
+    ScalarFamily("final_*", "", of_target(lambda summary: summary.final_metric), with_range=True),
+    ScalarFamily("best_*", "", of_target(lambda summary: summary.best_metric)),
+    # Where the time went.
+    ScalarFamily("*_share", "", step_phase_shares),
+    Scalar("harness.interruptions", "", interruptions, summed=True),
+    Scalar("harness.interruptions_lost_s", "s", interruptions_lost, summed=True),
+    ScalarFamily("phase_*_s", "s", lambda record: record.phases),
+    # What torch.compile and fp16's loss scaling did.
+    Scalar("compile_graphs", "", most_compiled(lambda compiled: compiled.graphs)),
+    Scalar("compile_graph_breaks", "",
+           most_compiled(lambda compiled: sum(compiled.graph_breaks.values()))),
+    Scalar("compile_recompiles", "", most_compiled(lambda compiled: compiled.recompiles)),
+    Scalar("compile_cache_hits", "", most_compiled(lambda compiled: compiled.cache_hits)),
+    Scalar("loss_scale", "", of_loss_scale(lambda loss_scale: loss_scale.scale)),
+    Scalar("loss_scale_skipped_steps", "", of_loss_scale(lambda loss_scale: loss_scale.skipped_steps)),
+    # How well the hardware was used; MFU as a fraction.
+    Scalar("mfu", "", of_summary(lambda summary: summary.mfu)),
+    Scalar("mfu_measured", "", of_summary(lambda summary: summary.mfu_measured)),
+    Scalar("intensity_flop_per_byte", "FLOP/byte", intensity),
+    # Telemetry beside the training.
+    Scalar("gpu_utilization", "", telemetry.mean_reading("gpu_utilization")),
+    Scalar("gpu_memory_mib", "MiB", telemetry.mean_reading("gpu_memory_bytes")),
+    Scalar("gpu_temperature_c", "°C", telemetry.mean_reading("gpu_temperature_c")),
+    Scalar("gpu_sm_clock_mhz", "MHz", telemetry.mean_reading("gpu_sm_clock_hz")),
+    Scalar("gpu_power_w", "W", telemetry.mean_reading("gpu_power_w")),
+    Scalar("cpu_frequency_mhz", "MHz", telemetry.mean_reading("cpu_frequency_hz")),
+    Scalar("load_per_core", "", telemetry.mean_reading("load_per_core")),
+    Scalar("cpu_use", "", telemetry.mean_share("cpu_use")),
+    Scalar("cpu_steal", "", telemetry.mean_share("cpu_steal")),
+    Scalar("process_cpu", "cores", telemetry.mean_share("process_cpu")),
+    ScalarFamily("gpu_throttled_share.*", "", telemetry.throttled_shares),
+    Scalar("gpu_foreign_processes", "", telemetry.foreign_processes),
+    Scalar("joules_per_sample", "J", telemetry.joules_per_sample),
+    ScalarFamily("memory_*_mib", "MiB", peak_memory),
+)  # fmt: skip
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The single numbers of a trial; what was not measured is absent."""
-    found: dict[str, float | None] = {}
-    if (summary := record.summary) and record.rank0:
-        target = metric_name(record.rank0.target.name)
-        found = {
-            "throughput_samples_per_s": summary.throughput,
-            "step_time_p50_ms": _milli(summary.step_p50),
-            "step_time_p90_ms": _milli(summary.step_p90),
-            "step_time_p99_ms": _milli(summary.step_p99),
-            "steady_from_step": summary.window_start,
-            "skew": summary.slowest.skew if summary.slowest else None,
-            "final_loss": summary.final_loss,
-            f"final_{target}": summary.final_metric,
-            f"best_{target}": summary.best_metric,
-            **{f"{phase}_share": share for phase, share in summary.shares.items()},
-        }
-    found |= _interrupted(record)
-    found |= {f"phase_{name}_s": seconds for name, seconds in record.phases.items()}
-    found |= _compiled(record) | _loss_scale(record) | efficiency(record)
-    found |= telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size)
-    for rank in record.ranks:
-        for name, size in {**rank.memory, "training": training_bytes(rank.memory)}.items():
-            key = f"memory_{name}_mib"
-            if size is not None:
-                found[key] = max(found.get(key) or 0.0, size / 2**20)
-    return {metric_name(key): float(value) for key, value in found.items() if value is not None}
+    """Return the single numbers of a trial by their names; what was not measured is absent."""
+    numbers: dict[str, float] = {}
+    for row in SCALARS:
+        for name, value in row.values(record):
+            if value is not None:
+                numbers[metric_name(name)] = float(value)
+    return numbers
 
 
-def _interrupted(record: Record) -> dict[str, float | None]:
-    """How often the trial was taken up again and the seconds that it lost thereby; all ranks stop at the same step."""
-    taken_up = record.ranks[0].interruptions if record.ranks else ()
-    lost = {
-        "harness.interruptions": len(taken_up),
-        "harness.interruptions_lost_s": sum(one.lost_seconds for one in taken_up),
-    }
-    return {**lost} if taken_up else {}
+def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the numbers of a cell from those of its done trials.
+
+    Each is the mean (or the sum, as its row in `SCALARS` says) over the trials that have it.
+    """
+    values: dict[str, list[float]] = {}
+    for numbers in trials:
+        for name, value in numbers.items():
+            values.setdefault(name, []).append(value)
+    combined: dict[str, float] = {}
+    for name, of_trials in values.items():
+        row = _row_of(name)
+        combined[name] = sum(of_trials) if row.summed else fmean(of_trials)
+        if row.with_range and len(of_trials) > 1:
+            combined[f"{name}_min"] = min(of_trials)
+            combined[f"{name}_max"] = max(of_trials)
+    return combined
 
 
-def _compiled(record: Record) -> dict[str, float | None]:
-    """Of the rank that had most."""
-    found = [rank.compiled for rank in record.ranks if rank.compiled]
-    if not found:
-        return {}
-    return {
-        "compile_graphs": max(one.graphs for one in found),
-        "compile_graph_breaks": max(sum(one.graph_breaks.values()) for one in found),
-        "compile_recompiles": max(one.recompiles for one in found),
-        "compile_cache_hits": max(one.cache_hits for one in found),
-    }
-
-
-def _loss_scale(record: Record) -> dict[str, float | None]:
-    found = [rank.loss_scale for rank in record.ranks if rank.loss_scale]
-    return (
-        {"loss_scale": found[0].scale, "loss_scale_skipped_steps": found[0].skipped_steps}
-        if found
-        else {}
-    )
+def _row_of(name: str) -> Scalar | ScalarFamily:
+    """Return the row that a number's name belongs to: the longest pattern that matches it."""
+    matching = [row for row in SCALARS if fnmatchcase(name, row.name)]
+    return max(matching, key=lambda row: len(row.name))
 
 
 def metric_name(name: str) -> str:
-    """`name` with what MLflow does not take in the name of a metric replaced."""
+    """Return `name` with the characters replaced that MLflow refuses in the name of a metric."""
     return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
-
-
-def _milli(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000

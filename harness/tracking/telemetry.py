@@ -1,63 +1,94 @@
-"""What MLflow is to show of a trial's telemetry."""
+"""Reads the telemetry of a trial's ranks: means over the ranks, the worst rank, or the sum.
+
+A number of telemetry is that of the whole trial or of none: if one rank could not read it, it is
+None, because a mean over the other ranks would pass for the mean over all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
-from harness.records.record import RankResult, Telemetry
+from harness.records.record import Record, Telemetry
 
-MIB, MHZ = 2.0**20, 1e6
-SHOWN = {  # reading -> metric, and what to divide by
-    "gpu_utilization": ("gpu_utilization", 1.0),
-    "gpu_memory_bytes": ("gpu_memory_mib", MIB),
-    "gpu_temperature_c": ("gpu_temperature_c", 1.0),
-    "gpu_sm_clock_hz": ("gpu_sm_clock_mhz", MHZ),
-    "gpu_power_w": ("gpu_power_w", 1.0),
-    "cpu_frequency_hz": ("cpu_frequency_mhz", MHZ),
-    "load_per_core": ("load_per_core", 1.0),
-}
+T = TypeVar("T")
 
 
-def telemetry_scalars(ranks: Sequence[RankResult], batch_size: int) -> dict[str, float]:
-    """Means over samples and then over ranks, `gpu_throttled_share` by reason at the rank that had most, and the
-    energy of all ranks' GPUs. `batch_size` is the global one. What is not known of every rank has no metric."""
-    found = [rank.telemetry for rank in ranks if rank.telemetry]
-    if not found or len(found) < len(ranks):
-        return {}
-    means = [_means(one) for one in found]
-    metrics = {
-        name: float(np.mean([mean[name] for mean in means]))
-        for name in means[0]
-        if _known(name, means)
-    }
-    throttled = [one.throttled for one in found if one.throttled is not None]
-    if len(throttled) == len(found):
-        reasons = {
-            reason: max(one.get(reason, 0.0) for one in throttled)
-            for one in throttled
-            for reason in one
-        }
-        metrics |= {f"gpu_throttled_share.{reason}": share for reason, share in reasons.items()}
-    foreign = [one.foreign_processes for one in found if one.foreign_processes is not None]
-    if len(foreign) == len(found):
-        metrics["gpu_foreign_processes"] = max(len(one) for one in foreign)
-    joules = [one.joules / one.metered_steps for one in found if one.joules is not None]
-    if len(joules) == len(found):
-        metrics["joules_per_sample"] = sum(joules) / batch_size
-    return metrics
+def mean_reading(reading: str) -> Callable[[Record], float | None]:
+    """Return a function that reads the mean of a sampled reading: over samples, then over ranks.
 
+    `reading` is a key of `Telemetry.readings`, whose name ends with its unit.
+    """
 
-def _means(telemetry: Telemetry) -> dict[str, float]:
-    found = dict(telemetry.shares)
-    for reading, series in telemetry.readings.items():
+    def read(telemetry: Telemetry) -> float | None:
+        series = telemetry.readings.get(reading)
+        if series is None:
+            return None
         values = series.unpack()
-        if reading in SHOWN and not np.isnan(values).all():
-            name, unit = SHOWN[reading]
-            found[name] = float(np.nanmean(values, dtype=np.float64)) / unit
-    return found
+        if np.isnan(values).all():  # a sample that could not be read is NaN
+            return None
+        return float(np.nanmean(values, dtype=np.float64))
+
+    return lambda record: _mean(_of_every_rank(record, read))
 
 
-def _known(name: str, means: Sequence[dict[str, float]]) -> bool:
-    return all(name in mean for mean in means)
+def mean_share(counter: str) -> Callable[[Record], float | None]:
+    """Return a function that reads the mean over ranks of a counter that covers every step.
+
+    `counter` is a key of `Telemetry.shares`.
+    """
+    return lambda record: _mean(
+        _of_every_rank(record, lambda telemetry: telemetry.shares.get(counter))
+    )
+
+
+def throttled_shares(record: Record) -> dict[str, float]:
+    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank."""
+    worst: dict[str, float] = {}
+    for shares in _of_every_rank(record, lambda telemetry: telemetry.throttled):
+        for reason, share in shares.items():
+            worst[reason] = max(worst.get(reason, 0.0), share)
+    return worst
+
+
+def foreign_processes(record: Record) -> float | None:
+    """Return the number of other people's processes on a GPU, at the rank that had most."""
+    processes = _of_every_rank(record, lambda telemetry: telemetry.foreign_processes)
+    if not processes:
+        return None
+    return max(len(names) for names in processes)
+
+
+def joules_per_sample(record: Record) -> float | None:
+    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules."""
+
+    def joules_per_step(telemetry: Telemetry) -> float | None:
+        if telemetry.joules is None:
+            return None
+        return telemetry.joules / telemetry.metered_steps
+
+    joules = _of_every_rank(record, joules_per_step)
+    if not joules:
+        return None
+    return sum(joules) / record.trial.cell.axes.batch_size
+
+
+def _of_every_rank(record: Record, read: Callable[[Telemetry], T | None]) -> list[T]:
+    """Return what `read` returns for each rank, or nothing if it is None for any of them."""
+    values = []
+    for rank in record.ranks:
+        if rank.telemetry is None:
+            return []
+        value = read(rank.telemetry)
+        if value is None:
+            return []
+        values.append(value)
+    return values
+
+
+def _mean(values: list[float]) -> float | None:
+    if not values:
+        return None
+    return float(np.mean(values))

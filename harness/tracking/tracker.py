@@ -1,4 +1,4 @@
-"""Delivers records to MLflow and gets them back. The tracker itself is asked what it has: nothing is kept here."""
+"""Delivers records to MLflow and recalls them. What was delivered is asked of MLflow itself."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, safe_folder_name
 from harness.records.record import Record, read_record
 from harness.tracking.connect import (
-    FIRST_ANSWER,
+    CONNECT_TIMEOUT,
     check_exists,
     check_uri,
     connect,
-    in_one_line,
+    errors_in_one_line,
     is_server,
     quiet,
 )
-from harness.tracking.contents import Outline, digest_of, is_complete
+from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.recall import records_of
-from harness.tracking.runs import Runs
+from harness.tracking.runs import SweepRuns
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,48 +36,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What a delivery came to, and where it is found."""
+    """What a delivery did, and where to find it."""
 
-    delivered: int  # trials
-    already_delivered: int  # trials that were there before
+    delivered: int  # trials that were written
+    already_delivered: int  # trials whose runs were complete before
     experiment_id: str
     run_id: str  # of the sweep's own run
 
 
 class Tracker:
-    """One MLflow store: `uri`, or the SQLite database in the results folder."""
+    """One MLflow store: `uri`, or by default the SQLite database in the results folder."""
 
     def __init__(self, results: Results, uri: str | None = None) -> None:
-        """Raises BadInput for a URI that no tracker can have; connects to nothing yet."""
+        """Raise BadInput for a URI that no store can have. Connects to nothing yet."""
         self.results = results
         self.uri = uri or f"sqlite:///{results.database.absolute()}"
         check_uri(self.uri)
         self._client: MlflowClient | None = None
 
     def deliver(self, folder: SweepFolder, records: Sequence[Record] | None = None) -> Delivery:
-        """Bring to the tracker what it lacks of `records`, or of all in the folder, with their cells and the sweep.
+        """Bring the runs of `records` up to date, with those of their cells and of the sweep.
 
-        Doing it again adds nothing; what was cut off is completed; a trial that has run again replaces its older run.
-        Raises TrackerDown if the tracker does not take it, BadInput for a record that can't be read or a folder
-        without any.
+        `records` None means all records in the folder. Delivering again adds nothing; a delivery
+        that was cut off is completed; a trial that has run again replaces its older run.
+
+        Raises TrackerDown if MLflow does not take the delivery, BadInput for a record that cannot
+        be read or a folder without any.
         """
-        with self._alone() as origin:
-            outlines, spec = read_outlines(folder), _read_spec(folder)
-            name = spec.get("name") or outlines[0].sweep
-            with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, untaken(name)):
-                client = self._client = self._client or connect(self.uri)
-                experiment, restored = self._experiment(client, name)
-            known = {record.trial.id: record for record in records or ()}
-            chosen = [outline for outline in outlines if records is None or outline.trial in known]
-            with quiet(), in_one_line(self.uri, untaken(name)):
-                runs = Runs(client, experiment.experiment_id, origin, name, folder, spec)
-                whole = records is None or restored or is_complete(outlines, spec.get("trials", ()))
-                cells = None if whole else {outline.cell_id for outline in chosen}
-                runs.find(cells)
-                run_id, delivered = runs.deliver(outlines, chosen, known)
-                for key, value in experiment_tags(outlines).items():
-                    if experiment.tags.get(key) != value:
-                        client.set_experiment_tag(experiment.experiment_id, key, value)
+        with self._lock() as origin:
+            outlines = read_outlines(folder)
+            spec = _read_spec(folder)
+            sweep = spec.get("name") or outlines[0].sweep
+            trouble = f"did not take the results; `harness collect {sweep}` delivers them later"
+            with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
+                client = self._connect()
+                experiment, was_deleted = self._get_experiment(client, sweep)
+            by_trial = {record.trial.id: record for record in records or ()}
+            chosen = outlines
+            if records is not None:
+                chosen = [outline for outline in outlines if outline.trial in by_trial]
+            with quiet(), errors_in_one_line(self.uri, trouble):
+                runs = SweepRuns(client, experiment.experiment_id, origin, sweep, folder, spec)
+                # One trial changes its own cell only, unless it brings the verdicts on all cells.
+                cells: set[str] | None = {outline.cell_id for outline in chosen}
+                sweep_is_complete = is_complete(outlines, spec.get("trials", ()))
+                if records is None or was_deleted or sweep_is_complete:
+                    cells = None
+                runs.find_existing(cells)
+                run_id, delivered = runs.deliver(outlines, chosen, by_trial)
+                self._tag_experiment(client, experiment, outlines)
         return Delivery(
             delivered=delivered,
             already_delivered=len(chosen) - delivered,
@@ -86,47 +93,75 @@ class Tracker:
         )
 
     def prepare(self) -> None:
-        """Create the store if it isn't there, so that nobody else does at the same time. Raises TrackerDown."""
-        with self._alone(), quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "can't be opened"):
-            self._client = self._client or connect(self.uri)
+        """Create the store if it does not exist, before a server and a run both try to.
+
+        Raises TrackerDown.
+        """
+        with (
+            self._lock(),
+            quiet(timeout=CONNECT_TIMEOUT),
+            errors_in_one_line(self.uri, "cannot be opened"),
+        ):
+            self._connect()
 
     def pages(self, base: str) -> dict[str, str]:
-        """The address of each sweep's page, by the sweep's name. Raises TrackerDown."""
-        with quiet(answer=FIRST_ANSWER), in_one_line(self.uri, "can't be opened"):
-            client = self._client = self._client or connect(self.uri)
-            found = client.search_experiments(
+        """Return the address of each sweep's page below `base`, by the sweep's name.
+
+        Raises TrackerDown.
+        """
+        with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, "cannot be opened"):
+            experiments = self._connect().search_experiments(
                 filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"]
             )
-        return {experiment.name: page(experiment.experiment_id, base=base) for experiment in found}
+        return {
+            experiment.name: page(experiment.experiment_id, base=base) for experiment in experiments
+        }
 
     def recall(self, run_id: str) -> list[Record]:
-        """The records that a run was made from: its own for a trial's, those of all its trials for a cell's or a
-        sweep's. Raises BadInput for a run that has none of this schema, or that can't be read."""
-        check_exists(self.uri)
-        with quiet(), in_one_line(self.uri, f"does not give run {run_id}", BadInput):
-            client = self._client = self._client or connect(self.uri)
-            return records_of(client, run_id)
+        """Return the records that a run was made from.
 
-    def _experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
-        """The sweep's experiment, and whether it had been deleted."""
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            place = (
-                None
-                if is_server(self.uri)
-                else (self.results.artifacts / safe_folder_name(name)).absolute().as_uri()
-            )
-            return client.get_experiment(
-                client.create_experiment(name, artifact_location=place)
-            ), False
-        if found.lifecycle_stage == "deleted":
-            client.restore_experiment(found.experiment_id)
-            return found, True
-        return found, False
+        For a trial's run its own record, for a cell's or a sweep's run those of all its trials.
+
+        Raises BadInput for a run that has no record of this schema, or that cannot be read.
+        """
+        check_exists(self.uri)
+        with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
+            return records_of(self._connect(), run_id)
+
+    def _connect(self) -> MlflowClient:
+        if self._client is None:
+            self._client = connect(self.uri)
+        return self._client
+
+    def _get_experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
+        """Return the sweep's experiment, created if need be, and whether it had been deleted."""
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            # A server decides itself where artifacts are stored; for a database we do.
+            location = None
+            if not is_server(self.uri):
+                location = (self.results.artifacts / safe_folder_name(name)).absolute().as_uri()
+            experiment_id = client.create_experiment(name, artifact_location=location)
+            return client.get_experiment(experiment_id), False
+        if experiment.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment.experiment_id)
+            return experiment, True
+        return experiment, False
+
+    def _tag_experiment(
+        self, client: MlflowClient, experiment: Experiment, outlines: Sequence[TrialOutline]
+    ) -> None:
+        """Set the tags that decide how MLflow's pages open on the sweep."""
+        for name, value in experiment_tags(outlines).items():
+            if experiment.tags.get(name) != value:
+                client.set_experiment_tag(experiment.experiment_id, name, value)
 
     @contextmanager
-    def _alone(self) -> Iterator[str]:
-        """One delivery from this results folder at a time; yields the id by which runs from here are known."""
+    def _lock(self) -> Iterator[str]:
+        """Hold the lock on deliveries from this results folder; yield the folder's id.
+
+        The id lies in the lock file. Runs carry it as a tag, so that two folders can share a store.
+        """
         path = Path(f"{self.results.database}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8") as file:
@@ -140,34 +175,32 @@ class Tracker:
             yield origin
 
 
-def untaken(sweep: str) -> str:
-    """What is to be said where the tracker fails a delivery."""
-    return f"did not take the results; `harness collect {sweep}` delivers them later"
+def read_outlines(folder: SweepFolder) -> list[TrialOutline]:
+    """Return the outline of every record in the folder.
 
-
-def read_outlines(folder: SweepFolder) -> list[Outline]:
-    """Of every record in the folder. Raises BadInput if one can't be read or there is none."""
+    Raises BadInput if a record cannot be read or there is none.
+    """
     outlines = []
     for path in folder.record_paths():
-        found = path.stat()
-        outlines.append(_outline(path, found.st_mtime_ns, found.st_size))
+        stat = path.stat()
+        outlines.append(_read_outline(path, stat.st_mtime_ns, stat.st_size))
     if not outlines:
-        raise BadInput(f"{folder.path}: holds no record of a trial")
+        raise BadInput(f"{folder.path}: found no record of a trial; allowed: a sweep that has run")
     return outlines
 
 
 @lru_cache(maxsize=100_000)
-def _outline(path: Path, changed: int, size: int) -> Outline:
-    """Read once for as long as the file stays as it is."""
-    return Outline.of(read_record(path), digest_of(path.read_bytes()))
+def _read_outline(path: Path, modified: int, size: int) -> TrialOutline:
+    """Read a record, once for as long as the file's time of modification and size are the same."""
+    return TrialOutline.of(read_record(path), digest_of(path.read_bytes()))
 
 
 def _read_spec(folder: SweepFolder) -> dict[str, Any]:
-    """What the sweep asked for; empty if that isn't known."""
+    """Return the content of the folder's sweep.json, empty if there is none."""
     if not folder.spec_path.exists():
         return {}
     try:
         spec: dict[str, Any] = json.loads(folder.spec_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.spec_path}: can't be read as a sweep: {error}") from None
+        raise BadInput(f"{folder.spec_path}: cannot be read as a sweep: {error}") from None
     return spec

@@ -1,4 +1,8 @@
-"""MLflow's pages for the results of this machine, on loopback only; run as a program, the module guards a server."""
+"""Serves MLflow's pages for the results of this machine, on loopback only.
+
+Run as a program, `python -m harness.tracking.ui COMMAND…`, the module guards a server: it ends the
+server and all its helpers as soon as the process that started it has ended.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +24,31 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.core.processes import PATIENCE
 from harness.tracking import Tracker
-from harness.tracking.connect import SETTINGS, is_server, shown
+from harness.tracking.connect import SETTINGS, is_server, without_credentials
 
-PORT = 5000
+DEFAULT_PORT = 5000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-STARTUP = 90.0  # seconds within which the server has to answer
+STARTUP_TIMEOUT = 90.0  # seconds within which the server has to answer
 
 
 def serve(
     results: Results, uri: str | None = None, host: str = "127.0.0.1", port: int | None = None
 ) -> None:
-    """Show MLflow's pages until interrupted, and print their addresses.
+    """Serve MLflow's pages until interrupted, and print the address of each sweep's page.
 
-    `uri` None means the database in the results folder. A server that runs already is only pointed to. Raises BadInput
-    for a port in use (None: 5000, or a free one) or a host that others can reach, TrackerDown for a store that can't
-    be opened.
+    `uri` None means the database in the results folder; for a URI of a server that runs already,
+    only the addresses are printed. `port` None means 5000, or a free port if that one is in use.
+
+    Raises BadInput for a port in use or a host that is not loopback, TrackerDown for a store that
+    cannot be opened.
     """
     tracker = Tracker(results, uri)
     if is_server(tracker.uri):
-        _print_pages(tracker, tracker.uri)
+        _print_addresses(tracker, tracker.uri)
         return
     try:
         with server(tracker, host, port) as base:
-            _print_pages(tracker, base)
+            _print_addresses(tracker, base)
             print("Press Ctrl-C to end.", flush=True)
             signal.pause()
     except KeyboardInterrupt:
@@ -51,16 +57,21 @@ def serve(
 
 @contextmanager
 def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
-    """An MLflow server over a tracker's database; yields its address. Nothing of it outlives the block or us."""
+    """Run an MLflow server over a tracker's database; yield its address, `http://HOST:PORT`.
+
+    No process of the server outlives the `with` block or this process.
+    """
     if host not in LOOPBACK:
         raise BadInput(
-            f"host: found {host!r}; the pages need no password and are served to this machine only: 127.0.0.1"
+            f"host: found {host!r}; allowed: {', '.join(LOOPBACK)}, as the pages need no password"
         )
-    port = _free_port(host, port)
+    port = _choose_port(host, port)
     tracker.prepare()
     command = [
-        sys.executable, "-m", "harness.tracking.ui", sys.executable, "-m", "mlflow", "server", "--workers", "1",
-        "--backend-store-uri", tracker.uri, "--artifacts-destination", str(tracker.results.artifacts.absolute()),
+        sys.executable, "-m", "harness.tracking.ui",
+        sys.executable, "-m", "mlflow", "server", "--workers", "1",
+        "--backend-store-uri", tracker.uri,
+        "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", host, "--port", str(port),
     ]  # fmt: skip
     variables = {
@@ -78,31 +89,40 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
             start_new_session=True,
         )
         try:
-            base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            _wait_for(base, guard, log)
+            base = _address(host, port)
+            _wait_until_it_answers(base, guard, log)
             yield base
         finally:
+            # The guard ends the server when its standard input is closed.
             assert guard.stdin is not None
             guard.stdin.close()
             guard.wait()
 
 
-def _print_pages(tracker: Tracker, base: str) -> None:
-    print(f"MLflow shows {tracker.results.path}: {shown(base)}")
-    for name, address in tracker.pages(base).items():
-        print(f"  {name}: {shown(address)}")
+def _address(host: str, port: int) -> str:
+    """Return the address of a server, an IPv6 host in brackets."""
+    if ":" in host:
+        return f"http://[{host}]:{port}"
+    return f"http://{host}:{port}"
 
 
-def _free_port(host: str, port: int | None) -> int:
+def _print_addresses(tracker: Tracker, base: str) -> None:
+    print(f"MLflow shows {tracker.results.path}: {without_credentials(base)}")
+    for sweep, address in tracker.pages(base).items():
+        print(f"  {sweep}: {without_credentials(address)}")
+
+
+def _choose_port(host: str, port: int | None) -> int:
+    """Return the requested port, or by default port 5000, or a free port if 5000 is in use."""
     if port is not None:
         if not _is_free(host, port):
-            raise BadInput(f"port {port} of {host} is in use; choose another one with --port")
+            raise BadInput(f"port {port} of {host} is in use; choose another with --port")
         return port
-    if _is_free(host, PORT):
-        return PORT
+    if _is_free(host, DEFAULT_PORT):
+        return DEFAULT_PORT
     with socket.create_server((host, 0), family=_family(host)) as listening:
         free: int = listening.getsockname()[1]
-    print(f"Port {PORT} is in use; taking {free}.")
+    print(f"Port {DEFAULT_PORT} is in use; using {free}.")
     return free
 
 
@@ -115,13 +135,15 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    if ":" in host:
+        return socket.AF_INET6
+    return socket.AF_INET
 
 
-def _wait_for(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Returns once the server answers; raises HarnessError with its last words if it doesn't."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + STARTUP
+def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    """Return once the server at `base` answers; raise HarnessError with its last output if not."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
+    deadline = time.monotonic() + STARTUP_TIMEOUT
     while time.monotonic() < deadline and guard.poll() is None:
         try:
             with opener.open(f"{base}/health", timeout=1):
@@ -129,24 +151,29 @@ def _wait_for(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None
         except (URLError, OSError):
             time.sleep(0.1)
     log.seek(0)
-    words = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["nothing"]
+    output = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["nothing"]
     raise HarnessError(
-        f"MLflow's server did not come up at {base}; its last words: {one_line(words[-1])}"
+        f"MLflow's server did not start at {base}; the last line of its output:"
+        f" {one_line(output[-1])}"
     )
 
 
 def guard(command: Sequence[str]) -> None:
-    """Run `command` until it ends or our standard input is closed, as it is when our parent ends in whatever way.
+    """Run `command` until it ends or until our standard input is closed; then end our session.
 
-    Then end all of our session, this process included: MLflow's server leaves helpers behind.
+    The kernel closes the pipe to our standard input when our parent ends in whatever way, by
+    SIGKILL too. The whole session is ended, this process included, because MLflow's server leaves
+    helper processes behind.
     """
-    started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while started.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
-        pass
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    while process.poll() is None:
+        stdin_is_readable = bool(select.select([sys.stdin], [], [], 0.2)[0])
+        if stdin_is_readable:  # nobody writes to it, so this is its end
+            break
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     try:
-        started.wait(PATIENCE)
+        process.wait(PATIENCE)
     finally:
         os.killpg(0, signal.SIGKILL)
 
