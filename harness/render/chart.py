@@ -1,4 +1,4 @@
-"""One look for all plots; matplotlib is imported when the first is drawn."""
+"""One look for all plots. Matplotlib is imported when the first plot is drawn."""
 
 from __future__ import annotations
 
@@ -14,49 +14,57 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-# Okabe and Ito's colours, told apart by the colour-blind too; the last three are pale on white and come last.
+# The palette of Okabe and Ito, distinguishable for the color-blind too (Color Universal Design,
+# 2008). The last three are pale on white and so come last.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-INK, PALE = "#222222", "#DDDDDD"
+INK = "#222222"  # text, and lines that stand for no series
+PALE = "#DDDDDD"  # grid lines
+SPINE = "#888888"
 DPI = 150
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """In inches. Words on it are drawn as they are: dollars in users' names mean no formulas."""
+    """Return an empty figure; width and height are in inches.
+
+    Its texts are drawn as they are: a dollar sign in a user's name does not start a formula.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["text.parse_math"] = False  # read when a text is made, so for the whole process
+    # Matplotlib reads this setting when a text is made, so it is set for the whole process.
+    mpl.rcParams["text.parse_math"] = False
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def style_axes(axes: Axes, title: str, x: str, y: str) -> None:
+def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """Give axes their title and labels, and the look that all plots share."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.set_xlabel(x, fontsize=9, color=INK)
-    axes.set_ylabel(y, fontsize=9, color=INK)
+    axes.set_xlabel(x_label, fontsize=9, color=INK)
+    axes.set_ylabel(y_label, fontsize=9, color=INK)
     axes.tick_params(labelsize=8.5, colors=INK, which="both")
     axes.grid(True, which="major", color=PALE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#888888")
+    axes.spines[["left", "bottom"]].set_color(SPINE)
 
 
-def save_png(drawn: Figure, path: Path) -> None:
-    """As a PNG that is whole or not there."""
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file that is there whole or not at all."""
     content = io.BytesIO()
-    drawn.savefig(content, format="png", dpi=DPI)
+    figure.savefig(content, format="png", dpi=DPI)
     write_atomically(path, content.getvalue())
 
 
 def si_formatter() -> FuncFormatter:
-    """Labels of an axis as `si_prefixed` writes them."""
+    """Return a formatter of tick labels with SI prefixes: `208 G`."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: si_prefixed(value).strip())
 
 
 def plain_formatter() -> FuncFormatter:
-    """Labels of an axis without powers of ten."""
+    """Return a formatter of tick labels without powers of ten: `0.25`."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:g}")

@@ -14,7 +14,7 @@ from harness.tracking.verdicts import Verdicts, rate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST = 40  # cells: the fastest of more
+MAX_CELLS = 40  # cells: the fastest of more
 COLORS = {
     "better": chart.COLORS[0],
     "worse": chart.COLORS[1],
@@ -30,7 +30,7 @@ def draw_board(verdicts: Verdicts, label: str, path: Path) -> None:
         for cell in verdicts.cells
         if cell.cell.workload.label == label and (one := rate(cell))
     ]
-    found = sorted(found, key=lambda pair: pair[1].mean)[-MOST:]
+    found = sorted(found, key=lambda pair: pair[1].mean)[-MAX_CELLS:]
     chart.save_png(_draw(verdicts, found), path)
 
 

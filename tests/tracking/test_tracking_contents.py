@@ -9,36 +9,43 @@ import numpy as np
 import pytest
 
 from harness.records.record import Compiled, Evaluation, Interruption, LossScale, Record
-from harness.tracking.contents import CURVE, Outline, cell_contents, curves, thin, trial_contents
+from harness.tracking.contents import (
+    CURVE_POINTS,
+    TrialOutline,
+    cell_contents,
+    curves,
+    evenly_spaced,
+    trial_contents,
+)
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.scalars import scalars
 from tests.factories import BEGUN, make_cell, make_record
 
 
-def outlines(*found: Record) -> list[Outline]:
-    return [Outline.of(record, str(at)) for at, record in enumerate(found)]
+def outlines(*found: Record) -> list[TrialOutline]:
+    return [TrialOutline.of(record, str(at)) for at, record in enumerate(found)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 123_456])
 def test_thinning_keeps_both_ends_and_is_even(count: int) -> None:
-    places = thin(count)
-    assert (places[0], places[-1], len(places)) == (0, count - 1, min(count, CURVE))
+    places = evenly_spaced(count, CURVE_POINTS)
+    assert (places[0], places[-1], len(places)) == (0, count - 1, min(count, CURVE_POINTS))
     gaps = np.diff(places)
     assert not len(gaps) or gaps.max() - gaps.min() <= 1
 
 
 def test_a_long_loss_curve_is_thinned_and_ends_where_the_training_ended() -> None:
     record = make_record(make_cell(steps=3000))
-    points = [point for point in curves(record) if point.key == "loss"]
+    points = [point for point in curves(record) if point.name == "loss"]
     assert record.loss
-    assert len(points) == CURVE
+    assert len(points) == CURVE_POINTS
     assert (points[0].step, points[-1].step) == (1, 3000)
     assert points[-1].value == record.loss.unpack()[-1]
 
 
 def test_curves_run_in_the_time_of_the_record() -> None:
     record = make_record(make_cell(steps=100), step_seconds=0.1)
-    times = [point.at / 1000 - record.started for point in curves(record) if point.key == "loss"]
+    times = [point.at / 1000 - record.started for point in curves(record) if point.name == "loss"]
     assert times == sorted(times)
     assert times[0] == pytest.approx(2.5 + 0.1, abs=0.02)  # after start-up and building
     assert times[-1] == pytest.approx(
@@ -53,7 +60,7 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
         step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1
     )
     record = replace(record, rank0=replace(record.rank0, evaluations=[evaluation]))
-    found = {point.key: point.value for point in curves(record) if point.step == 20}
+    found = {point.name: point.value for point in curves(record) if point.step == 20}
     assert found["test_loss"] == 1.0
     assert found["loss"] != 1.0
     assert found["top_5"] == 0.7
@@ -99,12 +106,12 @@ def test_interruptions_are_told_and_counted() -> None:
         contents.tags["harness.interruptions"]
         == f"{told}; interrupted by its end after step 12: 2.0 s lost"
     )
-    assert f"**taken up again**\n- {told}\n- " in contents.tags["mlflow.note.content"]
-    cell = cell_contents(outlines(calm, once, twice), wanted=())
-    assert {point.key: point.value for point in cell.points}["harness.interruptions"] == 3
+    assert f"**resumed**\n- {told}\n- " in contents.tags["mlflow.note.content"]
+    cell = cell_contents(outlines(calm, once, twice), planned=())
+    assert {point.name: point.value for point in cell.points}["harness.interruptions"] == 3
     undisturbed = trial_contents(calm, repeats=1)
     assert "interruptions" not in str(undisturbed.tags) + str(
-        [point.key for point in undisturbed.points]
+        [point.name for point in undisturbed.points]
     )
 
 
@@ -128,9 +135,9 @@ def test_a_failed_trial_says_why() -> None:
 def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
     first, second = make_record(), make_record(seed=1, status="failed")
     wanted = [first.trial.id, second.trial.id]
-    assert cell_contents(outlines(first), wanted=wanted).status == "RUNNING"
-    assert cell_contents(outlines(first, second), wanted=wanted).status == "FAILED"
-    assert cell_contents(outlines(first), wanted=["another-s0-r0"]).status == "FINISHED"
+    assert cell_contents(outlines(first), planned=wanted).status == "RUNNING"
+    assert cell_contents(outlines(first, second), planned=wanted).status == "FAILED"
+    assert cell_contents(outlines(first), planned=["another-s0-r0"]).status == "FINISHED"
 
 
 def test_the_page_opens_on_the_cells_with_what_tells_them_apart() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results, SweepFolder
-from harness.tracking import Tracker, runs
+from harness.tracking import Tracker, artifacts
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.mlflow import artifact_text, by_name
 
@@ -69,7 +69,7 @@ def test_logs_are_cut_and_the_record_is_exact(
 def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
     results: Results, folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "TRACE_BYTES", 100)
+    monkeypatch.setattr(artifacts, "TRACE_BYTES", 100)
     record = make_record()
     write_sweep(folder, [record])
     place = folder.trial_folder(record.trial.id)

@@ -12,7 +12,7 @@ from harness.records.record import Record
 from harness.render.chart import COLORS, INK
 from harness.render.html.facts import CellFacts, Facts, telling, words
 from harness.render.html.rows import Bar, Group, Part, bars, shade
-from harness.tracking.telemetry import telemetry_scalars
+from harness.tracking.telemetry import joules_per_sample
 
 COLUMNS = 6  # of the heat map at most, where the axes allow it
 STRONGEST = 1.2  # the ratio that has the full shade at least, so that noise looks pale
@@ -201,12 +201,8 @@ def _memory(record: Record) -> float | None:
 
 def energy(facts: Facts) -> list[Group]:
     """Joules a sample of all ranks' GPUs."""
-    return _measured(facts, lambda cell: cell.mean(_joules), lambda cell, value: f"{value:.3g} J")
-
-
-def _joules(record: Record) -> float | None:
-    return telemetry_scalars(record.ranks, record.trial.cell.axes.batch_size).get(
-        "joules_per_sample"
+    return _measured(
+        facts, lambda cell: cell.mean(joules_per_sample), lambda cell, value: f"{value:.3g} J"
     )
 
 
