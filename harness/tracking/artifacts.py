@@ -30,7 +30,7 @@ def collect_files(
     if record.rank0:
         text = json.dumps(record.rank0.environment, indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
-    for log in sorted(trial_folder.logs.glob("*.log")):
+    for log in sorted(trial_folder.log_folder.glob("*.log")):
         (target / "logs").mkdir(exist_ok=True)
         (target / "logs" / log.name).write_text(clean(read_tail(log)), encoding="utf-8")
     _collect_profile(trial_folder, target, clean)
