@@ -1,1 +1,1 @@
-"""The command line, and the pytest plugin: everything that a user types."""
+"""Defines what a user types: the command line `harness`, and the options of the pytest plugin."""

@@ -1,60 +1,39 @@
-"""The arguments and options that several commands share, and what the shell offers for them."""
+"""Declares the arguments and options that several commands share, and reads the sweep they name."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.completion import (
+    complete_profiles,
+    complete_recorded_sweeps,
+    complete_set,
+    complete_sweeps,
+)
 from harness.core.errors import BadInput
 
-
-def sweeps(incomplete: str) -> list[str]:
-    from harness.spec.sweep import ready_sweeps
-
-    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.y*ml"))
-    return [name for name in ready_sweeps() if name.startswith(incomplete)] + files
-
-
-def profiles(incomplete: str) -> list[str]:
-    from harness.spec import cluster
-
-    return [name for name in cluster.profile_paths() if name.startswith(incomplete)]
-
-
-def recorded(incomplete: str) -> list[str]:
-    """The names of sweeps that have run, for the shell."""
-    return [path.parent.name for path in _runs().glob(f"{incomplete}*/sweep.json")]
-
-
-def trials(incomplete: str) -> list[str]:
-    """The ids of trials that have begun, for the shell."""
-    return sorted({path.parent.name for path in _runs().glob(f"*/{incomplete}*/trial.json")})
-
-
-def _runs() -> Path:
-    return Path(os.environ.get("HARNESS_RESULTS", "results")) / "runs"
-
-
-def _sets(incomplete: str) -> list[str]:
-    from harness.cli.completion import complete_set
-
-    return complete_set(incomplete)
-
+if TYPE_CHECKING:
+    from harness.spec.cluster import Profile
+    from harness.spec.sweep import Sweep
 
 SweepArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="A sweep file, or the name of a ready one.", autocompletion=sweeps
+        metavar="SWEEP",
+        help="A sweep file, or the name of a ready sweep.",
+        autocompletion=complete_sweeps,
     ),
 ]
 NameArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="The name of a sweep that has run.", autocompletion=recorded
+        metavar="SWEEP",
+        help="The name of a sweep that has run.",
+        autocompletion=complete_recorded_sweeps,
     ),
 ]
 SetOption = Annotated[
@@ -63,7 +42,7 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Set an axis (execution=eager,compile) or any other key (length.epochs=3). Repeatable.",
-        autocompletion=_sets,
+        autocompletion=complete_set,
     ),
 ]
 DataOption = Annotated[
@@ -71,7 +50,8 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="[LABEL=]PATH",
-        help="Where the data lies, for all workloads that read files or for one.",
+        help="Where the data are: for every workload that reads files, or for the one named LABEL."
+        " Repeatable.",
     ),
 ]
 ClusterOption = Annotated[
@@ -79,8 +59,8 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="PROFILE",
-        help="Where to run: a profile's name or file.",
-        autocompletion=profiles,
+        help="Where to run: the name of a cluster profile, or its file.",
+        autocompletion=complete_profiles,
     ),
 ]
 ResultsOption = Annotated[
@@ -89,7 +69,7 @@ ResultsOption = Annotated[
         "--results",
         metavar="DIR",
         envvar="HARNESS_RESULTS",
-        help="The folder for records and MLflow's database.",
+        help="The folder of records and of MLflow's database.",
     ),
 ]
 UriOption = Annotated[
@@ -98,29 +78,67 @@ UriOption = Annotated[
         "--tracking-uri",
         metavar="URI",
         envvar="MLFLOW_TRACKING_URI",
-        help="An MLflow server instead of results/mlflow.db.",
+        help="An MLflow server to use instead of results/mlflow.db.",
     ),
+]
+RetryOption = Annotated[
+    bool,
+    typer.Option("--retry-failed/--skip-failed", help="Whether to run failed trials again."),
+]
+MinEffectOption = Annotated[
+    str,
+    typer.Option(
+        "--min-effect",
+        metavar="PERCENT",
+        help="The smallest change of throughput that matters.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]
 
 
+def examples(*commands: str) -> str:
+    """Return the epilog of a command's help: its examples, a line each."""
+    lines = "\n".join(f"  {command}" for command in commands)
+    return f"\b\nExamples:\n{lines}"  # \b keeps typer from joining the lines into a paragraph
+
+
 def load_sweep(
-    sweep: str, sets: Sequence[str], data: Sequence[str], cluster: str
-) -> tuple[Any, Any]:
-    """The sweep and the profile that it runs on, all checked."""
+    sweep: str, settings: Sequence[str], data: Sequence[str], cluster: str
+) -> tuple[Sweep, Profile]:
+    """Return the sweep with its `--set` and `--data` options applied, and the profile it runs on.
+
+    Raises BadInput for a mistake in either, and for a cell that the profile can't run.
+    """
     from harness.spec import cluster as clusters
     from harness.spec import sweep as spec
 
     profile = clusters.load_profile(cluster)
-    asked = spec.load_sweep(spec.find_sweep_file(sweep), sets, data)
-    clusters.check_fits(
-        profile, {f"{asked.source}: {cell.label}": cell.axes for cell in asked.cells}
-    )
-    return asked, profile
+    loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
+    axes = {f"{loaded.source}: {cell.label}": cell.axes for cell in loaded.cells}
+    clusters.check_fits(profile, axes)
+    return loaded, profile
 
 
-def check_launcher(cluster: str, profile: Any, allowed: str, hint: str = "") -> None:
-    """Raises BadInput for a profile that starts ranks in another way."""
+def load_local_profile(cluster: str) -> Profile:
+    """Return a profile that starts ranks on this machine; raises BadInput for any other."""
+    from harness.spec import cluster as clusters
+
+    profile = clusters.load_profile(cluster)
+    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
+    return profile
+
+
+def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "") -> None:
+    """Raise BadInput for a profile that starts ranks with another launcher than `allowed`."""
     if profile.launcher != allowed:
         raise BadInput(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}"
         )
+
+
+def split_commas(text: str) -> list[str]:
+    """Return the parts of `a,b`, without blanks and empty parts."""
+    parts = [part.strip() for part in text.split(",")]
+    return [part for part in parts if part]

@@ -1,72 +1,89 @@
-"""The commands that measure code in turn: `harness gate` and `bisect`, and `certify` on how far to trust them."""
+"""Defines the commands that measure code in turn: `harness gate`, `bisect`, `certify`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
+    JsonOption,
+    MinEffectOption,
     ResultsOption,
     SetOption,
     SweepArgument,
     check_launcher,
+    examples,
     load_sweep,
 )
-from harness.cli.compare import MinEffectOption
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
 
-EXAMPLES = "\b\nExample:\n  harness gate --against origin/main sweep.yaml --summary gate.md --junit gate.xml"
-CERTIFY_EXAMPLES = (
-    "\b\nExamples:\n  harness certify\n  harness certify sweep.yaml --seconds 10 --comparisons 50"
-)
+if TYPE_CHECKING:
+    from harness.spec.cell import Cell
+    from harness.spec.cluster import Profile
+    from harness.spec.sweep import Sweep
+
+app = typer.Typer()
+
 BudgetOption = Annotated[
     float,
-    typer.Option("--budget", min=1.0, metavar="SECONDS", help="To measure each cell for at most."),
+    typer.Option(
+        "--budget", min=1.0, metavar="SECONDS", help="Measure each cell for at most this long."
+    ),
 ]
 OrderOption = Annotated[
     int | None,
     typer.Option(
-        "--order", metavar="N", help="Seed of the random order, to measure in the same one again."
+        "--order", metavar="N", help="The seed of the random order, to repeat a measurement."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Everything, for machines.")]
 
 
+@app.command(
+    epilog=examples(
+        "harness gate --against origin/main sweep.yaml",
+        "harness gate --against v1.0 sweep.yaml --summary gate.md --junit gate.xml",
+    )
+)
 def gate(
     sweep: SweepArgument,
     against: Annotated[
-        str, typer.Option("--against", metavar="REV", help="The git revision to measure against.")
+        str, typer.Option("--against", metavar="REV", help="The git revision to compare with.")
     ],
-    sets: SetOption = [],  # noqa: B006 - typer copies it
+    settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     min_effect: MinEffectOption = "1%",
     budget: BudgetOption = 30.0,
     bits: Annotated[
-        bool, typer.Option("--bits", help="Fail where the losses are not the same to the bit.")
+        bool, typer.Option("--bits", help="Also fail if the losses are not bitwise identical.")
     ] = False,
     control: Annotated[
         bool,
         typer.Option(
-            "--control", help="Measure the revision against itself too: that must come out equal."
+            "--control",
+            help="Also measure the revision against itself, which must come out equal.",
         ),
     ] = False,
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
     summary: Annotated[
-        Path | None, typer.Option("--summary", metavar="FILE", help="Write it as Markdown.")
+        Path | None,
+        typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write it as JUnit's XML.")
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this working tree against another revision. In turn, on this machine; exit code 1 if it is slower, 3 if
-    that can't be told."""
+    """Measure this working tree against another revision.
+
+    The two train in turn on this machine. Exit code 1 if the working tree is slower, 3 if the
+    measurement is inconclusive.
+    """
     from rich.console import Console
 
     from harness.core.paths import Results, write_atomically
@@ -75,9 +92,9 @@ def gate(
     from harness.gate.certify import describe_conditions
     from harness.render.terminal import gate as view
 
-    asked, profile = load_sweep(sweep, sets, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
-    what = GateOptions(
+    options = GateOptions(
         revision=against,
         min_effect=parse_percentage(min_effect, "--min-effect"),
         budget_seconds=budget,
@@ -87,90 +104,83 @@ def gate(
     )
     conditions = describe_conditions(Results(results), profile)
     with Console(stderr=True, highlight=False).status("starting", refresh_per_second=2) as status:
-        found = measure(
-            asked,
-            profile,
-            what,
-            conditions,
-            _place(asked),
-            lambda cell, words: status.update(f"{cell.label}: {words}"),
+
+        def report_progress(cell: Cell, text: str) -> None:
+            status.update(f"{cell.label}: {text}")
+
+        outcome = measure(
+            loaded, profile, options, conditions, _repository_folder(loaded), report_progress
         )
-    print(view.as_json(found)) if as_json else view.show_outcome(found)
-    for path, text in ((summary, view.markdown), (junit, view.junit)):
-        if path is not None:
-            write_atomically(path, text(found, asked.name))
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    if as_json:
+        print(view.as_json(outcome))
+    else:
+        view.show_outcome(outcome)
+    if summary is not None:
+        write_atomically(summary, view.markdown(outcome, loaded.name))
+    if junit is not None:
+        write_atomically(junit, view.junit(outcome, loaded.name))
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
 
 
-def certify(
-    sweep: SweepArgument = "quickstart",
-    sets: SetOption = [],  # noqa: B006 - typer copies it
-    data: DataOption = [],  # noqa: B006
-    cluster: ClusterOption = "local",
-    results: ResultsOption = Path("results"),
-    comparisons: Annotated[
-        int, typer.Option("--comparisons", min=1, help="How many there shall be in all.")
-    ] = 200,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Of measuring at most, for each comparison.")
-    ] = 0.5,
-    min_effect: MinEffectOption = "1%",
-    anew: Annotated[
-        bool, typer.Option("--anew", help="Begin anew; else an earlier run is gone on with.")
-    ] = False,
-) -> None:
-    """Measure how often this machine tells equal code apart. A sweep's first cell against itself, many times; exit code
-    1 if that is certainly more than 5%."""
-    from harness.core.paths import Results
-    from harness.gate.certify import settings
-    from harness.render.terminal import certify as view
-
-    asked, profile = load_sweep(sweep, sets, data, cluster)
-    check_launcher(cluster, profile, "torchrun")
-    what = settings(asked.cells[0], seconds, parse_percentage(min_effect, "--min-effect"))
-    if not view.run(Results(results), asked, profile, what, comparisons, anew=anew):
-        raise typer.Exit(1)
-
-
+@app.command(
+    epilog=examples(
+        "harness bisect v1.0 main sweep.yaml",
+        "harness bisect v1.0 main --cell mlp-45dbdb38d5",
+    )
+)
 def bisect(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before it happened.")],
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before the change.")],
     bad: Annotated[
-        str, typer.Argument(metavar="BAD", help="One that came from it, after it happened.")
+        str, typer.Argument(metavar="BAD", help="A descendant of GOOD, after the change.")
     ],
     sweep: Annotated[
         str,
         typer.Argument(
-            metavar="SWEEP", help="The sweep that has the cell; else it is one that has run."
+            metavar="SWEEP",
+            help="The sweep of the cell. Default: the sweep that has run and has --cell.",
         ),
     ] = "",
     cell: Annotated[
-        str, typer.Option("--cell", metavar="ID", help="The cell, if there are several.")
+        str,
+        typer.Option("--cell", metavar="ID", help="The cell to measure, if the sweep has several."),
     ] = "",
-    sets: SetOption = [],  # noqa: B006 - typer copies it
+    settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     min_effect: MinEffectOption = "1%",
     budget: BudgetOption = 30.0,
     bits: Annotated[
-        bool, typer.Option("--bits", help="Find what changed the losses, not the speed.")
+        bool, typer.Option("--bits", help="Find the commit that changed the losses instead.")
     ] = False,
     first_parent: Annotated[
         bool,
-        typer.Option("--first-parent", help="Take a merge for one change, as git bisect does."),
+        typer.Option("--first-parent", help="Treat a merge as one change, as git bisect does."),
     ] = False,
     order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the commit that made a cell slower. Measured against GOOD in turn on this machine, by git's own bisect; exit
-    code 0 if it is found, 3 if that can't be told."""
+    """Find the commit that made a cell slower.
+
+    Measures commits in turn with GOOD on this machine, in the order of `git bisect`. Exit code 0 if
+    the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if it is inconclusive.
+    """
     from harness.gate.bisect import BisectOptions
     from harness.gate.bisect import bisect as search
     from harness.render.terminal import bisect as view
 
-    asked, one, profile = _choose(sweep, cell, sets, data, cluster, results)
-    what = BisectOptions(
+    if sweep:
+        loaded, profile = load_sweep(sweep, settings, data, cluster)
+        chosen = _choose_cell(loaded, cell)
+    else:
+        if settings or data or not cell:
+            raise BadInput(
+                "SWEEP: found none; allowed: a sweep, or --cell with a cell of a sweep that has run"
+            )
+        loaded, chosen, profile = _load_recorded_cell(cell, cluster, results)
+    check_launcher(cluster, profile, "torchrun")
+    options = BisectOptions(
         good=good,
         bad=bad,
         min_effect=parse_percentage(min_effect, "--min-effect"),
@@ -180,47 +190,88 @@ def bisect(
         order_seed=order,
     )
     with view.Progress() as progress:
-        found = search(asked, one, profile, what, _place(asked), progress)
-    print(view.as_json(found)) if as_json else view.show(found)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+        outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
+    if as_json:
+        print(view.as_json(outcome))
+    else:
+        view.show(outcome)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
 
 
-def _choose(
-    sweep: str, cell: str, sets: list[str], data: list[str], cluster: str, results: Path
-) -> tuple[Any, ...]:
-    """The sweep, its cell and the profile, all checked."""
+@app.command(
+    epilog=examples("harness certify", "harness certify sweep.yaml --seconds 10 --comparisons 50")
+)
+def certify(
+    sweep: SweepArgument = "quickstart",
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    comparisons: Annotated[
+        int, typer.Option("--comparisons", min=1, help="The number of comparisons in all.")
+    ] = 200,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", min=0.1, help="Measure each comparison for at most this long."),
+    ] = 0.5,
+    min_effect: MinEffectOption = "1%",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Start again instead of resuming an earlier run.")
+    ] = False,
+) -> None:
+    """Measure how often this machine raises false alarms.
+
+    A gate compares the first cell of a sweep with itself, many times. Exit code 1 if the rate of false
+    alarms is certainly above 5%.
+    """
+    from harness.core.paths import Results
+    from harness.gate.certify import settings as certificate_settings
+    from harness.render.terminal import certify as view
+
+    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    check_launcher(cluster, profile, "torchrun")
+    request = certificate_settings(
+        loaded.cells[0], seconds, parse_percentage(min_effect, "--min-effect")
+    )
+    if not view.run(Results(results), loaded, profile, request, comparisons, anew=anew):
+        raise typer.Exit(1)
+
+
+def _choose_cell(sweep: Sweep, cell: str) -> Cell:
+    """Return the cell of that id or label, or the only one of the sweep; raises BadInput."""
+    matching = [
+        candidate for candidate in sweep.cells if cell in (candidate.id, candidate.label, "")
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    ids = {candidate.id for candidate in sweep.cells}
+    if cell:
+        raise BadInput(f"--cell {cell}: no such cell in {sweep.source}; {did_you_mean(cell, ids)}")
+    raise BadInput(
+        f"--cell is required because {sweep.source} has {len(ids)} cells; {did_you_mean('', ids)}"
+    )
+
+
+def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, Cell, Profile]:
+    """Return a cell of a sweep that has run, with its sweep and the profile; raises BadInput."""
     from harness.analysis.selection import planned_cell
     from harness.core.paths import Results
     from harness.spec import cluster as clusters
 
-    if sweep:
-        asked, profile = load_sweep(sweep, sets, data, cluster)
-        found = [one for one in asked.cells if cell in (one.id, one.label, "")]
-        if len(found) != 1:
-            wrong = (
-                f"--cell {cell}: no such cell"
-                if cell
-                else f"--cell: found none, and {len(found)} cells"
-            )
-            raise BadInput(
-                f"{wrong} in {asked.source}; {did_you_mean(cell, {one.id for one in asked.cells})}"
-            )
-        one = found[0]
-    else:
-        if sets or data or not cell:
-            raise BadInput(
-                "SWEEP: found none; allowed: a sweep, or --cell alone with a cell of one that has run"
-            )
-        profile = clusters.load_profile(cluster)
-        asked, one = planned_cell(Results(results), cell)
-        clusters.check_fits(profile, {f"{asked.source}: {one.label}": one.axes})
-    check_launcher(cluster, profile, "torchrun")
-    return asked, one, profile
+    profile = clusters.load_profile(cluster)
+    recorded_sweep, chosen = planned_cell(Results(results), cell)
+    clusters.check_fits(profile, {f"{recorded_sweep.source}: {chosen.label}": chosen.axes})
+    return recorded_sweep, chosen, profile
 
 
-def _place(asked: Any) -> Path:
-    """Whose repository is meant: a sweep's, or that of this folder for a ready one."""
+def _repository_folder(sweep: Sweep) -> Path:
+    """Return a folder in the repository to measure: the sweep file's, or the current one.
+
+    A ready sweep lies in the harness's own repository, which is not what its user changed.
+    """
     from harness.spec.sweep import ready_sweeps
 
-    return Path() if asked.source in ready_sweeps().values() else asked.base
+    if sweep.source in ready_sweeps().values():
+        return Path()
+    return sweep.base_folder

@@ -119,7 +119,12 @@ class RunView:
 
 
 def show_results(
-    sweep: Sweep, records: Sequence[Record], results: Results, *, trouble: str | None = None
+    sweep: Sweep,
+    records: Sequence[Record],
+    results: Results,
+    *,
+    trouble: str | None = None,
+    verbose: bool = False,
 ) -> None:
     """The table of a sweep's results, and what to do next."""
     console = Console(highlight=False)

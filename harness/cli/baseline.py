@@ -1,0 +1,102 @@
+"""Defines `harness baseline save`, `list`, `show` and `prune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.arguments import NameArgument, ResultsOption, UriOption, examples
+from harness.cli.completion import complete_sweeps
+from harness.cli.results import select_results
+from harness.core.errors import BadInput
+
+app = typer.Typer(
+    help="Save, show and prune baselines for later runs.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog=examples("harness baseline save nightly"))
+def save(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
+    """Save results as the baseline of their hardware.
+
+    SWEEP may also be a cell, or the id of an MLflow run. Commit the files it prints.
+    """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+    from harness.render.terminal.compare import show_saved
+
+    results_folder = Results(results)
+    (side,) = select_results(results_folder, [sweep], tracking_uri)
+    show_saved(baseline.save(results_folder, side.cells))
+
+
+@app.command("list", epilog=examples("harness baseline list"))
+def list_baselines(results: ResultsOption = Path("results")) -> None:
+    """List the baselines."""
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+    from harness.render.terminal.compare import show_baselines
+
+    show_baselines([(path, baseline.read(path)) for path in baseline.files(Results(results))])
+
+
+@app.command("show", epilog=examples("harness baseline show mlp-45dbdb38d5"))
+def show_baselines_of_cell(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id or label.")],
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Show the contents of a cell's baselines."""
+    from harness.analysis import baseline
+    from harness.core.errors import did_you_mean
+    from harness.core.paths import Results
+    from harness.render.terminal.compare import show_baseline
+
+    baselines = [(path, baseline.read(path)) for path in baseline.files(Results(results))]
+    matching = [
+        (path, result) for path, result in baselines if cell in (result.cell.id, result.cell.label)
+    ]
+    if not matching:
+        ids = {path.stem for path, _ in baselines}
+        raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
+    for path, result in matching:
+        show_baseline(path, result)
+
+
+@app.command(epilog=examples("harness baseline prune nightly --dry-run"))
+def prune(
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SWEEP",
+            help="Sweep files, or names of ready sweeps.",
+            autocompletion=complete_sweeps,
+        ),
+    ],
+    results: ResultsOption = Path("results"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
+    ] = False,
+) -> None:
+    """Remove baselines that no sweep needs any more.
+
+    Removes unreadable baselines, and those of cells that none of the given sweeps has.
+    """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+    from harness.spec import sweep as spec
+
+    ids_to_keep: set[str] = set()
+    for name in sweeps:
+        ids_to_keep.update(cell.id for cell in spec.load_sweep(spec.find_sweep_file(name)).cells)
+    removed = baseline.prune(Results(results), ids_to_keep, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    for path in removed:
+        print(f"{verb} {path}")
+    if not removed:
+        print("nothing to remove: all baselines are of cells of these sweeps")

@@ -1,0 +1,107 @@
+"""Defines the commands about a machine: `harness doctor`, `selftest` and `peak`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    ClusterOption,
+    JsonOption,
+    ResultsOption,
+    examples,
+    load_local_profile,
+)
+from harness.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.core.paths import Results
+    from harness.spec.cluster import Profile
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("harness doctor", "harness doctor --cluster slurm --json"))
+def doctor(
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience",
+            metavar="SECONDS",
+            help="How long its job may wait in Slurm's queue.",
+        ),
+    ] = 600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that trials can run where a cluster profile says.
+
+    On a Slurm cluster, a small job runs on all nodes of the profile. Exit code 1 if a check fails.
+    """
+    from harness.core.paths import Results
+    from harness.render.terminal import doctor as view
+    from harness.spec import cluster as clusters
+
+    profile = clusters.load_profile(cluster)
+    if not view.run(cluster, profile, Results(results), patience=patience, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(epilog=examples("harness selftest --ranks 1,2"))
+def selftest(
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="N[,N…]", help="Numbers of ranks, one trial each.")
+    ] = "1,2,4",
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Check that the harness measures known times right.
+
+    Steps, data waits and communication of known length must be measured to within 1%. A trial that
+    misses runs again, up to four times, because another program may have disturbed it. Exit code 1
+    if a quantity stays off.
+    """
+    from harness.core.paths import Results
+
+    run_selftest(ranks, load_local_profile(cluster), Results(results))
+
+
+@app.command(epilog=examples("harness peak", "harness peak --ranks 4 --quick"))
+def peak(
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            min=1,
+            metavar="N",
+            help="How many ranks all-reduce. Default: one per GPU, or two on a CPU.",
+        ),
+    ] = None,
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
+    ] = False,
+) -> None:
+    """Measure the machine's peaks, for MFU and the roofline.
+
+    Times matrix products, copies and all-reduces; takes about a minute.
+    """
+    from harness.core.paths import Results
+    from harness.render.terminal import peak as view
+
+    view.run(Results(results), load_local_profile(cluster), ranks=ranks, quick=quick)
+
+
+def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
+    """Run the self-test with each of the numbers of ranks in `1,2,4`; ends the command if it fails."""
+    from harness.render.terminal.selftest import run
+
+    parts = ranks.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
+    if not run(results, profile, [int(part) for part in parts]):
+        raise typer.Exit(1)

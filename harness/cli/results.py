@@ -1,0 +1,314 @@
+"""Defines the commands that show results: `harness show`, `compare`, `report`, `collect` and `ui`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    JsonOption,
+    MinEffectOption,
+    NameArgument,
+    ResultsOption,
+    UriOption,
+    examples,
+    split_commas,
+)
+from harness.cli.completion import complete_recorded_sweeps
+from harness.cli.run import VerboseOption
+from harness.core.errors import BadInput, parse_percentage
+
+if TYPE_CHECKING:
+    from harness.analysis.compare import Comparison, Rules, Side
+    from harness.core.paths import Results
+    from harness.statistics.verdict import Correction
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "harness show mnist",
+        "harness show mnist --phases",
+        "harness show mnist --across num_workers",
+    )
+)
+def show(
+    sweep: NameArgument,
+    results: ResultsOption = Path("results"),
+    phases: Annotated[
+        bool,
+        typer.Option(
+            "--phases", help="Show where a step's time goes: data, forward, communication, …"
+        ),
+    ] = False,
+    across: Annotated[
+        str | None,
+        typer.Option(
+            "--across",
+            metavar="AXIS[,AXIS…]",
+            help="Tabulate throughput with the values of these axes as columns.",
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Show the results of a sweep that has run."""
+    from harness.core.paths import Results
+    from harness.launch.sweep import read_recorded_sweep
+    from harness.render.terminal.run import show_results
+
+    results_folder = Results(results)
+    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    if phases:
+        from harness.render.terminal.phases import show_phases
+
+        show_phases(recorded_sweep, records)
+    elif across:
+        from harness.render.terminal.pivot import show_pivot
+
+        show_pivot(recorded_sweep, records, across.split(","))
+    else:
+        show_results(recorded_sweep, records, results_folder, verbose=verbose)
+
+
+@app.command(
+    epilog=examples(
+        "harness compare baseline nightly",
+        "harness compare nightly --by precision",
+        "harness compare nightly --effects",
+    )
+)
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RESULT",
+            help="Sweeps, cells, trials, baselines, paths or MLflow run ids (also mlflow:ID)."
+            " All are compared with the first; with --by or --effects give one.",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ],
+    across: Annotated[
+        list[str],
+        typer.Option(
+            "--across",
+            metavar="DIFFERENCE[,…]",
+            help="The difference to compare across: hardware, data, an axis.",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="AXIS[,…]", help="Compare the values of an axis within one sweep."
+        ),
+    ] = "",
+    min_effect: MinEffectOption = "1%",
+    accuracy_margin: Annotated[
+        float,
+        typer.Option(
+            "--accuracy-margin",
+            min=0.0,
+            metavar="X",
+            help="The smallest change of the target metric that matters, in the metric's unit.",
+        ),
+    ] = 0.01,
+    correction: Annotated[
+        str,
+        typer.Option(
+            "--correction",
+            metavar="holm|bh",
+            help="How to control false alarms over all cells.",
+        ),
+    ] = "holm",
+    as_effects: Annotated[
+        bool,
+        typer.Option("--effects", help="Estimate the effect of each axis and each pair of axes."),
+    ] = False,
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare results, with intervals and verdicts.
+
+    Exit code 1 if something is worse, 3 if a comparison is inconclusive.
+    """
+    from harness.analysis.compare import Rules, certified_drifts
+    from harness.core.paths import Results
+
+    min_effect_fraction = parse_percentage(min_effect, "--min-effect")
+    checked_correction = _check_correction(correction)
+    _check_question(names, by=by, as_effects=as_effects)
+    results_folder = Results(results)
+    sides = select_results(results_folder, names, tracking_uri)
+    if as_effects:
+        _show_effects(sides[0], as_json=as_json)
+        return
+    rules = Rules(
+        across=split_commas(",".join(across)),
+        min_effect=min_effect_fraction,
+        accuracy_margin=accuracy_margin,
+        correction=checked_correction,
+        drift=certified_drifts(results_folder, sides),
+    )
+    comparison = _compare(sides, split_commas(by), rules)
+    compared_names = [f"{sides[0].name} by {by}"]
+    if len(sides) > 1:
+        compared_names = [side.name for side in sides[1:]]
+    _show_comparison(comparison, sides[0].name, compared_names, results_folder, as_json=as_json)
+    if comparison.exit_code:
+        raise typer.Exit(comparison.exit_code)
+
+
+def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
+    """Raise BadInput unless there are several results, or one with exactly one of the two options."""
+    options = ["--by"] * bool(by) + ["--effects"] * as_effects
+    is_within_one = len(options) == 1 and len(names) == 1
+    is_among_several = not options and len(names) > 1
+    if not is_within_one and not is_among_several:
+        found = " and ".join([str(len(names)), *options])
+        raise BadInput(
+            f"found {found} to compare; allowed: A B…, or one with --by AXIS or --effects"
+        )
+
+
+def _check_correction(name: str) -> Correction:
+    """Return the name of a correction for multiple comparisons; raises BadInput."""
+    if name == "holm":
+        return "holm"
+    if name == "bh":
+        return "bh"
+    raise BadInput(f"--correction: found {name!r}; allowed: holm, bh")
+
+
+def _compare(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Comparison:
+    """Compare the values of the axes within the first side, or the other sides with it."""
+    from harness.analysis.compare import compare, compare_by
+
+    if axes:
+        return compare_by(sides[0], axes, rules)
+    return compare(sides[0], sides[1:], rules)
+
+
+def _show_comparison(
+    comparison: Comparison,
+    reference: str,
+    names: Sequence[str],
+    results: Results,
+    *,
+    as_json: bool,
+) -> None:
+    """Print a comparison, below the certificates of the hardware that it rests on."""
+    from harness.hardware.certificate import cite
+    from harness.render.terminal import compare as view
+
+    if as_json:
+        view.print_json(comparison, reference, names)
+        return
+    hardware = [kind for match in comparison.matches for kind in match.hardware]
+    for line in cite(results, hardware):
+        print(line)
+    view.show_comparison(comparison, reference, names)
+
+
+def _show_effects(side: Side, *, as_json: bool) -> None:
+    from harness.analysis.effects import effects
+    from harness.render.terminal.effects import show_effects
+
+    show_effects(effects(side), as_json=as_json)
+
+
+@app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
+def report(
+    sweep: NameArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="The file to write. Default: report.html beside the records.",
+        ),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="BASELINE|SWEEP",
+            help="What to compare the sweep with, named as for `harness compare`.",
+        ),
+    ] = "",
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+) -> None:
+    """Write a sweep's report as one HTML file.
+
+    The file needs no network and no other file.
+    """
+    from harness.core.paths import Results
+    from harness.launch.sweep import read_recorded_sweep
+    from harness.render.html import page
+
+    results_folder = Results(results)
+    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    reference = None
+    if against:
+        reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
+    path = out or results_folder.sweep_folder(recorded_sweep.name).report_path
+    page.write(path, results_folder, recorded_sweep, records, reference)
+    print(path)
+
+
+@app.command(epilog=examples("harness collect quickstart --tracking-uri http://127.0.0.1:5000"))
+def collect(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
+    """Deliver the records of a sweep to MLflow.
+
+    Records that are there already are not sent again.
+    """
+    from harness.core.paths import Results
+    from harness.launch.sweep import read_recorded_sweep
+    from harness.render.format import counted
+    from harness.tracking import Tracker
+
+    results_folder = Results(results)
+    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    sweep_folder = results_folder.sweep_folder(recorded_sweep.name)
+    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, records)
+    delivered = counted(delivery.delivered, "trial")
+    print(f"{delivered} delivered, {delivery.already} were there already")
+
+
+@app.command(epilog=examples("harness ui --port 5001"))
+def ui(
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="The port on 127.0.0.1. Default: 5000, or the next free one.",
+        ),
+    ] = None,
+) -> None:
+    """Serve the MLflow UI on this machine.
+
+    Prints the address of each sweep's page. Ctrl-C stops it.
+    """
+    from harness.core.paths import Results
+    from harness.tracking.ui import serve
+
+    serve(Results(results), tracking_uri, port=port)
+
+
+def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
+    """Return the results that the names stand for; MLflow is asked only for its own run ids."""
+    from harness.analysis.selection import select
+    from harness.tracking import Tracker
+
+    return select(results, names, lambda run: Tracker(results, tracking_uri).recall(run))

@@ -1,0 +1,181 @@
+"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    ClusterOption,
+    DataOption,
+    ResultsOption,
+    RetryOption,
+    SetOption,
+    SweepArgument,
+    UriOption,
+    check_launcher,
+    examples,
+    load_sweep,
+)
+
+if TYPE_CHECKING:
+    from harness.launch.sweep import Redo
+    from harness.records.record import Record
+    from harness.spec.sweep import Sweep
+
+FAILED = 1  # exit code
+INCONCLUSIVE = 3  # exit code
+
+app = typer.Typer()
+
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Also show the remarks on trials too short for a steady state.",
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "harness plan quickstart",
+        "harness plan sweep.yaml --set precision=bf16 --json",
+    )
+)
+def plan(
+    sweep: SweepArgument,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole plan as JSON, every default included.")
+    ] = False,
+) -> None:
+    """Show what a sweep will run, and for how long.
+
+    Lists its cells and trials, and the combinations that are left out with the reason.
+    """
+    from harness.core.paths import Results
+    from harness.render.terminal import plan as view
+
+    loaded, _ = load_sweep(sweep, settings, data, cluster)
+    view.show(loaded, Results(results), as_json=as_json)
+
+
+@app.command(epilog=examples("harness axes"))
+def axes() -> None:
+    """List the axes that a sweep can vary.
+
+    Shows the values, the default, the effect and the requirements of each.
+    """
+    from harness.render.terminal.axes import show
+
+    show()
+
+
+@app.command(
+    epilog=examples(
+        "harness run quickstart",
+        "harness run mnist --data DIR --set seeds=0,1,2",
+        "harness run sweep.yaml --until 2% --budget 30",
+    )
+)
+def run(
+    sweep: SweepArgument,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    retry_failed: RetryOption = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run every trial again, finished ones included.")
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")
+    ] = False,
+    selftest_before: Annotated[
+        bool,
+        typer.Option("--selftest", help="Run `harness selftest` before the sweep."),
+    ] = False,
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="PERCENT",
+            help="Add repeats until every cell's interval is ±PERCENT or narrower.",
+        ),
+    ] = "",
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            min=0.0,
+            metavar="MINUTES",
+            help="With --until: start no repeat that would end later than this.",
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run a sweep on this machine, or resume it where it stopped.
+
+    Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
+    """
+    from harness.analysis import adaptive
+    from harness.core.paths import Results
+    from harness.launch import sweep as runner
+    from harness.render.terminal.run import RunView, show_results
+    from harness.slurm.queue import refuse_live_jobs
+
+    goal = adaptive.goal(until, budget)
+    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
+    results_folder = Results(results)
+    if selftest_before:
+        from harness.cli.machine import run_selftest
+
+        run_selftest("1,2,4", profile, results_folder)
+    view = RunView(loaded, results_folder, tracking_uri)
+    redo = _trials_to_redo(force=force, retry_failed=retry_failed)
+
+    def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
+        return runner.run(
+            sweep,
+            profile,
+            results_folder.sweep_folder(sweep.name),
+            view,
+            redo="missing" if is_further_repeat else redo,
+            fail_fast=fail_fast,
+            check=refuse_live_jobs,
+        )
+
+    with view:
+        finished_sweep, records = adaptive.run_until(goal, loaded, run_pending)
+        view.deliver(records)
+    show_results(finished_sweep, records, results_folder, trouble=view.trouble, verbose=verbose)
+    if goal is not None:
+        print(adaptive.describe_precision(goal, finished_sweep, records))
+    goal_reached = adaptive.reached(goal, finished_sweep, records)
+    _exit(records, goal_reached=goal_reached)
+
+
+def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
+    """Return which of the trials that have a record run again, as the runner calls it."""
+    if force:
+        return "all"
+    return "failed" if retry_failed else "missing"
+
+
+def _exit(records: Sequence[Record], *, goal_reached: bool) -> None:
+    """End the command with the exit code that its trials' statuses call for."""
+    statuses = {record.status for record in records}
+    if statuses & {"failed", "interrupted"}:
+        raise typer.Exit(FAILED)
+    if "invalid" in statuses or not goal_reached:
+        raise typer.Exit(INCONCLUSIVE)
