@@ -51,7 +51,7 @@ def complete_set(incomplete: str) -> list[str]:
 
 def complete_topics(incomplete: str) -> list[str]:
     """Return the topics of the manual."""
-    from harness.cli.guide import read_pages
+    from harness.cli.pages import read_pages
 
     return [page.topic for page in read_pages() if page.topic.startswith(incomplete)]
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer
+import typer.main
 
 import harness as package
 from harness.cli import main as cli
@@ -15,24 +16,25 @@ from tests.support.commands import harness
 from tests.support.sweeps import write
 
 
-def commands(app: typer.Typer, *above: str) -> list[tuple[str, ...]]:
-    """The words of every command: ("data", "fetch")."""
-    found: list[tuple[str, ...]] = []
-    for command in app.registered_commands:
-        found.append((*above, str(command.name or getattr(command.callback, "__name__", ""))))
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        found += commands(group.typer_instance, *above, str(group.name))
-    return found
+def commands(group: Any, *parents: str) -> list[tuple[str, ...]]:
+    """Return every command as it is typed: ("data", "fetch")."""
+    typed: list[tuple[str, ...]] = []
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            typed += commands(command, *parents, name)
+        else:
+            typed.append((*parents, name))
+    return typed
 
 
-COMMANDS = commands(cli.app)
+COMMANDS = commands(typer.main.get_command(cli.app))
 
 
 def test_help_names_every_command_and_says_where_to_begin() -> None:
     ended = harness("--help")
     assert (ended.code, ended.err) == (0, "")
-    assert "Begin with: harness run quickstart" in ended.out
+    assert "Start with: harness run quickstart\n" in ended.out
+    assert "The manual: harness guide\n" in ended.out
     for words in COMMANDS:
         assert words[0] in ended.out
     assert "..." not in ended.out.partition("Commands:")[2]  # no command's words are cut off
@@ -62,7 +64,7 @@ def test_every_option_is_explained(words: tuple[str, ...]) -> None:
 
 def test_command_that_is_left_out_shows_the_help() -> None:
     ended = harness()
-    assert "Begin with: harness run quickstart" in ended.out + ended.err
+    assert "Start with: harness run quickstart" in ended.out + ended.err
 
 
 def test_axes_tells_of_every_axis_what_it_takes() -> None:
