@@ -201,14 +201,14 @@ def _show_comparison(
     as_json: bool,
 ) -> None:
     """Print a comparison, below the certificates of the hardware that it rests on."""
-    from harness.hardware.certificate import cite
+    from harness.hardware.certificate import citation_lines
     from harness.render.terminal import compare as view
 
     if as_json:
         view.print_json(comparison, reference, names)
         return
     hardware = [kind for match in comparison.matches for kind in match.hardware]
-    for line in cite(results, hardware):
+    for line in citation_lines(results, hardware):
         print(line)
     view.show_comparison(comparison, reference, names)
 
@@ -278,7 +278,7 @@ def collect(
     sweep_folder = results_folder.sweep_folder(recorded_sweep.name)
     delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, records)
     delivered = counted(delivery.delivered, "trial")
-    print(f"{delivered} delivered, {delivery.already} were there already")
+    print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
 
 @app.command(epilog=examples("harness ui --port 5001"))
