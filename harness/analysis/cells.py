@@ -29,3 +29,11 @@ def summary_values(records: Sequence[Record], field: str) -> list[float]:
     """Return a field of `Summary` for each record in which it was measured."""
     values = [getattr(record.summary, field) for record in records if record.summary]
     return [value for value in values if value is not None]
+
+
+def naming_axes(cells: Sequence[Cell]) -> list[str]:
+    """Return the varying axes that a cell's short name needs; strategy stands for the ranks too."""
+    varying = varying_axes(cells)
+    if "strategy" in varying:
+        return [axis for axis in varying if axis != "world_size"]
+    return varying

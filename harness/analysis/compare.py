@@ -16,7 +16,6 @@ from harness.analysis.questions import (
     accuracy,
     drifts,
     hardware_keys,
-    log_throughputs,
     pairs,
     same_bits,
     speed,
@@ -28,7 +27,7 @@ from harness.hardware import certificate
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell
 from harness.statistics.estimate import Drift
-from harness.statistics.verdict import ALPHA, Correction, Verdict, judge
+from harness.statistics.verdict import ALPHA, Correction, Metric, Verdict, judge
 
 CONDITIONS = ("hardware", "code", "software")
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")
@@ -83,6 +82,11 @@ class Row:
     mean_a: float
     mean_b: float
     verdict: Verdict
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that the cells are compared in."""
+        return self.verdict.metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +184,7 @@ def _varied(side: Side) -> list[str]:
 def against_first(side: Side) -> Comparison | None:
     """Within a sweep: each cell against the first measured one of its workload, whatever their hardware; None where
     there are no two cells of one workload."""
-    ordered = sorted(side.cells, key=lambda cell: not log_throughputs(cell))
+    ordered = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     workloads = [_key(cell.cell, tuple(AXES)) for cell in ordered]
     if len(set(workloads)) == len(workloads):
         return None
@@ -376,7 +380,7 @@ def _left_out(one: Match) -> list[tuple[str, str]]:
 def _lacking(one: Match) -> str:
     told = []
     for name, side in (("A", one.a), ("B", one.b)):
-        if not log_throughputs(side):
+        if not side.log_throughputs:
             why = ", ".join(f"{count} {status}" for status, count in side.left_out.items())
             told.append(f"{name} ({why or 'too few steps'})")
     return " and ".join(told)

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
-from harness.statistics.trials import seed_means
+from harness.statistics.trials import independent_values
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -49,14 +49,10 @@ def same_bits(a: CellResult, b: CellResult) -> int:
     return sum(one.parameter_digest == other.parameter_digest for one, other in pairs(a, b))
 
 
-def log_throughputs(cell: CellResult) -> list[float]:
-    return [math.log(one.throughput) for one in cell.trials if one.throughput]
-
-
 def _speeds(cell: CellResult) -> list[float]:
     """The logarithms of what throughputs' interval is made of, where no pairs take off what a seed brings."""
     measured = [one for one in cell.trials if one.throughput]
-    return seed_means(
+    return independent_values(
         [math.log(one.throughput or 1) for one in measured], [one.seed for one in measured]
     )
 
@@ -87,7 +83,7 @@ def speed(
 ) -> MetricDifference | None:
     """Of the log ratio of throughputs; None if a side has none. By pairs where they ran interleaved, one pair after
     the other; otherwise the two sides are independent, and differ by what is `known` of their hardware's drift too."""
-    ours, theirs = log_throughputs(a), log_throughputs(b)
+    ours, theirs = a.log_throughputs, b.log_throughputs
     if not ours or not theirs:
         return None
     measured = [(one, other) for one, other in pairs(a, b) if one.throughput and other.throughput]
@@ -115,7 +111,7 @@ def _interleaved(measured: Sequence[tuple[TrialResult, TrialResult]]) -> bool:
 def accuracy(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
     """Of the difference over seeds, each the mean of its repeats; None if the sides have no metric in common. What
     ended with the same bits has the same accuracy, however few seeds there are."""
-    ours, theirs = _by_seed(a.trials), _by_seed(b.trials)
+    ours, theirs = a.metric_by_seed, b.metric_by_seed
     if a.target is None or a.target != b.target or not ours or not theirs:
         return None
     common = [seed for seed in ours if seed in theirs]
@@ -155,11 +151,3 @@ def _on_a_grid(estimate: Estimate, *sides: Mapping[int, float]) -> Estimate:
         estimate,
         standard_error=max(estimate.standard_error, min(steps) / math.sqrt(estimate.count)),
     )
-
-
-def _by_seed(trials: Sequence[TrialResult]) -> Mapping[int, float]:
-    seeds: dict[int, list[float]] = {}
-    for one in trials:
-        if one.metric is not None:
-            seeds.setdefault(one.seed, []).append(one.metric)
-    return {seed: fmean(values) for seed, values in seeds.items()}

@@ -1,4 +1,4 @@
-"""What a cell's trials come to: the form in which records and baselines are held against each other."""
+"""What the trials of a cell come to: the form in which records and baselines are compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,16 @@ from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import find_window, unpack
 from harness.records.record import Record, Target
+from harness.records.series import Numbers
 from harness.spec.cell import Cell
+from harness.statistics.interval import Interval, mean_interval
 from harness.statistics.trace import batch_means, trace_mean
+from harness.statistics.trials import independent_values, mean_by_seed
 
-KEPT = 10  # block means at least that a trial keeps, where it has so many steps
+FEWEST_BATCHES = 10  # batch means that a trial keeps at least, where it has so many steps
 UNKNOWN = "unknown"
+UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
+STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # the worst first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +35,12 @@ class TrialResult:
     seed: int
     repeat: int
     started: float  # seconds since the epoch
-    ended: float
+    ended: float  # seconds since the epoch
     throughput: float | None  # samples/s in the measured window; None if it was not measured
-    relative_error: (
-        float | None
-    )  # its standard error as a fraction, by the steps of this trial alone
-    settled: bool | None
+    relative_error: float | None  # standard error over mean, from the steps of this trial only
+    settled: bool | None  # whether steady state was reached; None if there were too few steps
     window_steps: int
-    batch_seconds: Sequence[
-        float
-    ]  # seconds a step, of blocks of equal length one after the other in the window
+    batch_seconds: Sequence[float]  # seconds a step, of consecutive equal batches of the window
     metric: float | None  # the target metric at the end
     parameter_digest: str
     order_digest: str | None
@@ -46,54 +48,123 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """A cell and its trials. `conditions` are what they ran under, hardware, code and software, each of them once."""
+    """A cell and its trials."""
 
     cell: Cell
-    target: Target | None
-    conditions: Mapping[str, Sequence[str]]
-    trials: Sequence[TrialResult]
-    left_out: Mapping[str, int]  # trials that are not done, by status
+    target: Target | None  # None where no trial is done
+    conditions: Mapping[str, Sequence[str]]  # the values of hardware, code and software
+    trials: Sequence[TrialResult]  # those that are done
+    left_out: Mapping[str, int]  # the number of trials that are not done, by status
+
+    @property
+    def measured_trials(self) -> list[TrialResult]:
+        """The trials of which throughput was measured."""
+        return [trial for trial in self.trials if trial.throughput]
+
+    @property
+    def log_throughputs(self) -> list[float]:
+        """The logarithm of the throughput of each measured trial."""
+        return [math.log(trial.throughput) for trial in self.trials if trial.throughput]
+
+    @cached_property
+    def throughput(self) -> Interval | None:
+        """The mean samples/s with its interval, where a seed counts once; None if not measured."""
+        values, seeds = [], []
+        for trial in self.trials:
+            if trial.throughput:
+                values.append(trial.throughput)
+                seeds.append(trial.seed)
+        return mean_interval(independent_values(values, seeds)) if values else None
+
+    @cached_property
+    def metric_by_seed(self) -> Mapping[int, float]:
+        """The target metric at the end by seed, each the mean of its repeats."""
+        values, seeds = [], []
+        for trial in self.trials:
+            if trial.metric is not None:
+                values.append(trial.metric)
+                seeds.append(trial.seed)
+        return mean_by_seed(values, seeds)
+
+    @cached_property
+    def metric(self) -> Interval | None:
+        """The mean target metric with its interval over seeds; None if it was not evaluated."""
+        means = list(self.metric_by_seed.values())
+        return mean_interval(means) if means else None
+
+    @property
+    def planned(self) -> int:
+        """How many trials were asked for, as far as this result tells."""
+        return len(self.trials) + sum(self.left_out.values())
+
+    @property
+    def status(self) -> str:
+        """The worst status among its trials, one of `STATUSES`."""
+        for status in STATUSES:
+            if self.left_out.get(status):
+                return status
+        return "done" if self.trials else UNRECORDED
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether any of its trials has left a record."""
+        return bool(self.trials) or any(status != UNRECORDED for status in self.left_out)
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
-    """The cells of some records in order of appearance, each with all its trials."""
+    """Return the cells of some records in order of appearance, each with all its trials."""
     return join([of_trial(record) for record in records])
 
 
 def join(parts: Sequence[CellResult]) -> list[CellResult]:
-    """Parts of cells to whole ones, in order of appearance."""
+    """Merge partial results of the same cells, in order of appearance."""
     by_cell: dict[str, list[CellResult]] = {}
     for part in parts:
         by_cell.setdefault(part.cell.id, []).append(part)
-    return [_joined(own) for own in by_cell.values()]
+    return [_merge(cell_parts) for cell_parts in by_cell.values()]
 
 
-def _joined(parts: Sequence[CellResult]) -> CellResult:
+def _merge(parts: Sequence[CellResult]) -> CellResult:
+    """Return one cell's result from parts of it."""
     conditions: dict[str, dict[str, None]] = {}
-    for part in parts:
-        for kind, found in part.conditions.items():
-            conditions.setdefault(kind, {}).update(dict.fromkeys(found))
     left_out: Counter[str] = Counter()
+    trials: list[TrialResult] = []
+    target = None
     for part in parts:
+        for kind, values in part.conditions.items():
+            conditions.setdefault(kind, {}).update(dict.fromkeys(values))
         left_out.update(part.left_out)
+        trials.extend(part.trials)
+        target = target or part.target
     return CellResult(
         cell=parts[0].cell,
-        target=next((part.target for part in parts if part.target), None),
-        conditions={kind: list(found) for kind, found in conditions.items()},
-        trials=[trial for part in parts for trial in part.trials],
+        target=target,
+        conditions={kind: list(values) for kind, values in conditions.items()},
+        trials=trials,
         left_out=dict(left_out),
     )
 
 
 def of_trial(record: Record) -> CellResult:
-    """What a single trial says of its cell."""
-    done = record.status == "done"
+    """Return what a single trial contributes to its cell."""
+    cell = record.trial.cell
+    if record.status != "done":
+        return CellResult(
+            cell=cell, target=None, conditions={}, trials=[], left_out={record.status: 1}
+        )
     return CellResult(
-        cell=record.trial.cell,
-        target=record.rank0.target if done and record.rank0 else None,
-        conditions={kind: [found] for kind, found in _conditions(record).items()} if done else {},
-        trials=[_trial_result(record)] if done else [],
-        left_out={} if done else {record.status: 1},
+        cell=cell,
+        target=record.rank0.target if record.rank0 else None,
+        conditions={kind: [value] for kind, value in _conditions(record).items()},
+        trials=[_trial_result(record)],
+        left_out={},
+    )
+
+
+def unrecorded(cell: Cell, trials: int) -> CellResult:
+    """Return the result of so many planned trials of a cell that have left no record."""
+    return CellResult(
+        cell=cell, target=None, conditions={}, trials=[], left_out={UNRECORDED: trials}
     )
 
 
@@ -101,8 +172,6 @@ def _trial_result(record: Record) -> TrialResult:
     assert record.summary is not None
     assert record.rank0 is not None
     seconds = window_seconds(record)
-    found = trace_mean(seconds) if len(seconds) else None
-    known = found is not None and bool(np.isfinite(found.standard_error))
     return TrialResult(
         sweep=record.sweep,
         seed=record.trial.seed,
@@ -110,55 +179,75 @@ def _trial_result(record: Record) -> TrialResult:
         started=record.started,
         ended=record.ended,
         throughput=record.summary.throughput,
-        relative_error=rounded(float(found.standard_error / found.mean))
-        if found is not None and known
-        else None,
+        relative_error=_relative_error(seconds),
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        batch_seconds=[rounded(float(value)) for value in batch_means(seconds, KEPT)]
-        if len(seconds)
-        else [],
+        batch_seconds=_batch_seconds(seconds),
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
     )
 
 
-def window_seconds(record: Record) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The measured steps of the rank that took longest for them, whose time throughput is counted over."""
+def _relative_error(seconds: Numbers) -> float | None:
+    """Return the standard error of the mean step time over that mean, None where it is unknown."""
+    if not len(seconds):
+        return None
+    step = trace_mean(seconds)
+    if not np.isfinite(step.standard_error):
+        return None
+    return rounded(float(step.standard_error / step.mean))
+
+
+def _batch_seconds(seconds: Numbers) -> list[float]:
+    """Return the mean seconds a step of consecutive batches of steps."""
+    if not len(seconds):
+        return []
+    return [rounded(float(mean)) for mean in batch_means(seconds, FEWEST_BATCHES)]
+
+
+def window_seconds(record: Record) -> Numbers:
+    """Return the seconds of each measured step of the rank that took longest, shape (steps,).
+
+    Throughput is counted over that rank's time.
+    """
     steps = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).astype(np.float64)
-    taken_up = [one.step for one in record.ranks[0].interruptions]
-    inside = find_window(steps.max(axis=0), record.trial.cell.warmup, taken_up).mask
-    spent: np.ndarray[Any, np.dtype[np.float64]] = steps[
-        steps[:, inside].sum(axis=1).argmax(), inside
-    ]
-    return spent
+    resumed = [interruption.step for interruption in record.ranks[0].interruptions]
+    inside = find_window(steps.max(axis=0), record.trial.cell.warmup, resumed).mask
+    slowest_rank = steps[:, inside].sum(axis=1).argmax()
+    seconds: Numbers = steps[slowest_rank, inside]
+    return seconds
 
 
 def _conditions(record: Record) -> dict[str, str]:
-    """In words that are the same for what is the same."""
-    environment = record.rank0.environment if record.rank0 else {}
-    hardware, software, code = (
-        environment.get(name) or {} for name in ("hardware", "software", "harness")
-    )
-    versions = {
-        "python": software.get("python"),
-        "cuda": software.get("cuda"),
-        "nccl": software.get("nccl"),
-    }
-    versions |= {"torch": software.get("torch"), **software.get("packages", {})}
-    commit = str(code.get("commit") or "")[:12]
-    words = [str(code.get("version", "")), commit, "with changes" if code.get("dirty") else ""]
+    """Return what a trial ran under, in text that is equal for what is the same."""
+    environment: Mapping[str, Any] = record.rank0.environment if record.rank0 else {}
+    hardware = environment.get("hardware") or {}
     return {
         "hardware": machine_key(hardware, device_of(record)) if hardware else UNKNOWN,
-        "code": " ".join(word for word in words if word) or UNKNOWN,
-        "software": ", ".join(
-            f"{name} {version}" for name, version in sorted(versions.items()) if version
-        )
-        or UNKNOWN,
+        "code": _code_version(environment.get("harness") or {}),
+        "software": _software_versions(environment.get("software") or {}),
     }
+
+
+def _code_version(code: Mapping[str, Any]) -> str:
+    """Return the harness's version and commit: `0.1.0 c0ffeec0ffee with changes`."""
+    version = str(code.get("version", ""))
+    commit = str(code.get("commit") or "")[:12]
+    changes = "with changes" if code.get("dirty") else ""
+    return " ".join(filter(None, [version, commit, changes])) or UNKNOWN
+
+
+def _software_versions(software: Mapping[str, Any]) -> str:
+    """Return names with versions, sorted: `python 3.11.7, torch 2.13.0`."""
+    versions = {name: software.get(name) for name in ("python", "cuda", "nccl", "torch")}
+    versions |= software.get("packages", {})
+    present = [f"{name} {version}" for name, version in sorted(versions.items()) if version]
+    return ", ".join(present) or UNKNOWN
 
 
 def rounded(value: float) -> float:
-    """To six digits, so that files and pages read well."""
-    return value if value == 0 else round(value, 5 - math.floor(math.log10(abs(value))))
+    """Return a number rounded to six significant digits, for files and pages that people read."""
+    if value == 0:
+        return value
+    return round(value, 5 - math.floor(math.log10(abs(value))))

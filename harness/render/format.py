@@ -1,24 +1,45 @@
 """Turns numbers, intervals, verdicts and settings into text: the one place that decides units and digits.
 
-The terminal, the HTML report and MLflow all format through this module, so that a number reads the same everywhere.
-It loads neither NumPy nor SciPy, because `harness plan` uses it.
+The terminal, the HTML report and MLflow all format through this module, so that a number reads the
+same everywhere. It returns plain text; escaping for a page or a terminal is up to the caller. It
+loads neither NumPy nor SciPy, because `harness plan` uses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from harness.spec.axes import DEFAULTS
 
+if TYPE_CHECKING:
+    from harness.analysis.compare import Row
+    from harness.spec.cell import Cell
+    from harness.statistics.attribution import Effect
+    from harness.statistics.interval import Interval
+    from harness.statistics.verdict import Verdict
+
+MISSING = "–"  # stands for what was not measured
 BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
+LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its digits
+
+
+# Counts, times and sizes.
 
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: `1 trial`, `2 trials`."""
     plural = "" if count == 1 else "s"
     return f"{count} {noun}{plural}"
+
+
+def counts(occurrences: Iterable[str]) -> str:
+    """Return how often each text occurs, in order of appearance: `3 done, 1 failed`."""
+    return ", ".join(f"{count} {text}" for text, count in Counter(occurrences).items())
 
 
 def duration(seconds: float) -> str:
@@ -53,7 +74,165 @@ def si_prefixed(value: float) -> str:
     return f"{value:.3g} "
 
 
+# Measured quantities and their intervals.
+
+
+def samples_per_second(value: float | None) -> str:
+    """Return a throughput in whole samples/s: `12,345`."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def throughput(interval: Interval | None) -> str:
+    """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`."""
+    if interval is None:
+        return MISSING
+    mean = samples_per_second(interval.mean)
+    if interval.half_width is None:
+        return mean
+    return f"{mean} ±{interval.half_width / interval.mean:.1%}"
+
+
+def metric_value(value: float | None) -> str:
+    """Return a value of the target metric: `0.9123`."""
+    return MISSING if value is None else f"{value:.4f}"
+
+
+def metric(interval: Interval | None) -> str:
+    """Return a mean target metric with the half width of its interval: `0.9123 ±0.0012`."""
+    if interval is None:
+        return MISSING
+    mean = metric_value(interval.mean)
+    if interval.half_width is None:
+        return mean
+    return f"{mean} ±{metric_value(interval.half_width)}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a step time in milliseconds, without the unit: `12.34`."""
+    return MISSING if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def share(fraction: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent: `12.3%`."""
+    return MISSING if fraction is None else f"{fraction:.{digits}%}"
+
+
+def ratio(value: float, digits: int = 3) -> str:
+    """Return a ratio: `1.234×`."""
+    return f"{value:.{digits}f}×"
+
+
+def bounds(low: float, high: float, digits: int = 3) -> str:
+    """Return the bounds of a ratio: `1.100 to 1.300`."""
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+# Verdicts.
+
+
+def effect(verdict: Verdict) -> str:
+    """Return the size of a difference: a ratio of throughputs, or a signed difference of metrics."""
+    if verdict.metric.relative:
+        return ratio(verdict.effect)
+    return f"{verdict.effect:+.4f}"
+
+
+def effect_interval(verdict: Verdict) -> str:
+    """Return the interval of `effect`: `1.100 to 1.300`, `+0.0012 to +0.0034`."""
+    if verdict.interval is None:
+        return MISSING
+    low, high = verdict.interval
+    if verdict.metric.relative:
+        return bounds(low, high)
+    return f"{low:+.4f} to {high:+.4f}"
+
+
+def mean_values(row: Row) -> tuple[str, str]:
+    """Return the means of A and of B that a row compares, in the unit of its metric."""
+    if row.metric.relative:
+        return samples_per_second(row.mean_a), samples_per_second(row.mean_b)
+    return metric_value(row.mean_a), metric_value(row.mean_b)
+
+
+def detectable_effect(verdict: Verdict) -> str:
+    """Return the smallest effect that would have been detected: `1.2%`, `0.0034`."""
+    size = verdict.min_detectable_effect
+    if size is None:
+        return MISSING
+    if not verdict.metric.relative:
+        return metric_value(size)
+    return share(size) if size < LARGEST_EFFECT else f">{LARGEST_EFFECT:,.0%}"
+
+
+def verdict_label(row: Row | None) -> str:
+    """Return the verdict of a row: `faster`, `slower`, `same`, …; `reference` where there is none."""
+    return "reference" if row is None else row.verdict.label
+
+
+# Attribution.
+
+
+def effect_ratio(effect: Effect, digits: int = 3) -> str:
+    """Return what levels of axes contribute, as a ratio of throughputs: `1.234×`."""
+    return ratio(effect.ratio, digits)
+
+
+def effect_bounds(effect: Effect, digits: int = 3) -> str:
+    """Return the interval of `effect_ratio`: `1.100 to 1.300`."""
+    return bounds(effect.low, effect.high, digits)
+
+
+def certainty(effect: Effect) -> str:
+    """Return whether an effect is significant over all effects together: `yes` or `no`."""
+    return "yes" if effect.is_certain else "no"
+
+
+def effect_sentence(effect: Effect) -> str:
+    """Return an effect as a clause: `precision=bf16 is 1.20 times precision=fp32 (1.10 to 1.30)`."""
+    levels, reference = axis_levels(effect.levels), axis_levels(effect.reference)
+    return f"{levels} is {effect.ratio:.2f} times {reference} ({effect_bounds(effect, digits=2)})"
+
+
+# Axes and cells.
+
+
+def axis_value(value: Any) -> str:
+    """Return a value of an axis as a sweep file spells it: `bf16`, `2`, `true`, `null`."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def axis_level(axis: str, value: Any) -> str:
+    """Return a value that can stand without its axis: `bf16`, but `num_workers=2`."""
+    return value if isinstance(value, str) else f"{axis}={axis_value(value)}"
+
+
+def axis_levels(levels: Mapping[str, Any]) -> str:
+    """Return levels of axes with the axes' names: `precision=bf16 with strategy=ddp`."""
+    return " with ".join(f"{axis}={axis_value(value)}" for axis, value in levels.items())
+
+
+def short_axis_levels(levels: Mapping[str, Any]) -> str:
+    """Return levels of axes as short as they are clear: `bf16 with num_workers=2`."""
+    return " with ".join(axis_level(axis, value) for axis, value in levels.items())
+
+
 def changed_axes(axes: Mapping[str, Any]) -> str:
     """Return the axes that differ from their defaults: `strategy=ddp world_size=2`."""
     changed = [(name, value) for name, value in axes.items() if value != DEFAULTS.get(name, value)]
-    return " ".join(f"{name}={value}" for name, value in changed) or "all defaults"
+    return " ".join(f"{name}={axis_value(value)}" for name, value in changed) or "all defaults"
+
+
+def cell_name(cell: Cell, axes: Sequence[str]) -> str:
+    """Return a cell by some of its axes, as its label spells them: `compile bf16 ddp×2 w0`."""
+    return " ".join(_label_part(cell, axis) for axis in axes)
+
+
+def _label_part(cell: Cell, axis: str) -> str:
+    """Return the value of one axis as a cell's label spells it."""
+    if axis in ("strategy", "world_size"):
+        strategy = cell.axes.strategy
+        return strategy if strategy == "single" else f"{strategy}×{cell.axes.world_size}"
+    value = getattr(cell.axes, axis)
+    if axis in ABBREVIATIONS:
+        return f"{ABBREVIATIONS[axis]}{value}"
+    return axis_level(axis, value)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from harness.statistics.verdict import holm
+from harness.statistics.verdict import ALPHA, holm
 
 Numbers = NDArray[np.float64]
 Levels = Mapping[str, Hashable]
@@ -41,6 +41,21 @@ class Effect:
     high: float
     p: float  # corrected by Holm over all effects
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the effect of one axis, not the interaction of two."""
+        return len(self.levels) == 1
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is significant, over all effects together."""
+        return self.p <= ALPHA
+
+    @property
+    def magnitude(self) -> float:
+        """Its size regardless of direction: halving and doubling are both 2."""
+        return max(self.ratio, 1 / self.ratio)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
@@ -50,6 +65,18 @@ class Attribution:
     unknown: Sequence[tuple[str, ...]]
     deviation: float  # of a trial about the model, relative
     degrees_of_freedom: int
+
+    @property
+    def main_effects(self) -> list[Effect]:
+        """The effects of single axes, the largest first."""
+        effects = [effect for effect in self.effects if effect.is_main]
+        return sorted(effects, key=lambda effect: -effect.magnitude)
+
+    @property
+    def interactions(self) -> list[Effect]:
+        """The interactions of two axes, the largest first."""
+        effects = [effect for effect in self.effects if not effect.is_main]
+        return sorted(effects, key=lambda effect: -effect.magnitude)
 
 
 def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attribution | None:

@@ -5,58 +5,69 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 
 from harness.statistics.interval import Interval, mean_interval
 
-FEWEST_SEEDS = 3  # of which the spread between seeds can be told
+FEWEST_SEEDS = 3  # below that the spread between seeds can't be estimated
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialsMean:
-    """A mean over trials with Student's interval, and where the spread of trials comes from.
+    """A mean over trials with Student's interval, and where the spread of the trials comes from.
 
-    `within` is the part (a deviation of one trial) that their own steps explain: longer trials make it smaller.
-    `between` is the rest, which only more trials average out. None where a trial's own error is unknown, or where there
-    is one trial only.
+    Both parts are standard deviations of one trial, None where a trial's own standard error is
+    unknown or where there is a single trial.
     """
 
     interval: Interval
-    within: float | None
-    between: float | None
+    within: float | None  # explained by the trial's own steps: longer trials make it smaller
+    between: float | None  # the remainder, which only more trials average out
 
 
-def seed_means(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
-    """The values of which a cell's interval is made: the means of seeds where there are enough of them, since repeats
-    of a seed share whatever it brings; else the values themselves, as if seeds did not matter to them."""
-    own = {
-        seed: [value for value, other in zip(values, seeds, strict=True) if other == seed]
-        for seed in seeds
-    }
-    return (
-        [sum(found) / len(found) for found in own.values()]
-        if len(own) >= FEWEST_SEEDS
-        else list(values)
-    )
+def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, float]:
+    """Return the mean value of each seed, in order of appearance; `seeds[i]` belongs to `values[i]`."""
+    by_seed: dict[int, list[float]] = {}
+    for value, seed in zip(values, seeds, strict=True):
+        by_seed.setdefault(seed, []).append(value)
+    return {seed: fmean(repeats) for seed, repeats in by_seed.items()}
+
+
+def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
+    """Return the values that an interval of the mean may count as independent.
+
+    Repeats of a seed share whatever the seed brings (initial weights, the order of the data), so
+    they are averaged and each seed counts once. With fewer than `FEWEST_SEEDS` seeds their spread
+    can't be estimated; every value then counts, as if seeds did not matter.
+    """
+    means = mean_by_seed(values, seeds)
+    if len(means) < FEWEST_SEEDS:
+        return list(values)
+    return list(means.values())
 
 
 def mean_of_trials(
-    values: Sequence[float], errors: Sequence[float | None], confidence: float = 0.95
+    values: Sequence[float],
+    standard_errors: Sequence[float | None],
+    confidence: float = 0.95,
 ) -> TrialsMean:
-    """From each trial's mean and its own standard error (`trace_mean`); raises ValueError without values.
+    """Return the mean of trials from each trial's mean and its own standard error (`trace_mean`).
 
-    The variance of the values already holds both parts, as in a one-way random-effects model, so that Student's
-    interval over them is exact for normal effects where seeds do not matter to the values: nothing is added, and the
-    steps of a trial never count as trials.
+    The variance of the values holds both parts already, as in a one-way random-effects model:
+
+        Var(value) = between^2 + within^2.
+
+    So Student's interval over the values is exact for normal effects where seeds do not matter,
+    nothing is added to it, and the steps of a trial never count as trials.
+
+    Raises ValueError without values.
     """
     interval = mean_interval(values, confidence)
-    known = [error for error in errors if error is not None]
-    within = (
-        math.sqrt(sum(error**2 for error in known) / len(known))
-        if len(known) == len(values)
-        else None
-    )
+    errors = [error for error in standard_errors if error is not None]
+    if len(errors) < len(values):
+        return TrialsMean(interval=interval, within=None, between=None)
+    within = math.sqrt(fmean([error**2 for error in errors]))
     between = None
-    if within is not None and len(values) > 1:
-        variance = sum((value - interval.mean) ** 2 for value in values) / (len(values) - 1)
-        between = math.sqrt(max(0.0, variance - within**2))
+    if len(values) > 1:
+        between = math.sqrt(max(0.0, variance(values) - within**2))
     return TrialsMean(interval=interval, within=within, between=between)

@@ -72,6 +72,28 @@ class Verdict:
     min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
 
     @property
+    def metric(self) -> Metric:
+        """The metric that the question is about."""
+        return self.question.metric
+
+    @property
+    def estimate(self) -> Estimate:
+        """The estimated difference of B from A."""
+        return self.question.estimate
+
+    @property
+    def effect(self) -> float:
+        """The estimate as people read it: a ratio of B to A, or their difference."""
+        return self.metric.back_transform(self.estimate.value)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The bounds of the effect; None where too few values give none."""
+        if self.estimate.standard_error is None:
+            return None
+        return self.low, self.high
+
+    @property
     def label(self) -> str:
         """`faster`, `slower`, `same`, `inconclusive`, or what the metric says for better and worse."""
         metric = self.question.metric

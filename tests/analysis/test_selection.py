@@ -182,7 +182,7 @@ def test_a_cell_that_failed_is_named_and_the_others_are_compared(place: Results)
     assert ended.code == 3
     assert f"missing {failed.label}: no measured throughput in B (3 failed)" in ended.out
     assert sum("samples/s" in line for line in ended.out.splitlines()) == 1
-    assert ended.out.splitlines()[-1] == "inconclusive: something is missing, as said above"
+    assert ended.out.splitlines()[-1] == "inconclusive: something is missing, as listed above"
 
 
 def test_by_an_axis(place: Results) -> None:
@@ -294,7 +294,7 @@ def test_baselines_are_saved_listed_shown_and_pruned(place: Results) -> None:
 def test_a_baseline_of_one_trial_warns(place: Results) -> None:
     sweep = ran(place, "one")
     ended = harness("baseline", "save", f"one/{sweep.trials()[0].id}")
-    assert "nothing can be told faster or slower from it" in ended.out
+    assert "no later run can be shown to be faster or slower" in ended.out
 
 
 def test_slow_steps_after_the_summary_are_seen_in_the_error(place: Results) -> None:

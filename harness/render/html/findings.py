@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.questions import SPEED, speed
-from harness.analysis.result import CellResult
+from harness.analysis.sweep_result import contenders
 from harness.render.html.facts import CellFacts, Facts
 from harness.statistics.attribution import Effect, Levels
 from harness.statistics.verdict import ALPHA
@@ -72,23 +71,6 @@ def _contenders(winner: CellFacts, others: Sequence[CellFacts]) -> list[CellFact
     assert winner.result is not None
     close = contenders(winner.result, [cell.result for cell in others if cell.result])
     return [cell for cell in others if any(cell.cell.id == one.cell.id for one in close)]
-
-
-def contenders(fastest: CellResult, others: Sequence[CellResult]) -> list[CellResult]:
-    """The cells that can't be told from the fastest, as significantly slower and by as much as matters.
-
-    Bonferroni over the others: if another cell is truly the best, then a false winner has to be found better than that
-    one, which is a single comparison of so many, however the winner was picked (Hsu 1981, doi:10.1214/aos/1176345582).
-    """
-    return [cell for cell in others if not _slower(cell, fastest, ALPHA / len(others))]
-
-
-def _slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
-    asked = speed(slow, fast, SPEED.min_effect, {})
-    if asked is None:
-        return False
-    estimate = asked.question.estimate
-    return estimate.p_above(0.0) <= alpha and estimate.value >= asked.question.metric.margins[1]
 
 
 def _certainty(measured: Sequence[CellFacts], close: Sequence[CellFacts], *, alone: bool) -> str:

@@ -1,56 +1,56 @@
-"""`harness compare SWEEP --effects`: what each axis bought."""
+"""`harness compare SWEEP --effects`: what each axis contributes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.markup import escape
 
+from harness.render import format as fmt
 from harness.render.terminal.table import make_table, show
-from harness.statistics.attribution import Attribution, Effect
+from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
 
+LEGEND = (
+    "of one axis: averaged over the values of the others; of two: how much more the first"
+    f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm)"
+)
 
-def show_effects(found: Mapping[str, Attribution], *, as_json: bool) -> None:
-    """A table for each workload: a line for every level of an axis, then for every two levels of two axes."""
+
+def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> None:
+    """Print a table for each workload: a line for every level of an axis, then for every two."""
     if as_json:
-        print(
-            json.dumps(
-                {label: asdict(one) for label, one in found.items()}, indent=1, allow_nan=False
-            )
-        )
+        content = {label: asdict(attribution) for label, attribution in attributions.items()}
+        print(json.dumps(content, indent=1, allow_nan=False))
         return
     console = Console(highlight=False)
-    for label, one in found.items():
-        table = make_table(
-            [label, "against", "throughput", "95% interval", "certain"],
-            ["throughput", "95% interval"],
-        )
-        for effect in one.effects:
-            table.add_row(_words(effect.levels), _words(effect.reference), *_numbers(effect))
-        show(console, table)
-        console.print(
-            f"[dim]a trial deviates by {one.deviation:.1%} from the model;"
-            f" {one.degrees_of_freedom} degrees of freedom[/]\n"
-        )
-        for term in one.unknown:
-            console.print(
-                f"{escape(' and '.join(term))}: can't be told from the other axes", soft_wrap=True
-            )
-    console.print(
-        "[dim]of an axis: averaged over the others' values; of two: how much more the first buys with the second than"
-        f" without; certain: at {ALPHA:.0%} over all lines (Holm)[/]",
-        soft_wrap=True,
+    for label, attribution in attributions.items():
+        _print_attribution(console, label, attribution)
+    console.print(f"[dim]{LEGEND}[/]", soft_wrap=True)
+
+
+def _print_attribution(console: Console, label: str, attribution: Attribution) -> None:
+    """Print one workload's effects, how well the model fits, and the terms it can't separate."""
+    table = make_table(
+        [label, "against", "throughput", "95% interval", "certain"],
+        ["throughput", "95% interval"],
     )
-
-
-def _words(levels: Mapping[str, Hashable]) -> str:
-    return " with ".join(f"{name}={level}" for name, level in levels.items())
-
-
-def _numbers(effect: Effect) -> tuple[str, str, str]:
-    certain = "yes" if effect.p <= ALPHA else "no"
-    return f"{effect.ratio:.3f}×", f"{effect.low:.3f} to {effect.high:.3f}", certain
+    for effect in attribution.effects:
+        table.add_row(
+            fmt.axis_levels(effect.levels),
+            fmt.axis_levels(effect.reference),
+            fmt.effect_ratio(effect),
+            fmt.effect_bounds(effect),
+            fmt.certainty(effect),
+        )
+    show(console, table)
+    console.print(
+        f"[dim]a trial deviates by {attribution.deviation:.1%} from the model;"
+        f" {fmt.counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
+    )
+    for term in attribution.unknown:
+        axes = escape(" and ".join(term))
+        console.print(f"{axes}: can't be separated from the other axes", soft_wrap=True)

@@ -8,90 +8,126 @@ from collections.abc import Hashable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.cells import group_by_cell, summary_values, varying_axes
+from harness.analysis.cells import varying_axes
+from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.records.record import Record
-from harness.render.format import counted
-from harness.render.terminal.table import make_table, show, speed
+from harness.render import format as fmt
+from harness.render.terminal.table import NUMERIC_AXES, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
 
+Values = tuple[str, ...]  # of some axes
+Pairing = tuple[Hashable, ...]  # all that two trials share which are compared: axes, seed, repeat
+
+RATIO_NOTE = (
+    "ratios are geometric means over pairs of trials that differ in nothing else,"
+    " with 95% intervals"
+)
+
 
 def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> None:
-    """Print the table; raises BadInput for an axis in which the sweep's cells do not differ."""
+    """Print both tables; raises BadInput for an axis in which the sweep's cells do not differ."""
     console = Console(highlight=False)
     show(console, pivot_table(sweep, records, across))
     console.print()
     show(console, ratio_table(sweep, records, across))
-    done, trials = sum(record.status == "done" for record in records), len(sweep.trials())
-    of = "means over trials ± 95% intervals" if trials > len(sweep.cells) else "one trial a cell"
-    ratios = "ratios are geometric means over pairs of trials that differ in nothing else, with 95% intervals"
-    console.print(f"\nsamples/s, {of}, {done} of {trials} trials; {ratios}", soft_wrap=True)
+    done = sum(record.status == "done" for record in records)
+    trials = len(sweep.trials())
+    means = "one trial a cell"
+    if trials > len(sweep.cells):
+        means = "means over trials ± 95% intervals"
+    summary = f"samples/s, {means}, {done} of {trials} trials; {RATIO_NOTE}"
+    console.print(f"\n{summary}", soft_wrap=True)
 
 
 def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
-    """A column for each combination of values of the axes `across`, a row for each of workload and all other axes."""
-    telling = varying_axes(sweep.cells)
-    for axis in across:
-        if axis not in telling:
-            raise BadInput(
-                f"--across: found {axis!r}, in which the cells do not differ; {did_you_mean(axis, telling)}"
-            )
-    down = [axis for axis in telling if axis not in across]
-    done = group_by_cell([record for record in records if record.status == "done"])
-    columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
-    rows: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
-    for cell in sweep.cells:
+    """Return a table of throughput.
+
+    It has a column for each combination of values of the axes `across`, and a row for each
+    combination of the workload and the values of all other axes.
+    """
+    down = _axes_down(sweep, across)
+    columns = _columns(sweep, across)
+    rows: dict[Values, dict[Values, str]] = {}
+    for cell_result in SweepResult.of_records(sweep, records).cells:
+        cell = cell_result.cell
         row = rows.setdefault((cell.workload.label, *_values(cell, down)), {})
-        row[_values(cell, across)] = speed(summary_values(done.get(cell.id, []), "throughput"))
+        row[_values(cell, across)] = fmt.throughput(cell_result.throughput)
     titles = [" ".join(column) for column in columns]
-    table = make_table(
-        ["workload", *down, *titles],
-        [*titles, "num_workers", "world_size", "batch_size", "num_threads"],
-    )
+    table = make_table(["workload", *down, *titles], [*titles, *NUMERIC_AXES])
     for head, row in rows.items():
-        table.add_row(*head, *(row.get(column, "–") for column in columns))
+        table.add_row(*head, *(row.get(column, fmt.MISSING) for column in columns))
     return table
 
 
 def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
-    """What each other column has of the first one's throughput, a row a workload."""
-    down = [axis for axis in varying_axes(sweep.cells) if axis not in across]
-    columns = list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
-    rates: dict[
-        str, dict[Hashable, dict[tuple[str, ...], float]]
-    ] = {}  # by workload, by all that a pair shares
-    for record in records:
-        if record.status == "done" and record.summary and record.summary.throughput:
-            cell, shared = record.trial.cell, (record.trial.seed, record.trial.repeat)
-            pairs = rates.setdefault(cell.workload.label, {})
-            pairs.setdefault((*_values(cell, down), *shared), {})[_values(cell, across)] = (
-                record.summary.throughput
-            )
-    first, *others = columns
-    titles = [f"{' '.join(column)} : {' '.join(first)}" for column in others]
+    """Return the throughput of each other column relative to the first one, a row a workload."""
+    down = _axes_down(sweep, across)
+    first_column, *other_columns = _columns(sweep, across)
+    titles = [f"{' '.join(column)} : {' '.join(first_column)}" for column in other_columns]
     table = make_table(["workload", *titles], titles)
-    for label, pairs in rates.items():
-        table.add_row(label, *(_ratio(list(pairs.values()), column, first) for column in others))
+    for workload, pairings in _paired_throughputs(records, across, down).items():
+        rows = list(pairings.values())
+        ratios = [_mean_ratio(rows, column, first_column) for column in other_columns]
+        table.add_row(workload, *ratios)
     return table
 
 
-def _ratio(
-    pairs: Sequence[Mapping[tuple[str, ...], float]],
-    column: tuple[str, ...],
-    first: tuple[str, ...],
+def _paired_throughputs(
+    records: Sequence[Record], across: Sequence[str], down: Sequence[str]
+) -> dict[str, dict[Pairing, dict[Values, float]]]:
+    """Return throughputs by workload, then by all that a pair shares, then by column."""
+    workloads: dict[str, dict[Pairing, dict[Values, float]]] = {}
+    for record in records:
+        measured = record.summary.throughput if record.summary else None
+        if record.status != "done" or not measured:
+            continue
+        cell = record.trial.cell
+        pairing = (*_values(cell, down), record.trial.seed, record.trial.repeat)
+        pairings = workloads.setdefault(cell.workload.label, {})
+        pairings.setdefault(pairing, {})[_values(cell, across)] = measured
+    return workloads
+
+
+def _mean_ratio(
+    rows: Sequence[Mapping[Values, float]], column: Values, first_column: Values
 ) -> str:
-    logs = [
-        math.log(pair[column] / pair[first]) for pair in pairs if column in pair and first in pair
-    ]
+    """Return the geometric mean ratio of two columns over pairs: `1.23 [1.20, 1.26], 3 pairs`."""
+    logs = []
+    for row in rows:
+        if column in row and first_column in row:
+            logs.append(math.log(row[column] / row[first_column]))
     if not logs:
-        return "–"
-    found = mean_interval(logs)
-    low, high = (math.exp(found.mean + sign * (found.half_width or 0.0)) for sign in (-1, 1))
-    spread = "" if found.half_width is None else f" [{low:.2f}, {high:.2f}]"
-    return f"{math.exp(found.mean):.2f}{spread}, {counted(found.count, 'pair')}"
+        return fmt.MISSING
+    log_ratio = mean_interval(logs)
+    mean = f"{math.exp(log_ratio.mean):.2f}"
+    pairs = fmt.counted(log_ratio.count, "pair")
+    if log_ratio.half_width is None:
+        return f"{mean}, {pairs}"
+    low = math.exp(log_ratio.mean - log_ratio.half_width)
+    high = math.exp(log_ratio.mean + log_ratio.half_width)
+    return f"{mean} [{low:.2f}, {high:.2f}], {pairs}"
 
 
-def _values(cell: Cell, axes: Sequence[str]) -> tuple[str, ...]:
+def _axes_down(sweep: Sweep, across: Sequence[str]) -> list[str]:
+    """Return the varying axes that are not across; raises BadInput for one across that is fixed."""
+    varying = varying_axes(sweep.cells)
+    for axis in across:
+        if axis not in varying:
+            raise BadInput(
+                f"--across: found {axis!r}, in which the cells do not differ;"
+                f" {did_you_mean(axis, varying)}"
+            )
+    return [axis for axis in varying if axis not in across]
+
+
+def _columns(sweep: Sweep, across: Sequence[str]) -> list[Values]:
+    """Return the combinations of values across that the sweep has, in its order."""
+    return list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
+
+
+def _values(cell: Cell, axes: Sequence[str]) -> Values:
+    """Return the values of some axes of a cell as text."""
     return tuple(str(getattr(cell.axes, axis)) for axis in axes)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.cells import group_by_cell, summary_values, varying_axes
-from harness.records.record import Record, Target
-from harness.render.format import duration
+from harness.analysis.cells import summary_values, varying_axes
+from harness.records.record import Record
+from harness.render import format as fmt
 from harness.spec.sweep import Sweep
-from harness.statistics.interval import mean_interval
 
-MFU = {
+if TYPE_CHECKING:
+    from harness.analysis.result import CellResult
+    from harness.analysis.sweep_result import SweepResult
+
+MFU_COLUMNS = {  # column -> field of `Summary`; shown where a record has it
     "MFU": "mfu",
     "MFU measured": "mfu_measured",
-}  # columns that are there when something has one
+}
 STATUS_STYLE = {
     "done": "green",
     "failed": "red",
@@ -27,140 +31,125 @@ STATUS_STYLE = {
     "interrupted": "yellow",
     "missing": "yellow",
 }
+STATUS_LABELS = {"unrecorded": "missing"}  # as people call it; the others are called as they are
+NUMERIC_AXES = ("num_workers", "world_size", "batch_size", "num_threads")  # aligned to the right
+WIDEST = 1000  # columns, more than any table takes
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table in full: a narrow terminal wraps its lines rather than cutting its words."""
-    natural = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    Console(width=max(console.width, natural), highlight=False).print(table)
+    """Print a table in full: a narrow terminal wraps its lines rather than cutting its texts."""
+    unlimited = console.options.update(max_width=WIDEST)
+    natural_width = Measurement.get(console, unlimited, table).maximum
+    Console(width=max(console.width, natural_width), highlight=False).print(table)
 
 
 def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
-    """An empty table; `numbers` are the columns that are aligned to the right."""
+    """Return an empty table; `numbers` are the columns that are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    right = set(numbers)
+    right_aligned = set(numbers)
     for column in columns:
         table.add_column(
-            column, justify="right" if column in right else "left", no_wrap=column != "error"
+            column,
+            justify="right" if column in right_aligned else "left",
+            no_wrap=column != "error",
         )
     return table
 
 
 def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
-    """One row a cell; `estimates` are seconds a trial by cell id."""
+    """Return a table with one row a cell; `estimates` are seconds a trial by cell id."""
     axes = varying_axes(sweep.cells)
-    table = make_table(
-        ["cell", "workload", *axes, "length", "estimate"],
-        ["num_workers", "world_size", "batch_size", "estimate"],
-    )
+    columns = ["cell", "workload", *axes, "length", "estimate"]
+    table = make_table(columns, [*NUMERIC_AXES, "estimate"])
     for cell in sweep.cells:
         values = [str(getattr(cell.axes, axis)) for axis in axes]
-        estimate = duration(estimates[cell.id]) if cell.id in estimates else "unknown"
+        seconds = estimates.get(cell.id)
+        estimate = "unknown" if seconds is None else fmt.duration(seconds)
         table.add_row(cell.id, cell.workload.label, *values, str(cell.length), estimate)
     return table
 
 
 def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
-    """One row a cell: means over its trials that are done, of two or more with their 95% intervals; the best of each
-    workload is marked."""
-    axes, by_cell = varying_axes(sweep.cells), group_by_cell(records)
-    wanted = len(sweep.seeds) * sweep.repeats
-    metrics = {record.rank0.target.name for record in records if record.rank0}
-    metric_column = metrics.pop() if len(metrics) == 1 else "metric"
-    shares = {title: name for title, name in MFU.items() if mean(records, name) is not None}
-    numbers = [
-        "samples/s",
-        "step ms",
-        *shares,
-        metric_column,
-        "world_size",
-        "num_workers",
-        "batch_size",
-        "num_threads",
-    ]
+    """Return a table with one row a cell: means over its trials that are done.
+
+    Means of two or more seeds or repeats have their 95% interval; the best cell of each workload
+    is marked.
+    """
+    from harness.analysis.sweep_result import SweepResult  # loads SciPy, which a plan does not need
+
+    result = SweepResult.of_records(sweep, records)
+    axes = varying_axes(sweep.cells)
+    mfu_columns = [title for title, field in MFU_COLUMNS.items() if _is_measured(records, field)]
+    targets = {record.rank0.target.name for record in records if record.rank0}
+    metric_column = next(iter(targets)) if len(targets) == 1 else "metric"
+    numbers = ["samples/s", "step ms", *mfu_columns, metric_column]
     table = make_table(
-        ["cell", "workload", *axes, "samples/s", "step ms", *shares, metric_column, "trials"],
-        numbers,
+        ["cell", "workload", *axes, *numbers, "trials"],
+        [*numbers, *NUMERIC_AXES],
     )
-    fastest, most_accurate = _best(sweep, by_cell)
-    for cell in sweep.cells:
-        own = by_cell.get(cell.id, [])
-        done = [record for record in own if record.status == "done"]
-        status = "missing" if len(own) < wanted else _worst(own)
-        rates, step, metric = (
-            summary_values(done, name) for name in ("throughput", "step_p50", "final")
-        )
-        name = (
-            next((f"{record.rank0.target.name} " for record in done if record.rank0), "")
-            if metrics
-            else ""
-        )
+    fastest, most_accurate = _best_cells(result)
+    for cell_result in result.cells:
+        cell = cell_result.cell
+        done = result.done_records(cell)
+        step_seconds = _mean_summary(done, "step_p50")
+        mfu = [_mean_summary(done, MFU_COLUMNS[title]) for title in mfu_columns]
+        metric = fmt.metric(cell_result.metric)
+        if len(targets) > 1 and cell_result.metric and cell_result.target:
+            metric = f"{cell_result.target.name} {metric}"
         table.add_row(
             cell.id,
             cell.workload.label,
             *(str(getattr(cell.axes, axis)) for axis in axes),
-            _marked(speed(rates), cell.id in fastest),
-            f"{fmean(step) * 1e3:.2f}" if step else "–",
-            *(
-                "–" if (share := mean(done, name)) is None else f"{share * 100:.3g}%"
-                for name in shares.values()
-            ),
-            _marked(f"{name}{_metric(metric)}" if metric else "–", cell.id in most_accurate),
-            Text(f"{len(done)}/{wanted} {status}", style=STATUS_STYLE[status]),
+            _marked(fmt.throughput(cell_result.throughput), is_best=cell.id in fastest),
+            fmt.milliseconds(step_seconds),
+            *map(_mfu_text, mfu),
+            _marked(metric, is_best=cell.id in most_accurate),
+            _trial_counts(cell_result),
         )
     return table
 
 
-def _worst(records: Sequence[Record]) -> str:
-    statuses = {record.status for record in records}
-    return next(
-        status for status in ("failed", "interrupted", "invalid", "done") if status in statuses
-    )
+def _is_measured(records: Sequence[Record], field: str) -> bool:
+    """Return whether any record's summary has this field."""
+    return bool(summary_values(records, field))
 
 
-def mean(records: Sequence[Record], name: str) -> float | None:
-    """Of a number of the summaries, over the trials that have it."""
-    values = summary_values(records, name)
+def _mean_summary(records: Sequence[Record], field: str) -> float | None:
+    """Return the mean of a field of `Summary` over the records that have it."""
+    values = summary_values(records, field)
     return fmean(values) if values else None
 
 
-def speed(values: Sequence[float]) -> str:
-    """The mean of trials' samples/s, and half the width of its 95% interval in percent."""
-    if not values:
-        return "–"
-    found = mean_interval(values)
-    return f"{found.mean:,.0f}" + (
-        "" if found.half_width is None else f" ±{found.half_width / found.mean:.1%}"
-    )
+def _mfu_text(utilization: float | None) -> str:
+    """Return a utilization in percent with three significant digits."""
+    return fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%"
 
 
-def _metric(values: Sequence[float]) -> str:
-    found = mean_interval(values)
-    return f"{found.mean:.4f}" + ("" if found.half_width is None else f" ±{found.half_width:.4f}")
+def _trial_counts(cell_result: CellResult) -> Text:
+    """Return how many of a cell's trials are done, and the worst status among them."""
+    status = STATUS_LABELS.get(cell_result.status, cell_result.status)
+    text = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
+    return Text(text, style=STATUS_STYLE[status])
 
 
-def _best(sweep: Sweep, by_cell: dict[str, list[Record]]) -> tuple[set[str], set[str]]:
-    """The cell of each workload with the highest throughput, and the one with the best target metric."""
-    rates: dict[str, dict[str, float]] = {}
-    metric: dict[str, dict[str, float]] = {}
-    for cell in sweep.cells:
-        done = [record for record in by_cell.get(cell.id, []) if record.status == "done"]
-        target = next(
-            (record.rank0.target for record in done if record.rank0),
-            Target(name="", higher_is_better=True),
-        )
-        for found, name, sign in (
-            (rates, "throughput", 1),
-            (metric, "final", 1 if target.higher_is_better else -1),
-        ):
-            value = mean(done, name)
-            if value is not None:
-                found.setdefault(cell.workload.label, {})[cell.id] = sign * value
-    return tuple(
-        {max(row, key=row.__getitem__) for row in found.values() if len(row) > 1}
-        for found in (rates, metric)
-    )  # type: ignore[return-value]
+def _best_cells(result: SweepResult) -> tuple[set[str], set[str]]:
+    """Return the ids of each workload's fastest and of its most accurate cell.
+
+    A workload of which a single cell was measured has neither.
+    """
+    fastest: set[str] = set()
+    most_accurate: set[str] = set()
+    for workload, cells in result.workloads.items():
+        ranking = result.ranking(workload)
+        if len(ranking) > 1:
+            fastest.add(ranking[0].cell.id)
+        best = result.most_accurate(workload)
+        evaluated = [cell for cell in cells if cell.metric]
+        if best is not None and len(evaluated) > 1:
+            most_accurate.add(best.cell.id)
+    return fastest, most_accurate
 
 
-def _marked(text: str, best: bool) -> Text:
-    return Text(f"{text} ★", style="bold green") if best else Text(f"{text}  ")
+def _marked(text: str, *, is_best: bool) -> Text:
+    """Return the text with a star, or with room for one so that columns stay aligned."""
+    return Text(f"{text} ★", style="bold green") if is_best else Text(f"{text}  ")

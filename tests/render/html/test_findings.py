@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.render.html.findings import contenders
+from harness.analysis.sweep_result import contenders
 from tests.factories import make_cell
 from tests.support.results import make_result
 

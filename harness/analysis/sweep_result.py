@@ -1,0 +1,165 @@
+"""The one model of a sweep's results, computed once from records and shown by every renderer.
+
+The terminal, the HTML report and MLflow only format what is here. Verdicts and attributions are
+computed when they are first read, so that a caller who needs only means pays for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from harness.analysis.cells import group_by_cell
+from harness.analysis.compare import Comparison, Row, Side, against_first
+from harness.analysis.effects import attributions
+from harness.analysis.questions import SPEED, speed
+from harness.analysis.result import CellResult, aggregate, join, unrecorded
+from harness.records.record import Record
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
+from harness.statistics.attribution import Attribution
+from harness.statistics.verdict import ALPHA
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """The cells of a sweep with what their trials measured, and what is certain about them.
+
+    A `CellResult` holds the cell, its trials, the intervals of throughput and of the target metric
+    and the counts of trials that are not done; this class adds what takes several cells.
+    """
+
+    name: str
+    cells: Sequence[CellResult]  # in the order in which they are shown
+    records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
+
+    @staticmethod
+    def of_records(sweep: Sweep, records: Sequence[Record]) -> SweepResult:
+        """Return the result of a sweep, every planned cell included, in the sweep's order."""
+        by_cell = group_by_cell(records)
+        trials_per_cell = len(sweep.seeds) * sweep.repeats
+        cells = []
+        for cell in sweep.cells:
+            cell_records = by_cell.get(cell.id, [])
+            parts = aggregate(cell_records)
+            missing = trials_per_cell - len(cell_records)
+            if missing > 0:
+                parts.append(unrecorded(cell, missing))
+            cells += join(parts)
+        return SweepResult(name=sweep.name, cells=cells, records=by_cell)
+
+    @cached_property
+    def workloads(self) -> dict[str, list[CellResult]]:
+        """The cells by the label of their workload."""
+        workloads: dict[str, list[CellResult]] = {}
+        for result in self.cells:
+            workloads.setdefault(result.cell.workload.label, []).append(result)
+        return workloads
+
+    def done_records(self, cell: Cell) -> list[Record]:
+        """Return the records of a cell's trials that are done."""
+        records = self.records.get(cell.id, ())
+        return [record for record in records if record.status == "done"]
+
+    @cached_property
+    def side(self) -> Side:
+        """The recorded cells, as one side of a comparison with another sweep or a baseline."""
+        return Side(name=self.name, cells=[cell for cell in self.cells if cell.is_recorded])
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The comparison of each cell with the reference of its workload.
+
+        None where no two cells share a workload.
+        """
+        return against_first(self.side)
+
+    @cached_property
+    def attributions(self) -> Mapping[str, Attribution]:
+        """What each axis contributes, by workload; without those that have too few trials."""
+        return attributions(self.side)
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Row]]:
+        """The rows of the comparison by the id of the cell that is judged."""
+        rows: dict[str, list[Row]] = {}
+        if self.comparison is not None:
+            for row in self.comparison.rows:
+                rows.setdefault(row.b.cell.id, []).append(row)
+        return rows
+
+    def rows(self, cell: Cell) -> list[Row]:
+        """Return the verdicts on a cell against its reference, throughput first.
+
+        The reference itself has none.
+        """
+        return self._rows.get(cell.id, [])
+
+    def throughput_row(self, cell: Cell) -> Row | None:
+        """Return the verdict on a cell's throughput, None for the reference of its workload."""
+        return next((row for row in self.rows(cell) if row.metric.name == SPEED.name), None)
+
+    def metric_row(self, cell: Cell) -> Row | None:
+        """Return the verdict on a cell's target metric, None for the reference of its workload."""
+        return next((row for row in self.rows(cell) if row.metric.name != SPEED.name), None)
+
+    @cached_property
+    def _reference_ids(self) -> set[str]:
+        if self.comparison is None:
+            return set()
+        return {row.a.cell.id for row in self.comparison.rows}
+
+    def is_reference(self, cell: Cell) -> bool:
+        """Return whether other cells are compared with this one."""
+        return cell.id in self._reference_ids
+
+    def reference(self, workload: str) -> CellResult | None:
+        """Return the cell that the others of a workload are compared with: the first measured."""
+        measured = (cell for cell in self.workloads[workload] if cell.throughput)
+        return next(measured, None)
+
+    def ranking(self, workload: str) -> list[CellResult]:
+        """Return the measured cells of a workload from the fastest to the slowest."""
+        rated = [
+            (cell.throughput.mean, cell) for cell in self.workloads[workload] if cell.throughput
+        ]
+        rated.sort(key=lambda pair: -pair[0])
+        return [cell for _, cell in rated]
+
+    def most_accurate(self, workload: str) -> CellResult | None:
+        """Return the cell with the best mean target metric, the first among equals."""
+        best, best_score = None, 0.0
+        for cell in self.workloads[workload]:
+            if cell.metric is None:
+                continue
+            lower_is_better = cell.target is not None and not cell.target.higher_is_better
+            score = -cell.metric.mean if lower_is_better else cell.metric.mean
+            if best is None or score > best_score:
+                best, best_score = cell, score
+        return best
+
+    def contenders(self, workload: str) -> list[CellResult]:
+        """Return the cells that can't be distinguished from the fastest of a workload."""
+        fastest, *slower = self.ranking(workload)
+        return contenders(fastest, slower)
+
+
+def contenders(fastest: CellResult, others: Sequence[CellResult]) -> list[CellResult]:
+    """Return the cells that are not significantly slower than the fastest by as much as matters.
+
+    Bonferroni over the others: if another cell is truly the best, then a false winner has to come
+    out better than that cell, which is a single comparison of so many, however the winner was
+    picked (Hsu 1981, doi:10.1214/aos/1176345582).
+    """
+    return [cell for cell in others if not _is_slower(cell, fastest, ALPHA / len(others))]
+
+
+def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
+    """Return whether `fast` is faster, significantly at `alpha` and by as much as matters."""
+    difference = speed(slow, fast, SPEED.min_effect, {})
+    if difference is None:
+        return False
+    estimate = difference.question.estimate
+    _, fastest_unimportant = difference.question.metric.margins
+    return estimate.p_above(0.0) <= alpha and estimate.value >= fastest_unimportant
