@@ -59,7 +59,7 @@ class CellFacts:
     @property
     def metric(self) -> Interval | None:
         """The target metric at the end."""
-        return self._interval("final")
+        return self._interval("final_metric")
 
     @property
     def target(self) -> str:
