@@ -15,6 +15,8 @@ EQUIVALENT = 0.07  # levels closer than this are one: slow drift is no warm-up
 SHORTEST = 2  # bins that a level holds, so that one odd bin is none
 NOISE_FLOOR = 0.005  # of a step: smaller deviations are never taken for signal
 STEADY_SHARE = 0.25  # of the steps that the last level must hold
+# The shortest series, in steps, in which a warm-up level and a steady level after it can be told apart.
+MIN_STEPS_TO_SETTLE = BIN * (SHORTEST + FEWEST_BINS)
 
 
 @dataclass(frozen=True)

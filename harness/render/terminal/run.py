@@ -1,4 +1,4 @@
-"""`harness run` as its user sees it: a progress bar, a line for each trial, a table, and delivery to MLflow."""
+"""Shows `harness run`: a progress bar, a line for each trial, and at the end results and verdicts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results, TrialFolder
-from harness.records.record import Record, Summary
+from harness.measure.steady import MIN_STEPS_TO_SETTLE
+from harness.records.record import Record, Status, Summary
 from harness.render.format import counted, duration
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
-from harness.render.terminal.table import result_table, show
+from harness.render.terminal.table import result_table
+from harness.render.terminal.table import show as show_table
+from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from harness.tracking import Tracker
 
-STRAGGLING = 0.1  # the skew from which on a straggler is named
+STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
+COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 
 
 class RunView:
-    """Listens to a running sweep. A tracker that is down is told of once and costs no trial."""
+    """Listens to a running sweep, shows it, and delivers its records to MLflow.
+
+    A tracker that fails is reported once and fails no trial: the records are on disk.
+    """
 
     def __init__(self, sweep: Sweep, results: Results, tracking_uri: str | None) -> None:
-        self.sweep, self.results = sweep, results
+        self.sweep = sweep
+        self.results = results
         self.console = Console(highlight=False)
-        self.tracker = Tracker(results, tracking_uri)  # connects when the first record is there
-        self.trouble: str | None = None
-        self.count = self.begun = self.done = 0
-        self.began = time.monotonic()
+        self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
+        self.trouble: str | None = None  # what MLflow failed with
+        self.planned_count = 0  # trials to run
+        self.started_count = 0
+        self.finished_count = 0
+        self.start_time = time.monotonic()  # seconds
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -58,64 +68,84 @@ class RunView:
         self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        self.count += len(pending)  # more come if repeats go on until intervals are narrow
-        self.progress.update(self.bar, total=self.count)
-        told = f"{counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
-        told += f", {len(finished)} already there" if finished else ""
-        self.say(f"[bold]{escape(self.sweep.name)}[/]: {told}")
-        folder = self.results.sweep_folder(self.sweep.name)
-        untraced = sum(
-            not folder.trial_folder(record.trial.id).trace_folder.exists() for record in finished
-        )
-        if self.sweep.profile and untraced:
-            self.say(
-                f"profile: {untraced} of those there have no trace; --force runs them again, with one"
+        """Show how many trials will run; with `--until` there is a plan for each further repeat."""
+        self.planned_count += len(pending)
+        self.progress.update(self.bar, total=self.planned_count)
+        trials = counted(len(pending), "trial")
+        cells = counted(len(self.sweep.cells), "cell")
+        already_done = f", {len(finished)} already there" if finished else ""
+        self._print(f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}")
+        untraced_count = self._count_untraced(finished)
+        if self.sweep.profile and untraced_count:
+            self._print(
+                f"profile: {counted(untraced_count, 'finished trial')} without a trace;"
+                " --force runs them again, with one"
             )
 
     def on_trial_start(self, trial: Trial) -> None:
-        self.begun += 1
-        if self.begun > self.count:  # an invalid trial runs again
-            self.count = self.begun
-            self.progress.update(self.bar, total=self.count)
+        """Name the trial beside the bar."""
+        self.started_count += 1
+        if self.started_count > self.planned_count:  # an invalid trial runs again
+            self.planned_count = self.started_count
+            self.progress.update(self.bar, total=self.planned_count)
         self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
+        """Show the step, the throughput and the loss that rank 0 has reported, and the time left."""
         if not progress:
             return
         news = f"step {progress['step']}/{progress['steps']}"
         if "rate" in progress:
             news += f" · {progress['rate']:,.0f} samples/s · loss {progress['loss']:.3f}"
-        within = progress["step"] / max(1, progress["steps"])
-        self.progress.update(self.bar, news=f"{news} · {self._left(within)}")
-
-    def _left(self, within: float) -> str:
-        """The time that the rest will take if trials go on taking what they took so far."""
-        so_far = self.done + within
-        left = (time.monotonic() - self.began) / so_far * (self.count - so_far) if so_far else 0.0
-        return f"{duration(left)} left"
+        share_done = progress["step"] / max(1, progress["steps"])
+        seconds_left = self._estimate_seconds_left(share_done)
+        self.progress.update(self.bar, news=f"{news} · {duration(seconds_left)} left")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        self.done += 1
+        """Print the trial's line and deliver its record."""
+        self.finished_count += 1
         self.progress.advance(self.bar)
-        self.say(trial_line(record, folder, self.done, self.count))
+        self._print(trial_line(record, folder, self.finished_count, self.planned_count))
         self.deliver([record])
 
-    def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
-
     def deliver(self, records: Sequence[Record]) -> None:
-        """Bring records to MLflow; those that are there already cost one query."""
+        """Deliver records to MLflow; those that are there already cost one query."""
         if self.trouble:
             return
         self.progress.update(self.bar, news="recording in MLflow")
+        sweep_folder = self.results.sweep_folder(self.sweep.name)
         try:
-            self.tracker.deliver(self.results.sweep_folder(self.sweep.name), records)
-        except Exception as error:  # the record is on disk; no trouble with the tracker may cost the trials to come
-            known = isinstance(error, HarnessError)
-            self.trouble = (
-                str(error) if known else f"MLflow: {type(error).__name__}: {one_line(error)}"
-            )
-            self.say(f"[yellow]{escape(self.trouble)}[/]")
+            self.tracker.deliver(sweep_folder, records)
+        except HarnessError as error:
+            self._report_trouble(str(error))
+        except Exception as error:  # whatever a tracker raises, the trials to come must run
+            self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
+
+    def _report_trouble(self, text: str) -> None:
+        self.trouble = text
+        self._print(f"[yellow]{escape(text)}[/]")
+
+    def _count_untraced(self, records: Sequence[Record]) -> int:
+        """Return how many of the trials have left no profiler trace."""
+        sweep_folder = self.results.sweep_folder(self.sweep.name)
+        return sum(
+            not sweep_folder.trial_folder(record.trial.id).trace_folder.exists()
+            for record in records
+        )
+
+    def _estimate_seconds_left(self, share_done: float) -> float:
+        """Estimate the seconds until the sweep is done, from the mean duration of a trial so far.
+
+        `share_done` is the part of the running trial that is done, from 0 to 1.
+        """
+        trials_done = self.finished_count + share_done
+        if not trials_done:
+            return 0.0
+        seconds_per_trial = (time.monotonic() - self.start_time) / trials_done
+        return seconds_per_trial * (self.planned_count - trials_done)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
 
 
 def show_results(
@@ -126,86 +156,148 @@ def show_results(
     trouble: str | None = None,
     verbose: bool = False,
 ) -> None:
-    """The table of a sweep's results, and what to do next."""
+    """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
+
+    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a steady state.
+    """
     console = Console(highlight=False)
     records, peaks = with_measured_peaks(records, results)
-    show(console, result_table(sweep, records))
-    counts = Counter(record.status for record in records)
-    name = shlex.quote(sweep.name)
-    hints = [
-        ("harness ui", "curves and comparisons in MLflow"),
-        (f"harness show {name} --phases", "where the time of a step goes"),
-        ("harness run … --set seeds=0,1,2", "more seeds; what is done is not repeated"),
+    show_table(console, result_table(sweep, records))
+    folder = escape(str(results.sweep_folder(sweep.name).path))
+    has_intervals = len(sweep.seeds) * sweep.repeats > 1
+    means = "means over trials ± 95% interval" if has_intervals else "means over trials"
+    lines = [
+        f"\n★ best of its workload; {means}. Records: {folder}",
+        *roofline_lines(sweep, records, results, peaks),
     ]
-    intervals = " ± 95% interval" if len(sweep.seeds) * sweep.repeats > 1 else ""
-    width = max(len(command) for command, _ in hints)
-    place = escape(str(results.sweep_folder(sweep.name).path))
-    lines = [f"\n★ best of its workload; means over trials{intervals}. Records: {place}"]
-    lines += roofline_lines(sweep, records, results, peaks)
-    if failed := counts["failed"]:
-        lines.append(f"[red]{failed} failed[/]; run or submit the sweep again to retry them")
-    if interrupted := counts["interrupted"]:
-        lines.append(
-            f"[yellow]{interrupted} interrupted[/]; run or submit the sweep again to go on with them"
-        )
-    if invalid := counts["invalid"]:
-        lines.append(
-            f"[magenta]{invalid} invalid[/], left out of all means; run or submit the sweep again to repeat them"
-        )
+    _print_lines(console, lines)
+    if has_intervals:
+        show_verdicts(console, sweep, records)
+    remarks = _status_lines(records)
+    remarks += _steady_state_lines(records, verbose=verbose)
     if trouble:
-        lines.append(
-            f"[yellow]MLflow has not got everything[/]; deliver it later: harness collect {name}"
-        )
-    lines += [
-        *(
-            f"{'next' if n == 0 else '':6}{command:{width}}  [dim]{what}[/]"
-            for n, (command, what) in enumerate(hints)
-        ),
-    ]
+        command = f"harness collect {shlex.quote(sweep.name)}"
+        remarks.append(f"[yellow]MLflow has not got everything[/]; deliver it later: {command}")
+    _print_lines(console, remarks + _next_lines(sweep))
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
-def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:
-    """What became of a trial: its numbers, or its error with rank, node and log."""
-    head = f"[dim]{number}/{count}[/] {escape(record.trial.cell.label)} seed {record.trial.seed}"
-    if record.failure is not None:
-        log = folder.path / (record.failure.log or "")
-        return (
-            f"[red]✗[/] {head}: [red]{escape(str(record.failure))}[/]\n    log: {escape(str(log))}"
+def _status_lines(records: Sequence[Record]) -> list[str]:
+    """Return a line for each status that calls for another run, with the number of its trials."""
+    remarks: dict[Status, str] = {
+        "failed": "[red]{} failed[/]; run or submit the sweep again to retry them",
+        "interrupted": "[yellow]{} interrupted[/]; run or submit the sweep again to resume them",
+        "invalid": "[magenta]{} invalid[/], left out of all means;"
+        " run or submit the sweep again to repeat them",
+    }
+    counts = Counter(record.status for record in records)
+    lines: list[str] = []
+    for status, remark in remarks.items():
+        if counts[status]:
+            lines.append(remark.format(counts[status]))
+    return lines
+
+
+def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
+    """Return what to know about trials whose step times never settled, once for all of them.
+
+    A trial with too few steps after its warm-up can't show a steady state, so nothing is said of it unless `verbose`.
+    """
+    measured = [record for record in records if record.summary is not None]
+    unsettled: list[Record] = []
+    short: list[Record] = []
+    for record in measured:
+        assert record.summary is not None
+        if record.summary.window_steps < MIN_STEPS_TO_SETTLE and not record.summary.settled:
+            short.append(record)
+        elif record.summary.settled is False:
+            unsettled.append(record)
+    lines: list[str] = []
+    if unsettled:
+        lines.append(
+            f"{len(unsettled)} of {counted(len(measured), 'trial')} never reached a steady state:"
+            " their step times kept changing, so their means depend on how long they ran;"
+            " train longer (length), or start to measure later (warmup)"
         )
-    summary, learned = record.summary, record.rank0
-    assert summary is not None
-    assert learned is not None
-    speed = (
-        "speed not measured"
-        if summary.throughput is None
-        else f"{summary.throughput:,.0f} samples/s"
-    )
-    metric = (
-        ""
-        if summary.final_metric is None
-        else f", {learned.target.name} {summary.final_metric:.4f}"
-    )
-    remarks = "".join(
-        f"\n    {remark}" for remark in [*record.violations, *_remarks(record, summary)]
-    )
-    mark = "[magenta]![/]" if record.violations else "[green]✓[/]"
-    verdict = "[magenta]invalid[/]: " if record.violations else ""
-    return f"{mark} {head}: {verdict}{speed}{metric} [dim]({duration(record.ended - record.started)}){remarks}[/]"
+        if verbose:
+            lines += _label_lines(unsettled)
+    if short and verbose:
+        lines.append(
+            f"{len(short)} of {counted(len(measured), 'trial')} are too short to show a steady state:"
+            f" fewer than {MIN_STEPS_TO_SETTLE} steps after the warm-up"
+        )
+        lines += _label_lines(short)
+    return lines
+
+
+def _label_lines(records: Sequence[Record]) -> list[str]:
+    return [f"    {escape(record.trial.cell.label)} seed {record.trial.seed}" for record in records]
+
+
+def _next_lines(sweep: Sweep) -> list[str]:
+    """Return the commands to try next, each with what it shows."""
+    name = shlex.quote(sweep.name)
+    purposes = {
+        "harness ui": "curves and comparisons in MLflow",
+        f"harness show {name} --phases": "where the time of a step goes",
+        "harness run … --set seeds=0,1,2": "more seeds; finished trials are not repeated",
+    }
+    width = max(len(command) for command in purposes)
+    lines: list[str] = []
+    for command, purpose in purposes.items():
+        heading = "" if lines else "next"
+        lines.append(f"{heading:{COMMAND_INDENT}}{command:{width}}  [dim]{purpose}[/]")
+    return lines
+
+
+def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:
+    """Return a finished trial's line: its numbers, or its error with rank, node and log.
+
+    It is rich markup. `number` of `count` trials have finished.
+    """
+    label = f"{escape(record.trial.cell.label)} seed {record.trial.seed}"
+    heading = f"[dim]{number}/{count}[/] {label}"
+    if record.failure is not None:
+        log_path = folder.path / (record.failure.log or "")
+        error = escape(str(record.failure))
+        return f"[red]✗[/] {heading}: [red]{error}[/]\n    log: {escape(str(log_path))}"
+    assert record.summary is not None
+    numbers = _describe_numbers(record, record.summary)
+    seconds = duration(record.ended - record.started)
+    remarks = [*record.violations, *_remarks(record, record.summary)]
+    remark_lines = "".join(f"\n    {remark}" for remark in remarks)
+    details = f"[dim]({seconds}){remark_lines}[/]"
+    if record.violations:
+        return f"[magenta]![/] {heading}: [magenta]invalid[/]: {numbers} {details}"
+    return f"[green]✓[/] {heading}: {numbers} {details}"
+
+
+def _describe_numbers(record: Record, summary: Summary) -> str:
+    """Return a trial's throughput, and its target metric after the last step."""
+    speed = "speed not measured"
+    if summary.throughput is not None:
+        speed = f"{summary.throughput:,.0f} samples/s"
+    if summary.final_metric is None:
+        return speed
+    assert record.rank0 is not None
+    return f"{speed}, {record.rank0.target.name} {summary.final_metric:.4f}"
 
 
 def _remarks(record: Record, summary: Summary) -> list[str]:
-    """What a reader should know before believing the numbers."""
-    found = [
-        f"interrupted by {one.signal or 'its end'} after step {one.step}: {duration(one.lost_seconds)} lost"
-        for one in record.ranks[0].interruptions
-    ]
-    if summary.settled is False:
-        found.append("its steps never settled: no steady state was found")
+    """Return what a reader should know before believing this trial's numbers."""
+    remarks: list[str] = []
+    for interruption in record.ranks[0].interruptions:
+        cause = interruption.signal or "its end"
+        lost = duration(interruption.lost_seconds)
+        remarks.append(f"interrupted by {cause} after step {interruption.step}: {lost} lost")
     slowest = summary.slowest
-    if slowest and slowest.skew > STRAGGLING:
-        found.append(
-            f"straggler: the others wait {slowest.skew:.0%} of their time for rank {slowest.rank} on {slowest.host}"
+    if slowest and slowest.skew > STRAGGLER_SKEW:
+        remarks.append(
+            f"straggler: the other ranks wait {slowest.skew:.0%} of their time for"
+            f" rank {slowest.rank} on {slowest.host}"
         )
-    return found
+    return remarks

@@ -1,0 +1,110 @@
+"""What `harness run` shows of its trials: a line each, and at the end verdicts and remarks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.paths import Results
+from harness.measure.steady import MIN_STEPS_TO_SETTLE
+from harness.records.record import Record
+from harness.render.terminal.run import show_results, trial_line
+from harness.spec.sweep import Sweep
+from tests.factories import make_record
+from tests.support.benchmarks import SEEDS, records
+from tests.support.sweeps import load
+
+UNSETTLED = "never reached a steady state"
+TOO_SHORT = "too short to show a steady state"
+
+
+def unsettled(record: Record, *, steps: int) -> Record:
+    """Return the record with a window of that many steps, whose times never settled."""
+    assert record.summary is not None
+    return replace(record, summary=replace(record.summary, settled=False, window_steps=steps))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """Return a sweep of fp32 and bf16, of as many seeds as `records` makes."""
+    return load(
+        tmp_path,
+        seeds=SEEDS,
+        length={"steps": 60},
+        warmup=5,
+        matrix={"precision": ["fp32", "bf16"]},
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def test_unsettled_trials_are_counted_once_at_the_end(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steady = records(sweep.cells[0])
+    drifting = [unsettled(record, steps=MIN_STEPS_TO_SETTLE) for record in records(sweep.cells[1])]
+    show_results(sweep, [*steady, *drifting], results)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if UNSETTLED in line]
+    assert line.startswith("5 of 10 trials never reached a steady state: ")
+    assert "warmup" in line
+
+
+def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:
+    record = unsettled(records(sweep.cells[0])[0], steps=100)
+    folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
+    assert "stead" not in trial_line(record, folder, 1, 1)
+
+
+def test_trials_too_short_for_a_steady_state_are_mentioned_only_when_verbose(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = [unsettled(record, steps=MIN_STEPS_TO_SETTLE - 1) for record in records(sweep.cells[0])]
+    show_results(sweep, short, results)
+    quiet = capsys.readouterr().out
+    assert UNSETTLED not in quiet
+    assert TOO_SHORT not in quiet
+    show_results(sweep, short, results, verbose=True)
+    assert f"5 of 5 trials are {TOO_SHORT}" in capsys.readouterr().out
+
+
+def test_several_seeds_end_with_verdicts(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = [*records(sweep.cells[0]), *records(sweep.cells[1], slower=0.25)]
+    show_results(sweep, slower, results)
+    shown = capsys.readouterr().out
+    (row,) = [line for line in shown.splitlines() if "precision=bf16" in line]
+    workload, cell, reference, ratio, low, _, high, pairs, *verdicts = row.split()
+    assert (workload, cell, reference) == ("mlp", "precision=bf16", "fp32")
+    assert ratio == "0.800×"
+    assert float(low) <= 0.8 <= float(high)
+    assert pairs == "5"
+    assert verdicts == ["slower", "same"]
+
+
+def test_a_single_trial_a_cell_ends_without_verdicts(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]})
+    show_results(sweep, [make_record(cell) for cell in sweep.cells], results)
+    assert "verdict" not in capsys.readouterr().out
+
+
+def test_failed_interrupted_and_invalid_trials_are_counted(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = sweep.cells[0]
+    shown = [
+        make_record(cell, seed=0, status="failed"),
+        make_record(cell, seed=1, status="invalid", invalid=["data wait"]),
+    ]
+    show_results(sweep, shown, results)
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 failed; run or submit the sweep again to retry them" in lines
+    assert any(line.startswith("1 invalid, left out of all means") for line in lines)
+    assert not any("interrupted" in line for line in lines)
