@@ -1,11 +1,20 @@
-"""Attribution: what each axis buys, and what two of them buy together, by least squares on log throughput."""
+"""Attribution: what each axis contributes, and what two contribute together.
+
+The model is linear in log throughput and fitted by least squares, so that effects are ratios:
+
+    log throughput = mean + block + axes + pairs of axes + noise,
+
+in sum-to-zero coding. There the main effect of an axis is its mean effect over all levels of the
+other axes (Montgomery, Design and Analysis of Experiments, chapter 5). What three axes do together
+counts as noise.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,32 +23,35 @@ from scipy.special import stdtr, stdtrit
 from harness.statistics.verdict import ALPHA, holm
 
 Numbers = NDArray[np.float64]
-Levels = Mapping[str, Hashable]
+Levels = Mapping[str, Hashable]  # axis -> one of its values
+Axes = Mapping[str, Sequence[Hashable]]  # axis -> all its values, the reference first
+Term = tuple[str, ...]  # the one or two axes whose effect a part of the model describes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One trial: its cell's axes, the block that it ran in, the logarithm of its throughput."""
+    """One trial."""
 
-    levels: Levels
-    block: Hashable
-    value: float
+    levels: Levels  # the axes of its cell
+    block: Hashable  # the block that it ran in, whose other trials share its drift
+    value: float  # the logarithm of its throughput
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What levels of one axis or two buy against the reference ones, as a ratio of throughputs.
+    """What levels of one or two axes contribute, as a ratio of throughputs.
 
-    Of one axis: averaged over all levels of the others. Of two: the ratio of what the first level buys with the second
-    to what it buys with the second's reference; 1 says that they do not interact.
+    Of one axis: against its reference level, averaged over all levels of the others. Of two: the
+    ratio of the first level's effect with the second level to its effect with the second's
+    reference; 1 means that they do not interact.
     """
 
     levels: Levels
     reference: Levels
     ratio: float
-    low: float
+    low: float  # bounds of the ratio's interval
     high: float
-    p: float  # corrected by Holm over all effects
+    p: float  # of the claim that the ratio is not 1, corrected by Holm over all effects
 
     @property
     def is_main(self) -> bool:
@@ -59,126 +71,213 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """`unknown` are the terms that the cells can't tell from others, as where two axes always change together."""
+    """The effects of a workload's axes, and how well the model describes its trials."""
 
     effects: Sequence[Effect]
-    unknown: Sequence[tuple[str, ...]]
-    deviation: float  # of a trial about the model, relative
+    unknown: Sequence[Term]  # terms that the cells can't separate, as where axes change together
+    deviation: float  # of a trial from the model, relative
     degrees_of_freedom: int
+
+    @property
+    def largest_first(self) -> list[Effect]:
+        """All effects by their magnitude."""
+        return sorted(self.effects, key=lambda effect: -effect.magnitude)
 
     @property
     def main_effects(self) -> list[Effect]:
         """The effects of single axes, the largest first."""
-        effects = [effect for effect in self.effects if effect.is_main]
-        return sorted(effects, key=lambda effect: -effect.magnitude)
+        return [effect for effect in self.largest_first if effect.is_main]
 
     @property
     def interactions(self) -> list[Effect]:
         """The interactions of two axes, the largest first."""
-        effects = [effect for effect in self.effects if not effect.is_main]
-        return sorted(effects, key=lambda effect: -effect.magnitude)
+        return [effect for effect in self.largest_first if not effect.is_main]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Design:
+    """The columns of the linear model."""
+
+    axes: Axes  # those that vary
+    matrix: Numbers  # (points, columns)
+    columns: Mapping[Term, slice]  # where the columns of a term are
+    unknown: Sequence[Term]  # terms left out because other columns say the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """The least squares solution of a design."""
+
+    weights: Numbers  # (columns,)
+    covariance: Numbers  # of the weights, (columns, columns)
+    deviation: float  # of the residuals
+    degrees_of_freedom: int
 
 
 def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attribution | None:
-    """Main effects and two-way interactions of the axes that vary, with blocks taken out; None where no degree of
-    degrees_of_freedom is left for an error. A level's reference is the first of its axis in the order of the points.
+    """Return main effects and two-way interactions of the axes that vary, with blocks taken out.
 
-    The model is log throughput = mean + block + axes + pairs of axes + noise, in sum-to-zero coding, in which the main
-    effect of an axis is its mean effect over all levels of the others (Montgomery, Design and Analysis of Experiments).
-    What three axes do together counts as noise.
+    A level's reference is the first of its axis in the order of the points. Returns None where no
+    degree of freedom is left to estimate an error.
     """
-    axes = {
-        name: list(dict.fromkeys(point.levels[name] for point in points))
-        for name in points[0].levels
-    }
-    axes = {name: levels for name, levels in axes.items() if len(levels) > 1}
-    blocks = list(dict.fromkeys(point.block for point in points))
-    codes = {
-        name: _code([point.levels[name] for point in points], levels)
-        for name, levels in axes.items()
-    }
-    matrix = np.column_stack(
-        [np.ones(len(points)), _code([point.block for point in points], blocks)]
+    design = _design(points)
+    fit = _fit(design, np.asarray([point.value for point in points]))
+    if fit is None:
+        return None
+    effects = []
+    for term in design.columns:
+        contributing = [design.axes[axis][1:] for axis in term]  # without the reference levels
+        for levels in itertools.product(*contributing):
+            effects.append(_effect(design, fit, term, levels, confidence))
+    return Attribution(
+        effects=_corrected(effects),
+        unknown=design.unknown,
+        deviation=math.expm1(fit.deviation),
+        degrees_of_freedom=fit.degrees_of_freedom,
     )
-    # An axis with more levels first: one that says less of the same is then the unknown one.
-    singles = [(name,) for name in sorted(axes, key=lambda name: -len(axes[name]))]
-    spans: dict[tuple[str, ...], slice] = {}
-    unknown: list[tuple[str, ...]] = []
-    for term in [*singles, *itertools.combinations(axes, 2)]:
-        if any((name,) in unknown for name in term):
-            continue
-        columns = _product([codes[name] for name in term])
-        wider = np.column_stack([matrix, columns])
+
+
+def _corrected(effects: Sequence[Effect]) -> list[Effect]:
+    """Return the effects with their p-values corrected by Holm over all of them."""
+    p_values = holm([effect.p for effect in effects])
+    corrected = []
+    for effect, p in zip(effects, p_values, strict=True):
+        corrected.append(replace(effect, p=p))
+    return corrected
+
+
+def _design(points: Sequence[Point]) -> _Design:
+    """Return the model of these points, with every term that they can separate from the others."""
+    axes = _varying_axes(points)
+    codes = {}
+    for axis, levels in axes.items():
+        codes[axis] = _code([point.levels[axis] for point in points], levels)
+    blocks = [point.block for point in points]
+    block_code = _code(blocks, list(dict.fromkeys(blocks)))
+    matrix = np.column_stack([np.ones(len(points)), block_code])
+    columns: dict[Term, slice] = {}
+    unknown: list[Term] = []
+    for term in _terms(axes):
+        if any((axis,) in unknown for axis in term):
+            continue  # an interaction with an axis whose own effect is unknown
+        wider = np.column_stack([matrix, _interaction([codes[axis] for axis in term])])
         if np.linalg.matrix_rank(wider) < wider.shape[1]:
             unknown.append(term)
             continue
-        spans[term] = slice(matrix.shape[1], wider.shape[1])
+        columns[term] = slice(matrix.shape[1], wider.shape[1])
         matrix = wider
-    degrees_of_freedom = len(points) - matrix.shape[1]
+    return _Design(axes=axes, matrix=matrix, columns=columns, unknown=unknown)
+
+
+def _varying_axes(points: Sequence[Point]) -> dict[str, list[Hashable]]:
+    """Return the levels of each axis that has several, in order of appearance."""
+    axes = {}
+    for axis in points[0].levels:
+        levels = list(dict.fromkeys(point.levels[axis] for point in points))
+        if len(levels) > 1:
+            axes[axis] = levels
+    return axes
+
+
+def _terms(axes: Axes) -> list[Term]:
+    """Return the single axes, then every two of them.
+
+    Axes with more levels come first: where two can't be separated, the one that says less is then
+    the unknown one.
+    """
+    terms: list[Term] = []
+    for axis in sorted(axes, key=lambda name: -len(axes[name])):
+        terms.append((axis,))
+    terms.extend(itertools.combinations(axes, 2))
+    return terms
+
+
+def _fit(design: _Design, values: Numbers) -> _Fit | None:
+    """Return the least squares solution, None where no degree of freedom is left.
+
+    With the design X, n points and k columns, the residuals' variance and the weights' covariance:
+
+        s^2 = |y - X w|^2 / (n - k),    Cov(w) = s^2 (X' X)^-1.
+    """
+    matrix = design.matrix
+    degrees_of_freedom = matrix.shape[0] - matrix.shape[1]
     if degrees_of_freedom < 1:
         return None
-    values = np.asarray([point.value for point in points])
-    weights = np.linalg.lstsq(matrix, values, rcond=None)[0]
-    deviation = math.sqrt(float(((values - matrix @ weights) ** 2).sum()) / degrees_of_freedom)
-    shape = np.linalg.inv(matrix.T @ matrix) * deviation**2
-    effects = [
-        _effect(
-            axes, term, levels, weights[span], shape[span, span], degrees_of_freedom, confidence
-        )
-        for term, span in spans.items()
-        for levels in itertools.product(*(axes[name][1:] for name in term))
-    ]
-    corrected = holm([effect.p for effect in effects])
-    effects = [
-        Effect(**{**effect.__dict__, "p": p}) for effect, p in zip(effects, corrected, strict=True)
-    ]
-    return Attribution(
-        effects=effects,
-        unknown=unknown,
-        deviation=math.expm1(deviation),
+    solution = np.linalg.lstsq(matrix, values, rcond=None)[0]
+    weights = np.asarray(solution, dtype=np.float64)
+    squares = float(((values - matrix @ weights) ** 2).sum())
+    deviation = math.sqrt(squares / degrees_of_freedom)
+    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
+    return _Fit(
+        weights=weights,
+        covariance=scale * deviation**2,
+        deviation=deviation,
         degrees_of_freedom=degrees_of_freedom,
     )
 
 
-def _code(found: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
-    """(points, levels - 1): a level's own column is 1, and all are -1 at the first level."""
-    return np.stack([_row(levels, level) for level in found])
-
-
-def _row(levels: Sequence[Hashable], level: Hashable) -> Numbers:
-    place = levels.index(level)
-    return np.full(len(levels) - 1, -1.0) if place == 0 else np.eye(len(levels) - 1)[place - 1]
-
-
-def _product(codes: Sequence[Numbers]) -> Numbers:
-    """The columns of an axis, or the products of every two columns of two."""
-    if len(codes) == 1:
-        return codes[0]
-    products: Numbers = np.einsum("pi,pj->pij", codes[0], codes[1]).reshape(len(codes[0]), -1)
-    return products
-
-
 def _effect(
-    axes: Mapping[str, list[Hashable]],
-    term: tuple[str, ...],
-    levels: tuple[Hashable, ...],
-    weights: Numbers,
-    shape: Numbers,
-    degrees_of_freedom: int,
-    confidence: float,
+    design: _Design, fit: _Fit, term: Term, levels: tuple[Hashable, ...], confidence: float
 ) -> Effect:
-    contrast = np.ones(1)  # the outer product of the axes' own: level less reference
-    for name, level in zip(term, levels, strict=True):
-        own = _row(axes[name], level) - _row(axes[name], axes[name][0])
-        contrast = np.asarray(np.kron(contrast, own), dtype=np.float64)
-    value, error = float(contrast @ weights), math.sqrt(float(contrast @ shape @ contrast))
-    half = float(stdtrit(degrees_of_freedom, (1 + confidence) / 2)) * error
-    p = 2 * float(stdtr(degrees_of_freedom, -abs(value) / error)) if error else float(value == 0)
+    """Return the effect of these levels against the references of their axes.
+
+    It is a contrast c of the term's weights w, with Student's interval:
+
+        c'w ± t sqrt(c' Cov(w) c).
+    """
+    columns = design.columns[term]
+    contrast = _contrast(design.axes, term, levels)
+    value = float(contrast @ fit.weights[columns])
+    variance = float(contrast @ fit.covariance[columns, columns] @ contrast)
+    standard_error = math.sqrt(variance)
+    quantile = float(stdtrit(fit.degrees_of_freedom, (1 + confidence) / 2))
+    half_width = quantile * standard_error
+    if standard_error:
+        p = 2 * float(stdtr(fit.degrees_of_freedom, -abs(value) / standard_error))
+    else:  # the model fits exactly
+        p = float(value == 0)
     return Effect(
         levels=dict(zip(term, levels, strict=True)),
-        reference={name: axes[name][0] for name in term},
+        reference={axis: design.axes[axis][0] for axis in term},
         ratio=math.exp(value),
-        low=math.exp(value - half),
-        high=math.exp(value + half),
+        low=math.exp(value - half_width),
+        high=math.exp(value + half_width),
         p=p,
     )
+
+
+def _contrast(axes: Axes, term: Term, levels: tuple[Hashable, ...]) -> Numbers:
+    """Return the difference of the levels' codes from their references', shape (columns,).
+
+    For two axes it is the outer product of the axes' differences, flattened as `_interaction`
+    flattens their columns.
+    """
+    contrast: Numbers = np.ones(1)
+    for axis, level in zip(term, levels, strict=True):
+        difference = _level_code(axes[axis], level) - _level_code(axes[axis], axes[axis][0])
+        contrast = np.asarray(np.kron(contrast, difference), dtype=np.float64)
+    return contrast
+
+
+def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
+    """Return the sum-to-zero code of each value, shape (values, levels - 1)."""
+    return np.stack([_level_code(levels, value) for value in values])
+
+
+def _level_code(levels: Sequence[Hashable], level: Hashable) -> Numbers:
+    """Return the code of one level, shape (levels - 1,): 1 in its column, -1 all over the first."""
+    index = levels.index(level)
+    if index == 0:
+        return np.full(len(levels) - 1, -1.0)
+    code = np.zeros(len(levels) - 1)
+    code[index - 1] = 1.0
+    return code
+
+
+def _interaction(codes: Sequence[Numbers]) -> Numbers:
+    """Return the columns of one axis, or the products of every two columns of two axes."""
+    if len(codes) == 1:
+        return codes[0]
+    left, right = codes
+    products: Numbers = np.einsum("pi,pj->pij", left, right).reshape(len(left), -1)
+    return products

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtr, stdtrit  # quick to load, unlike scipy.stats
 
-POWER = 0.8  # with which the smallest detectable effect is detected
+POWER = 0.8  # the chance with which the smallest detectable effect is detected
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How much what is measured moves between one time and another: a deviation and its degrees of freedom."""
+    """How much a machine's log throughput moves between one time of measuring and another."""
 
     deviation: float
-    degrees_of_freedom: float
+    degrees_of_freedom: float  # of the deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A difference of B from A, such as that of log throughputs, with its standard error; None if unknown."""
+    """A difference of B from A, such as that of log throughputs, with its standard error."""
 
     value: float
-    standard_error: float | None
-    degrees_of_freedom: float  # degrees of freedom of the error
+    standard_error: float | None  # None if it is unknown
+    degrees_of_freedom: float  # of the standard error
     count: int  # pairs, or values of the side that has fewer
     paired: bool
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Student's; everything is possible where the error is unknown."""
+        """Return Student's interval; it is infinite where the standard error is unknown."""
         if self.standard_error is None:
             return -math.inf, math.inf
-        half = float(stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)) * self.standard_error
-        return self.value - half, self.value + half
+        half_width = self._quantile((1 + confidence) / 2) * self.standard_error
+        return self.value - half_width, self.value + half_width
 
     def p_above(self, bound: float) -> float:
-        """The p-value of the claim that the true difference is larger than `bound`."""
+        """Return the p-value of the claim that the true difference is larger than `bound`."""
         if self.standard_error is None:
             return 1.0
         if self.standard_error == 0:
@@ -46,45 +46,56 @@ class Estimate:
         return float(stdtr(self.degrees_of_freedom, -(self.value - bound) / self.standard_error))
 
     def p_below(self, bound: float) -> float:
-        """The p-value of the claim that the true difference is smaller than `bound`."""
-        mirrored = Estimate(
-            value=-self.value,
-            standard_error=self.standard_error,
-            degrees_of_freedom=self.degrees_of_freedom,
-            count=self.count,
-            paired=self.paired,
-        )
-        return mirrored.p_above(-bound)
+        """Return the p-value of the claim that the true difference is smaller than `bound`."""
+        return replace(self, value=-self.value).p_above(-bound)
 
     def p_change(self) -> float:
-        """The two-sided p-value of the claim that there is a difference."""
+        """Return the two-sided p-value of the claim that there is a difference."""
         return min(1.0, 2 * min(self.p_above(0.0), self.p_below(0.0)))
 
-    def p_same(self, least: float, most: float) -> float:
-        """The p-value of the claim that the difference lies between the two: two one-sided tests (Schuirmann 1987,
-        doi:10.1007/BF01068419)."""
-        return max(self.p_above(least), self.p_below(most))
+    def p_same(self, low: float, high: float) -> float:
+        """Return the p-value of the claim that the true difference lies between the bounds.
+
+        Two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): the difference is
+        shown to be above `low` and to be below `high`, and the weaker of both counts.
+        """
+        return max(self.p_above(low), self.p_below(high))
 
     def min_detectable_effect(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
-        """The size of a true difference that is found with a chance of `POWER`, by a two-sided test at `alpha` that
-        also asks for an estimate of at least `margin`."""
+        """Return the true difference that is detected with a chance of `POWER`.
+
+        It is detected where the estimate is significant in a two-sided test at `alpha` and at
+        least `margin`. With s, the standard error, and Student's quantiles t:
+
+            max(t(1 - alpha / 2) s, margin) + t(POWER) s.
+
+        None where the standard error is unknown.
+        """
         if self.standard_error is None:
             return None
-        asked = max(
-            float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)) * self.standard_error, margin
-        )
-        return asked + float(stdtrit(self.degrees_of_freedom, POWER)) * self.standard_error
+        significant = self._quantile(1 - alpha / 2) * self.standard_error
+        return max(significant, margin) + self._quantile(POWER) * self.standard_error
+
+    def _quantile(self, probability: float) -> float:
+        """Return Student's quantile for the estimate's degrees of freedom."""
+        return float(stdtrit(self.degrees_of_freedom, probability))
 
 
 def paired(differences: Sequence[float]) -> Estimate:
-    """From B - A of each block; raises ValueError without any."""
+    """Return the estimate from B - A of each pair.
+
+    With n pairs of deviation s its standard error is s / sqrt(n), of n - 1 degrees of freedom.
+    Raises ValueError without pairs.
+    """
     if not differences:
         raise ValueError("an estimate from no pairs")
     count = len(differences)
-    error = float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else None
+    standard_error = None
+    if count > 1:
+        standard_error = float(np.std(differences, ddof=1)) / math.sqrt(count)
     return Estimate(
         value=float(np.mean(differences)),
-        standard_error=error,
+        standard_error=standard_error,
         degrees_of_freedom=count - 1,
         count=count,
         paired=True,
@@ -92,28 +103,50 @@ def paired(differences: Sequence[float]) -> Estimate:
 
 
 def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = ()) -> Estimate:
-    """From values of both sides, independent of each other and of unequal spread (Welch 1947,
-    doi:10.1093/biomet/34.1-2.28); raises ValueError if a side has none. `drifts` come on top, each known independently
-    of the others: the difference moves by them, however many values a side has."""
+    """Return the estimate from values of both sides, independent and of unequal variance.
+
+    Welch's (1947, doi:10.1093/biomet/34.1-2.28): the variances of the sides' means add up, and the
+    Welch-Satterthwaite equation gives their sum's degrees of freedom. With a variance v_i of f_i
+    degrees of freedom for each of the parts (s^2 / n of n - 1 for a side with n values of
+    deviation s):
+
+        v = v_1 + v_2 + …,    f = v^2 / (v_1^2 / f_1 + v_2^2 / f_2 + …).
+
+    `drifts` are further parts, each independent of the others: the difference moves by them,
+    however many values a side has.
+
+    Raises ValueError if a side has no values.
+    """
     if not a or not b:
         raise ValueError("an estimate from no values")
-    value, fewer = float(np.mean(b) - np.mean(a)), min(len(a), len(b))
+    value = float(np.mean(b) - np.mean(a))
+    fewer = min(len(a), len(b))
     if fewer < 2:
         return Estimate(
             value=value, standard_error=None, degrees_of_freedom=0, count=fewer, paired=False
         )
-    parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1.0) for side in (a, b)]
-    parts += [(one.deviation**2, one.degrees_of_freedom) for one in drifts]
-    total = sum(variance for variance, _ in parts)
-    shares = (
-        sum((variance / total) ** 2 / degrees_of_freedom for variance, degrees_of_freedom in parts)
-        if total
-        else 1
-    )
+    variances, freedoms = [], []
+    for side in (a, b):
+        variances.append(float(np.var(side, ddof=1)) / len(side))
+        freedoms.append(len(side) - 1.0)
+    for drift in drifts:
+        variances.append(drift.deviation**2)
+        freedoms.append(drift.degrees_of_freedom)
     return Estimate(
         value=value,
-        standard_error=math.sqrt(total),
-        degrees_of_freedom=1 / shares,
+        standard_error=math.sqrt(sum(variances)),
+        degrees_of_freedom=_welch_satterthwaite(variances, freedoms),
         count=fewer,
         paired=False,
     )
+
+
+def _welch_satterthwaite(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the degrees of freedom of a sum of variances, each with its own."""
+    total = sum(variances)
+    if total == 0:
+        return 1.0
+    shares = 0.0
+    for variance, freedom in zip(variances, freedoms, strict=True):
+        shares += (variance / total) ** 2 / freedom
+    return 1 / shares

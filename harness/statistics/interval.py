@@ -1,4 +1,4 @@
-"""The interval of a mean of few independent values; loads without NumPy, because tables of plans do."""
+"""Intervals of a mean and of a probability; loads without NumPy, because tables of plans do."""
 
 from __future__ import annotations
 
@@ -10,36 +10,50 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `count` values, and the half width of its confidence interval; None for fewer than two values."""
+    """A mean with its confidence interval."""
 
     mean: float
-    half_width: float | None
-    count: int
+    half_width: float | None  # None for fewer than two values
+    count: int  # independent values that the mean is over
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Student's interval of the mean, for values that are independent and nearly normal, such as trials' means.
+    """Return the mean with Student's interval, for independent and nearly normal values.
 
-    Raises ValueError without values.
+    With n values of mean m and deviation s it is m ± t s / sqrt(n), where t is the quantile of
+    n - 1 degrees of freedom. Raises ValueError without values.
     """
     if not values:
         raise ValueError("an interval of no values")
-    if len(values) < 2:
+    count = len(values)
+    if count < 2:
         return Interval(values[0], None, 1)
     from scipy.special import stdtrit  # quick to load, unlike scipy.stats
 
-    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
-    return Interval(fmean(values), quantile * stdev(values) / math.sqrt(len(values)), len(values))
+    quantile = float(stdtrit(count - 1, (1 + confidence) / 2))
+    half_width = quantile * stdev(values) / math.sqrt(count)
+    return Interval(fmean(values), half_width, count)
 
 
-def share_interval(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's bounds of a probability, of which `count` of `of` independent tries came true; they hold
-    it at least as often as they say (Biometrika 1934, doi:10.1093/biomet/26.4.404). Raises ValueError without tries."""
-    if not 0 <= count <= of or not of:
-        raise ValueError(f"{count} of {of} tries")
+def share_interval(successes: int, tries: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return bounds of the probability of a success, from so many among independent tries.
+
+    Clopper and Pearson's (Biometrika 1934, doi:10.1093/biomet/26.4.404): with tails of
+    a = (1 - confidence) / 2 on both sides and the quantiles B of the beta distribution,
+
+        B(a; k, n - k + 1)  to  B(1 - a; k + 1, n - k).
+
+    They hold the probability at least as often as `confidence` says. Raises ValueError without
+    tries.
+    """
+    if not 0 <= successes <= tries or not tries:
+        raise ValueError(f"{successes} of {tries} tries")
     from scipy.special import betaincinv
 
     tail = (1 - confidence) / 2
-    low = float(betaincinv(count, of - count + 1, tail)) if count else 0.0
-    high = float(betaincinv(count + 1, of - count, 1 - tail)) if count < of else 1.0
+    low, high = 0.0, 1.0
+    if successes:
+        low = float(betaincinv(successes, tries - successes + 1, tail))
+    if successes < tries:
+        high = float(betaincinv(successes + 1, tries - successes, 1 - tail))
     return low, high

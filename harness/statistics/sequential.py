@@ -1,4 +1,8 @@
-"""Looking while measuring: paired blocks in random order, and an interval that holds however often it is looked at."""
+"""Looking while measuring: what may be read off paired windows however often it is read.
+
+A gate measures windows of two arms in turn and looks at the result after each of them. An ordinary
+interval would then find a difference by luck sooner or later; a confidence sequence does not.
+"""
 
 from __future__ import annotations
 
@@ -11,82 +15,97 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-PRIOR = 0.5  # pseudo-observations of the mixture: 0.5 makes the interval tight from about 5 values to some hundred
+PRIOR = 0.5  # pseudo-observations of the mixture: tight from about 5 values to some hundred
+FEWEST_VALUES = 3  # below that nothing is decided
 Decision = Literal["up", "down", "same", "undecided"]
 
 
 def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
-    """How much faster B is, as the log of a ratio, from the times of equal work (…, blocks) that A and B did in turn.
+    """Return how much faster B is, as the logarithm of a ratio, shape (…).
 
-    Every block but the first and the last is compared with the mean of the two beside it, so that a drift that is a
-    straight line over three blocks cancels.
+    `seconds`, of shape (…, windows), are the times of equal work that A and B did in turn. Every
+    window but the first and the last is compared with the mean of the two beside it, so that a
+    drift that is a straight line over three windows cancels:
+
+        log s_i - (log s_(i-1) + log s_(i+1)) / 2,
+
+    with the opposite sign for windows of B, averaged over all i.
     """
     logs = np.log(seconds)
     slower = logs[..., 1:-1] - (logs[..., :-2] + logs[..., 2:]) / 2
-    of_a = np.arange(slower.shape[-1]) % 2 != b_first
-    ratio: Numbers = np.where(of_a, slower, -slower).mean(axis=-1)
+    is_a = np.arange(slower.shape[-1]) % 2 != b_first
+    ratio: Numbers = np.where(is_a, slower, -slower).mean(axis=-1)
     return ratio
 
 
 def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, Numbers]:
-    """Lower and upper bounds of the mean after each value (…, n): with probability 1 - alpha all of them hold at once.
+    """Return lower and upper bounds of the mean after each value, both of shape (…, n).
 
-    The t-test martingale under a normal mixture over effect sizes and the right Haar prior over the deviation
-    (Wang and Ramdas 2025, arXiv:2310.03722, after Lai 1976, doi:10.1214/aos/1176343406), exact for independent normal
-    values with an unknown deviation. With n values of mean m, squared deviations S about it, and c = `PRIOR`, the
-    martingale at mu is
+    With probability 1 - alpha all of them hold at once, so that it does no harm to look after every
+    value. For independent normal values with an unknown deviation this is exact: it is the t-test
+    martingale under a normal mixture over effect sizes and the right Haar prior over the deviation
+    (Wang and Ramdas 2025, arXiv:2310.03722, after Lai 1976, doi:10.1214/aos/1176343406). With n
+    values of mean m, squared deviations S from it, and c = `PRIOR`, the martingale at mu is
 
         sqrt(c / (n + c)) ((S + n (m - mu)^2) / (S + n (m - mu)^2 c / (n + c)))^(n/2),
 
-    and the interval holds every mu at which it is below 1 / alpha (Ville's inequality). Infinite where few values rule
-    out nothing.
+    and the interval holds every mu at which it is below 1 / alpha (Ville's inequality). Solved for
+    the half width, with b = (sqrt((n + c) / c) / alpha)^(2/n):
+
+        |m - mu| < sqrt(S (b - 1) / (n (1 - b c / (n + c)))),
+
+    infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
     n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
-    shifted = values - values[..., :1]  # against cancellation in S
+    origin = values[..., :1]
+    shifted = values - origin  # against cancellation in S
     mean = np.cumsum(shifted, axis=-1) / n
-    spread = np.maximum(np.cumsum(shifted**2, axis=-1) - n * mean**2, 0.0)
-    bound = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
-    room = 1 - bound * PRIOR / (n + PRIOR)
-    half = np.full(values.shape, np.inf)
-    np.sqrt(spread * (bound - 1) / (n * np.where(room > 0, room, 1.0)), out=half, where=room > 0)
-    centre = mean + values[..., :1]
-    return centre - half, centre + half
+    squares = np.maximum(np.cumsum(shifted**2, axis=-1) - n * mean**2, 0.0)
+    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
+    room = 1 - b * PRIOR / (n + PRIOR)
+    is_finite = room > 0
+    squared_half_width = squares * (b - 1) / (n * np.where(is_finite, room, 1.0))
+    half_width = np.full(values.shape, np.inf)
+    np.sqrt(squared_half_width, out=half_width, where=is_finite)
+    center = mean + origin
+    return center - half_width, center + half_width
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where measuring may end: after `count` values, (…), and what is known then as +1, -1, 0 or NaN if undecided."""
+    """When measuring may end, and what is known then; both of shape (…)."""
 
-    count: NDArray[np.int64]
-    sign: Numbers
+    count: NDArray[np.int64]  # values at which the sequence decides, or all of them
+    sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
 
 
 def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
-    """The first look at which the sequence decides, for rows of log ratios (…, n) and the smallest effect of interest,
-    a fraction.
+    """Return the first look at which the sequence decides, for rows of log ratios (…, n).
 
-    A change: the interval leaves out 0 and the mean is a ratio of at most 1 - `min_effect`, or at
-    least 1 + `min_effect`.
-    The same: the interval lies between these. Nothing is decided by fewer than three values.
+    `min_effect` is the smallest effect of interest, a fraction. A change: the interval leaves out 0
+    and the mean is a ratio of at most 1 - `min_effect`, or of at least 1 + `min_effect`. The same:
+    the interval lies between these. Fewer than three values decide nothing.
     """
-    least, most = math.log1p(-min_effect), math.log1p(min_effect)
+    lower_margin, upper_margin = math.log1p(-min_effect), math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
-    mean = np.cumsum(values, axis=-1) / np.arange(1, values.shape[-1] + 1)
-    enough = np.arange(1, values.shape[-1] + 1) >= 3
-    changed = ((low > 0) | (high < 0)) & ((mean <= least) | (mean >= most))
-    same = (low > least) & (high < most)
-    decided = (changed | same) & enough
-    any_ = decided.any(axis=-1)
-    place = np.where(any_, decided.argmax(axis=-1), values.shape[-1] - 1)
-    at = place[..., None]
-    sign = np.where(
-        np.take_along_axis(changed, at, -1), np.sign(np.take_along_axis(mean, at, -1)), 0.0
-    )[..., 0]
-    return Stop(count=place + 1, sign=np.where(any_, sign, np.nan))
+    number = np.arange(1, values.shape[-1] + 1)
+    mean = np.cumsum(values, axis=-1) / number
+    is_significant = (low > 0) | (high < 0)
+    is_large = (mean <= lower_margin) | (mean >= upper_margin)
+    is_changed = is_significant & is_large
+    is_same = (low > lower_margin) & (high < upper_margin)
+    is_decided = (is_changed | is_same) & (number >= FEWEST_VALUES)
+    ever_decided = is_decided.any(axis=-1)
+    # argmax of booleans is the index of the first True.
+    index = np.where(ever_decided, is_decided.argmax(axis=-1), values.shape[-1] - 1)
+    changed_then = np.take_along_axis(is_changed, index[..., None], -1)[..., 0]
+    mean_then = np.take_along_axis(mean, index[..., None], -1)[..., 0]
+    sign = np.where(changed_then, np.sign(mean_then), 0.0)
+    return Stop(count=index + 1, sign=np.where(ever_decided, sign, np.nan))
 
 
 def decide(values: Numbers, min_effect: float, alpha: float = 0.05) -> Decision:
-    """What one row of log ratios tells so far; `stop` says how."""
+    """Return what a single row of log ratios shows so far, as `stop` decides it."""
+    decisions: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
     sign = float(stop(values, min_effect, alpha).sign)
-    words: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
-    return words.get(sign, "undecided")
+    return decisions.get(sign, "undecided")

@@ -1,4 +1,7 @@
-"""Verdicts: whether a difference is there, and whether it is large enough to care, over a family of questions."""
+"""Verdicts: whether a difference is there, and whether it is large enough to matter.
+
+Many questions are asked at once, so their p-values are corrected for the whole family.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,51 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.statistics.estimate import Estimate
 
+Numbers = NDArray[np.float64]
+
 ALPHA = 0.05
+LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 Correction = Literal["holm", "bh"]
 Outcome = Literal["better", "worse", "same", "inconclusive"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number that sides are held against each other by.
+    """A number that two sides are compared by.
 
-    A relative one is estimated as a difference of logarithms and told as a ratio; others as a difference in their own
-    unit. `min_effect` is the smallest effect of interest: a fraction, or so many of the unit.
+    A relative one is estimated as a difference of logarithms and shown as a ratio; any other as a
+    difference in its own unit.
     """
 
     name: str
     higher_is_better: bool
     relative: bool
-    min_effect: float
-    better: str = "better"
+    min_effect: float  # the smallest effect of interest: a fraction, or in the metric's unit
+    better: str = "better"  # what to call a better and a worse value
     worse: str = "worse"
 
     @property
     def margins(self) -> tuple[float, float]:
-        """`min_effect` on the scale of the estimate, down and up: 10% slower is 0.9 times, 10% faster 1.1 times."""
+        """`min_effect` down and up on the scale of the estimate: 10% is 0.9 and 1.1 times."""
         if self.relative:
             return math.log1p(-self.min_effect), math.log1p(self.min_effect)
         return -self.min_effect, self.min_effect
 
     def back_transform(self, value: float) -> float:
-        """An estimate's value as people read it: a ratio, or the difference itself."""
+        """Return an estimate's value as people read it: a ratio, or the difference itself."""
         return _exp(value) if self.relative else value
 
     def effect_size(self, value: float) -> float:
-        """The size of an effect: a fraction, or the difference itself."""
+        """Return the size of an estimated effect: a fraction, or the difference itself."""
         return _exp(value) - 1 if self.relative else value
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.exp(value) if value < LARGEST_EXPONENT else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +68,13 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer. p-values are corrected for the family; the interval is of this question alone."""
+    """The answer. p-values are corrected for the family; the interval is of this question only."""
 
     question: Question
     outcome: Outcome
-    p_change: float
-    p_same: float
-    low: float  # as `Metric.back_transform`
+    p_change: float  # of the claim that there is a difference
+    p_same: float  # of the claim that it is smaller than the smallest effect of interest
+    low: float  # bounds of the effect, as `Metric.back_transform` returns them
     high: float
     min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
 
@@ -95,77 +102,103 @@ class Verdict:
 
     @property
     def label(self) -> str:
-        """`faster`, `slower`, `same`, `inconclusive`, or what the metric says for better and worse."""
-        metric = self.question.metric
-        return {"better": metric.better, "worse": metric.worse}.get(self.outcome, self.outcome)
+        """`faster`, `slower`, `same`, `inconclusive`, or the metric's names for better and worse."""
+        if self.outcome == "better":
+            return self.metric.better
+        if self.outcome == "worse":
+            return self.metric.worse
+        return self.outcome
 
 
 def judge(
     questions: Sequence[Question], *, alpha: float = ALPHA, correction: Correction = "holm"
 ) -> list[Verdict]:
-    """A verdict on each question, with false alarms controlled over all of them.
+    """Return a verdict on each question, with false alarms controlled over all of them.
 
-    Better or worse: the difference is significant and at least as large as the smallest effect of interest.
-    Same: it is shown to be smaller than that (TOST). Anything else is inconclusive.
-    Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all alarms.
+    Better or worse: the difference is significant and at least as large as the smallest effect of
+    interest. Same: it is shown to be smaller than that (TOST). Anything else is inconclusive.
+    Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all
+    alarms.
     """
     adjust = {"holm": holm, "bh": benjamini_hochberg}[correction]
-    changes = adjust([one.estimate.p_change() for one in questions])
-    sames = adjust([one.estimate.p_same(*one.metric.margins) for one in questions])
-    return [
-        _verdict(question, change, same, alpha, len(questions))
-        for question, change, same in zip(questions, changes, sames, strict=True)
-    ]
+    raw_p_change, raw_p_same = [], []
+    for question in questions:
+        raw_p_change.append(question.estimate.p_change())
+        raw_p_same.append(question.estimate.p_same(*question.metric.margins))
+    corrected = zip(questions, adjust(raw_p_change), adjust(raw_p_same), strict=True)
+    verdicts = []
+    for question, p_change, p_same in corrected:
+        verdicts.append(_verdict(question, p_change, p_same, alpha, len(questions)))
+    return verdicts
 
 
 def _verdict(
     question: Question, p_change: float, p_same: float, alpha: float, family: int
 ) -> Verdict:
+    """Return the verdict on one of `family` questions, from p-values corrected for all of them."""
     metric, estimate = question.metric, question.estimate
-    least, most = metric.margins
-    outcome: Outcome = "inconclusive"
-    if p_change <= alpha and not least < estimate.value < most:
-        outcome = "better" if (estimate.value > 0) == metric.higher_is_better else "worse"
-    elif p_same <= alpha or (estimate.standard_error == 0 and estimate.value == 0):
-        outcome = "same"
-    low, high = (metric.back_transform(bound) for bound in estimate.interval(1 - alpha))
-    found = estimate.min_detectable_effect(alpha / family, max(-least, most))
-    min_detectable_effect = None if found is None else metric.effect_size(found)
+    low, high = estimate.interval(1 - alpha)
+    lower_margin, upper_margin = metric.margins
+    margin = max(-lower_margin, upper_margin)
+    detectable = estimate.min_detectable_effect(alpha / family, margin)
     return Verdict(
         question=question,
-        outcome=outcome,
+        outcome=_outcome(question, p_change, p_same, alpha),
         p_change=p_change,
         p_same=p_same,
-        low=low,
-        high=high,
-        min_detectable_effect=min_detectable_effect,
+        low=metric.back_transform(low),
+        high=metric.back_transform(high),
+        min_detectable_effect=None if detectable is None else metric.effect_size(detectable),
     )
 
 
+def _outcome(question: Question, p_change: float, p_same: float, alpha: float) -> Outcome:
+    """Return what the p-values and the size of the effect say together."""
+    metric, estimate = question.metric, question.estimate
+    lower_margin, upper_margin = metric.margins
+    matters = not lower_margin < estimate.value < upper_margin
+    if p_change <= alpha and matters:
+        is_higher = estimate.value > 0
+        return "better" if is_higher == metric.higher_is_better else "worse"
+    is_identical = estimate.standard_error == 0 and estimate.value == 0
+    if p_same <= alpha or is_identical:
+        return "same"
+    return "inconclusive"
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that bound the chance of any false rejection (Holm 1979, https://www.jstor.org/stable/4615733)."""
-    ordered, places = _ordered(p_values)
-    count = len(ordered)
-    adjusted = np.maximum.accumulate(ordered * (count - np.arange(count)))
-    return _back(np.minimum(adjusted, 1.0), places)
+    """Return adjusted p-values that bound the chance of any false rejection.
+
+    Holm's step-down procedure (1979, https://www.jstor.org/stable/4615733): of n p-values in
+    ascending order,
+
+        adjusted p_(i) = max over j <= i of min(1, (n - j + 1) p_(j)).
+    """
+    order = np.argsort(p_values, kind="stable")
+    ascending = np.asarray(p_values, dtype=np.float64)[order]
+    count = len(ascending)
+    adjusted = np.maximum.accumulate(ascending * (count - np.arange(count)))
+    return _in_original_order(np.minimum(adjusted, 1.0), order)
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that bound the expected share of false rejections (Benjamini and Hochberg 1995,
-    doi:10.1111/j.2517-6161.1995.tb02031.x)."""
-    ordered, places = _ordered(p_values)
-    count = len(ordered)
-    raised = ordered * count / np.arange(1, count + 1)
-    return _back(np.minimum(np.minimum.accumulate(raised[::-1])[::-1], 1.0), places)
+    """Return adjusted p-values that bound the expected share of false rejections.
+
+    The step-up procedure of Benjamini and Hochberg (1995,
+    doi:10.1111/j.2517-6161.1995.tb02031.x): of n p-values in ascending order,
+
+        adjusted p_(i) = min over j >= i of min(1, n / j p_(j)).
+    """
+    order = np.argsort(p_values, kind="stable")
+    ascending = np.asarray(p_values, dtype=np.float64)[order]
+    count = len(ascending)
+    raised = ascending * count / np.arange(1, count + 1)
+    adjusted = np.minimum.accumulate(raised[::-1])[::-1]
+    return _in_original_order(np.minimum(adjusted, 1.0), order)
 
 
-def _ordered(p_values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    values = np.asarray(p_values, dtype=np.float64)
-    places = np.argsort(values, kind="stable")
-    return values[places], places
-
-
-def _back(adjusted: np.ndarray, places: np.ndarray) -> list[float]:
-    found = np.empty_like(adjusted)
-    found[places] = adjusted
-    return [float(value) for value in found]
+def _in_original_order(ascending: Numbers, order: NDArray[np.intp]) -> list[float]:
+    """Return the values in the order that `order`, their argsort, had them in."""
+    values = np.empty_like(ascending)
+    values[order] = ascending
+    return [float(value) for value in values]
