@@ -1,118 +1,127 @@
-"""One rank of one side: trains so many steps when it is told to, and waits meanwhile.
+"""One rank of one arm of a gate: trains so many steps when it is its arm's turn, and waits meanwhile.
 
-`torchrun -m harness.gate.turn_worker FOLDER SOCKET SIDE`. It speaks JSON lines over the socket, so that the side can be of
-another revision than whoever gives the turns.
+Started as `torchrun -m harness.gate.turn_worker FOLDER SOCKET ARM`. It speaks JSON lines over the socket, so
+that the arm can be of another revision than the process that gives the turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
 import socket
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
-from harness.records.restore import restore
-from harness.spec.cell import Assignment
-from harness.training.loader import Fetched
-from harness.training.ranks import Ranks, choose_device, process_group
-from harness.training.train import Trace, Training
-from harness.training.worker import load_workload
+from harness.training.build import build_trial
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from harness.training.train import Hooks, Segment, Trainer
+from harness.training.worker import joined, load_workload
 
 PROTOCOL = 1
 FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for the others, who wait for their turn
 
 
-class Turns:
-    """The line to whoever gives the turns."""
+class TurnSocket:
+    """The connection to the process that gives the turns."""
 
     def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(path)
-        self.lines = self.socket.makefile("r", encoding="utf-8")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
 
     def close(self) -> None:
-        self.lines.close()
-        self.socket.close()
+        """Close the connection."""
+        self._lines.close()
+        self._socket.close()
 
-    def tell(self, **words: Any) -> None:
-        self.socket.sendall((json.dumps(words) + "\n").encode())
+    def send(self, **message: Any) -> None:
+        """Send a message as a line of JSON."""
+        self._socket.sendall((json.dumps(message) + "\n").encode())
 
-    def wait(self) -> int:
-        """The steps of the next turn; raises EOFError when there is none."""
-        line = self.lines.readline()
+    def wait_for_turn(self) -> int:
+        """Return the number of steps of the next turn; raises EOFError when there is none."""
+        line = self._lines.readline()
         if not line:
             raise EOFError
         return int(json.loads(line)["steps"])
 
 
-class TurnTraining(Training):
-    """The harness's own loop, block by block; it evaluates nothing."""
+class TakingTurns(Hooks):
+    """Lets the harness's own loop train in turns, and reports each; it evaluates nothing."""
 
-    turns: Turns
-    left = 0  # steps of this turn
-    begun = 0  # the step that the turn began with
+    def __init__(self, turns: TurnSocket) -> None:
+        self._turns = turns
+        self._steps_left = 0  # of this turn
+        self._turn_start = 0  # the steps that were done when it began
 
-    def _stretch(self, batches: Iterator[Fetched], stop: int) -> None:
-        if not self.left:
-            self.left, self.begun = self.turns.wait(), self.step
-        before = self.step
-        super()._stretch(batches, min(stop, self.step + self.left))
-        self.left -= self.step - before
-        if not self.left:
-            losses = np.asarray(self.trace.losses[self.begun :], dtype=np.float32)
-            digest = hashlib.sha256(losses.tobytes()).hexdigest()
-            self.turns.tell(seconds=self.trace.step_seconds[self.begun :], losses=digest)
+    def before_segment(self, state: TrainingState, stop: int) -> int:
+        """Wait for a turn if the last one is over; no segment goes beyond its turn."""
+        if not self._steps_left:
+            self._steps_left = self._turns.wait_for_turn()
+            self._turn_start = state.step
+        return min(stop, state.step + self._steps_left)
 
-    def _evaluate(self) -> None: ...
+    def after_segment(self, state: TrainingState, segment: Segment) -> None:
+        """Report the times of a turn that is over, and a digest of its losses."""
+        self._steps_left -= segment.steps
+        if self._steps_left:
+            return
+        losses = np.asarray(state.losses[self._turn_start :], dtype=np.float32)
+        digest = hashlib.sha256(losses.tobytes()).hexdigest()
+        self._turns.send(seconds=state.step_seconds[self._turn_start :], losses=digest)
+
+    def should_evaluate(self, state: TrainingState) -> bool:
+        """Return False: a gate compares training."""
+        return False
 
 
 def main() -> None:
+    """Train in turns until the connection is cut; a failure is reported over it."""
     parser = argparse.ArgumentParser(prog="python -m harness.gate.turn_worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="holds trial.json")
     parser.add_argument("socket")
-    parser.add_argument("side")
-    given = parser.parse_args()
+    parser.add_argument("arm")
+    options = parser.parse_args()
     die_with_parent()
     ranks = Ranks.from_environment()
-    turns = Turns(given.socket)
-    turns.tell(protocol=PROTOCOL, side=given.side, rank=ranks.rank)
+    turns = TurnSocket(options.socket)
+    turns.send(protocol=PROTOCOL, side=options.arm, rank=ranks.rank)
     try:
-        play(TrialFolder(given.folder), ranks, turns)
+        train_in_turns(TrialFolder(options.folder), ranks, turns)
     except EOFError:
-        os._exit(0)  # as `harness.training.worker`: nothing must wait for other ranks
+        os._exit(0)  # at once, as `harness.training.worker`: nothing may wait for other ranks
     except Exception as error:
         traceback.print_exc()
-        turns.tell(
-            failure=f"rank {ranks.rank} on {ranks.host}: {type(error).__name__}: {one_line(error)}"
-        )
+        message = f"{type(error).__name__}: {one_line(error)}"
+        turns.send(failure=f"rank {ranks.rank} on {ranks.host}: {message}")
     os._exit(1)
 
 
-def play(folder: TrialFolder, ranks: Ranks, turns: Turns) -> None:
-    """Build what `trial.json` says, say so, and train in turn; raises EOFError when the line is cut."""
-    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
-    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
-    device = choose_device(assignment.device, ranks)
-    needed = assignment.trial.cell.axes.strategy != "single"
-    with process_group(ranks, device, needed=needed, timeout=FOREVER):
-        training = TurnTraining(
-            assignment, load_workload(assignment), folder, ranks, device, Trace()
-        )
-        training.turns = turns
-        turns.tell(ready=True)
-        training.run()
-    raise RuntimeError(f"trained all of its {training.steps} steps")
+def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None:
+    """Build what `trial.json` says, report that it is ready, and train in turns.
+
+    Raises EOFError when the connection is cut, which is how it ends.
+    """
+    with joined(folder, ranks, FOREVER) as (assignment, mesh):
+        state = TrainingState()
+        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
+        trainer = Trainer(parts, state, TakingTurns(turns))
+        turns.send(ready=True)
+        trainer.run()
+        total_steps = parts.total_steps
+        del parts, trainer  # the process group ends after them
+        gc.collect()
+    raise RuntimeError(f"trained all of its {total_steps} steps")
 
 
 if __name__ == "__main__":

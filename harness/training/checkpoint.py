@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,115 +21,139 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.errors import BadCheckpoint, one_line
-from harness.training.fingerprint import whole_state
-from harness.training.ranks import Ranks, gather
+from harness.core.paths import TrialFolder
+from harness.records.record import Interruption
+from harness.training.mesh import ParallelMesh
+from harness.training.precision import Scaler
+from harness.training.state import TrainingState
+from harness.training.strategies.base import Strategy
+
+WEIGHTS_FILE = "model.safetensors"
+STATE_FILE = "state.pt"
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler | None,
-    rest: dict[str, Any],
-    ranks: Ranks,
-) -> None:
-    """Leave `folder/step-N` as the only checkpoint in `folder`; every rank must take part.
+@dataclass(kw_only=True)
+class Checkpointer:
+    """Saves and restores all that decides how a trial goes on; every rank must take part in both."""
 
-    `rest` is each rank's own: plain Python values and tensors.
-    """
-    weights = {name: value.contiguous().clone() for name, value in whole_state(model)}
-    optimizer_state = _optimizer_state(model, optimizer)
-    buffers = {
-        name: buffer.cpu() for name, buffer in model.named_buffers()
-    }  # each rank may have its own
-    everyone = gather(rest | {"random": _random_state(), "buffers": buffers}, ranks)
-    if not ranks.is_rank_0:
-        return
-    state = {
-        "step": step,
-        "optimizer": optimizer_state,
-        "schedule": schedule.state_dict() if schedule else None,
-        "ranks": everyone,
-    }
-    aside, place = folder / f".step-{step:09d}", folder / f"step-{step:09d}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_file(weights, aside / "model.safetensors")
-    torch.save(state, aside / "state.pt")
-    for written in (*aside.iterdir(), aside):
-        _flush(written)
-    aside.rename(place)
-    _flush(folder)
-    for old in folder.glob("*step-*"):
-        if old != place:
-            shutil.rmtree(old)
+    folder: TrialFolder
+    mesh: ParallelMesh
+    strategy: Strategy
+    model: nn.Module  # without the strategy's wrapper
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    scaler: Scaler
+
+    def save(self, folder: Path, state: TrainingState, interrupted_by: str | None = None) -> None:
+        """Leave `folder/step-N` as the only checkpoint in `folder`."""
+        weights = self.strategy.full_weights(self.model)
+        content = {
+            "step": state.step,
+            "optimizer": self.strategy.full_optimizer_state(self.model, self.optimizer),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "ranks": self.mesh.gather(self._rank_content(state, interrupted_by)),
+        }
+        if self.mesh.ranks.is_rank_0:
+            _write(folder, f"step-{state.step:09d}", weights, content)
+
+    def _rank_content(self, state: TrainingState, interrupted_by: str | None) -> dict[str, Any]:
+        """Return what each rank has of its own: plain Python values and tensors."""
+        buffers = {}
+        for name, buffer in self.model.named_buffers():
+            buffers[name] = buffer.cpu()
+        return {
+            "state": state.to_dict(),
+            "scaler": self.scaler.state(),
+            "at": time.time(),
+            "by": interrupted_by,
+            "random": _random_state(),
+            "buffers": buffers,
+        }
+
+    def resume(self, state: TrainingState, rehearse: Callable[[], None]) -> None:
+        """Take up the trial's newest checkpoint, if it has one: fills `state` and all that was built.
+
+        `rehearse()` computes a forward and a backward, and drops the gradients; see
+        `Strategy.needs_rehearsal`. Raises BadCheckpoint.
+        """
+        newest_path = newest(self.folder.best_checkpoints, self.folder.resume_checkpoints)
+        # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
+        path = self.mesh.broadcast_from_rank_0(newest_path)
+        if path is None:
+            return
+        if self.strategy.needs_rehearsal:
+            rehearse()
+        rank_content = self._restore(path)
+        state.resume_from(rank_content["state"])
+        saved_at = rank_content["at"]
+        interruption = Interruption(
+            step=state.step,
+            at=saved_at,
+            signal=rank_content["by"],
+            lost_seconds=max(0.0, time.time() - saved_at),
+        )
+        state.interruptions.append(interruption)
+
+    def _restore(self, path: Path) -> dict[str, Any]:
+        """Put back weights, buffers, optimizer, schedule, loss scale and random numbers; return this rank's part."""
+        try:
+            weights = load_file(path / WEIGHTS_FILE)
+            content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+            rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
+        except Exception as error:
+            raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
+        self.strategy.load_full_weights(self.model, weights)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(rank_content["buffers"][name])
+        self.strategy.load_full_optimizer_state(self.model, self.optimizer, content["optimizer"])
+        if self.schedule:
+            self.schedule.load_state_dict(content["schedule"])
+        self.scaler.restore(rank_content["scaler"])
+        _restore_random_state(rank_content["random"])
+        return rank_content
 
 
 def newest(*folders: Path) -> Path | None:
-    """The checkpoint with the most steps in any of `folders`, if there is one; what is not whole is passed over."""
-    places = [place for folder in folders for place in folder.glob("step-*") if _is_whole(place)]
-    return max(places, key=lambda place: place.name, default=None)
+    """Return the whole checkpoint with the most steps in any of `folders`, None if there is none."""
+    checkpoints = []
+    for folder in folders:
+        checkpoints += [path for path in folder.glob("step-*") if _is_whole(path)]
+    return max(checkpoints, key=lambda path: path.name, default=None)
 
 
-def _is_whole(place: Path) -> bool:
-    """Told by both files' indices, one at the start and one at the end: a file system that lost power may cut files
-    off or fill them with zeros."""
+def _is_whole(path: Path) -> bool:
+    """Return whether both files can be opened.
+
+    A file system that lost power may cut files off, or fill them with zeros. The index of a safetensors file
+    is at its start and says how long the file is; that of a zip file, as `torch.save` writes, is at its end.
+    """
     try:
-        with safe_open(place / "model.safetensors", framework="pt"):
-            return zipfile.is_zipfile(place / "state.pt")
+        with safe_open(path / WEIGHTS_FILE, framework="pt"):
+            return zipfile.is_zipfile(path / STATE_FILE)
     except (OSError, SafetensorError):
         return False
 
 
-def load(
-    place: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler | None,
-    ranks: Ranks,
-) -> tuple[int, dict[str, Any]]:
-    """Put a checkpoint's state back; returns its step and this rank's `rest`. Raises BadCheckpoint."""
-    from torch.distributed.checkpoint.state_dict import (
-        set_model_state_dict,
-        set_optimizer_state_dict,
-    )
-
-    try:
-        weights = load_file(place / "model.safetensors")
-        state = torch.load(place / "state.pt", map_location="cpu", weights_only=True)
-        rest = state["ranks"][ranks.rank]
-    except Exception as error:
-        raise BadCheckpoint(f"{place}: can't be read: {one_line(error)}") from error
-    set_model_state_dict(model, dict(weights), options=_whole())
-    for name, buffer in model.named_buffers():
-        buffer.copy_(rest["buffers"][name])
-    if state["optimizer"]["state"]:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_whole())
-    else:
-        optimizer.load_state_dict(state["optimizer"])
-    if schedule:
-        schedule.load_state_dict(state["schedule"])
-    _restore_random_state(rest["random"])
-    return int(state["step"]), rest
-
-
-def _whole() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    if not optimizer.state:  # torch would take a step to have one, and count it
-        return optimizer.state_dict()
-    return get_optimizer_state_dict(model, optimizer, options=_whole())
+def _write(
+    folder: Path, name: str, weights: dict[str, torch.Tensor], content: dict[str, Any]
+) -> None:
+    """Write a checkpoint aside, flush it to the disk, rename it into place, and remove all others."""
+    aside, path = folder / f".{name}", folder / name
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_file(weights, aside / WEIGHTS_FILE)
+    torch.save(content, aside / STATE_FILE)
+    for written in (*aside.iterdir(), aside):
+        _flush(written)
+    aside.rename(path)
+    _flush(folder)
+    for other in folder.glob("*step-*"):
+        if other != path:
+            shutil.rmtree(other)
 
 
 def _flush(path: Path) -> None:
-    """To the disk: a file's content, or which files a folder has."""
+    """Flush to the disk a file's content, or which files a folder has."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -135,19 +162,23 @@ def _flush(path: Path) -> None:
 
 
 def _random_state() -> dict[str, Any]:
-    name, keys, *position = np.random.get_state()
+    """Return the states of all generators of this process, as values that torch may load."""
+    algorithm, keys, *position = np.random.get_state()
+    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return {
         "python": random.getstate(),
-        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position],
+        # A NumPy array would need pickle, which `weights_only=True` refuses.
+        "numpy": [algorithm, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": cuda_state,
     }
 
 
 def _restore_random_state(state: dict[str, Any]) -> None:
-    name, keys, *position = state["numpy"]
+    """Put back what `_random_state` returned."""
+    algorithm, keys, *position = state["numpy"]
     random.setstate(state["python"])
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
+    np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *position))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,8 +1,9 @@
-"""Evaluation over the exact test set: no sample twice, none lost, at any world size."""
+"""Evaluation over the exact test set: no sample twice, none lost, at any number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +11,13 @@ from torch import nn
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
-from harness.training.loader import to_device
+from harness.training.mesh import ParallelMesh
+from harness.training.model import place_batch
 from harness.training.precision import autocast
-from harness.training.ranks import Ranks, broadcast_from_rank_0, gather, share_buffers
-from harness.training.strategy import arrange
+from harness.training.strategies.base import Strategy
 from workloads.base import Samples, Workload
 
-LOOK = 16  # passes from one question whether to go on to the next
+PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks ask each other whether to go on
 
 
 @torch.no_grad()
@@ -25,43 +26,54 @@ def evaluate(
     model: nn.Module,
     samples: Samples,
     axes: Axes,
-    ranks: Ranks,
-    device: torch.device,
-    go_on: Callable[[], bool] = lambda: True,
+    strategy: Strategy,
+    mesh: ParallelMesh,
+    should_continue: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """The workload's metrics over all of `samples`, the same at every rank; None if `go_on`, which every rank asks
-    after each LOOK passes, says no.
+    """Return the workload's metrics over all of `samples`, the same at every rank.
 
-    Sample i belongs to rank i modulo world size. Ranks make equally many forward passes, because under FSDP2 a pass
-    is collective: a rank that has run out repeats a sample and drops what comes of it.
+    Every rank calls `should_continue` after each PASSES_BETWEEN_CHECKS forward passes; if it returns False,
+    the evaluation is given up and None returned. `model` is the one without the strategy's wrapper. Raises
+    NotApplied if the workload doesn't return one row for each sample.
     """
-    share_buffers(model)
+    strategy.before_evaluation(model)
     model.eval()
-    count, batch = len(samples), max(1, axes.batch_size // ranks.world_size)
-    mine = list(range(ranks.rank, count, ranks.world_size))
-    most = -(-count // ranks.world_size)
-    rows = []
-    for start in range(0, most, batch):
-        indices = mine[start : start + batch]
-        with autocast(axes, device):
-            result = workload.evaluate(
-                model, arrange(to_device(samples.batch(indices or [0]), device), axes)
-            )
-        if indices:
-            rows.append(result.double().cpu().numpy())
-        if (start // batch + 1) % LOOK == 0 and not go_on():
+    indices = mesh.test_share(len(samples))
+    batch_size = max(1, mesh.rank_batch_size(axes))
+    all_rows = []
+    # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a forward pass is
+    # collective: a rank that has run out repeats sample 0 and drops the result.
+    passes = range(0, mesh.largest_test_share(len(samples)), batch_size)
+    for number, start in enumerate(passes, start=1):
+        batch_indices = indices[start : start + batch_size]
+        batch = place_batch(samples.batch(batch_indices or [0]), axes, mesh.device)
+        with autocast(axes, mesh.device):
+            rows = workload.evaluate(model, batch)
+        if batch_indices:
+            all_rows.append(rows.double().cpu().numpy())
+        if number % PASSES_BETWEEN_CHECKS == 0 and not should_continue():
             model.train()
             return None
     model.train()
-    parts = gather((np.asarray(mine), np.concatenate(rows) if rows else None), ranks)
+    rank_rows = np.concatenate(all_rows) if all_rows else None
+    shares = mesh.gather((np.asarray(indices), rank_rows))
     metrics = None
-    if ranks.is_rank_0:
-        order = np.concatenate([indices for indices, _ in parts])
-        found = np.concatenate([part for _, part in parts if part is not None])
-        if not np.array_equal(np.sort(order), np.arange(count)) or len(found) != count:
-            raise NotApplied(
-                f"evaluate: gave {len(found)} rows for {count} samples; needed: one row a sample"
-            )
-        metrics = workload.metrics(torch.from_numpy(found[np.argsort(order)]))
-    shared: dict[str, float] = broadcast_from_rank_0(metrics)
+    if mesh.ranks.is_rank_0:
+        metrics = workload.metrics(_in_sample_order(shares, len(samples)))
+    shared: dict[str, float] = mesh.broadcast_from_rank_0(metrics)
     return shared
+
+
+def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Tensor:
+    """Return the rows of all ranks in the order of the samples, shape (samples, columns), float64.
+
+    `shares` has each rank's sample indices and its rows, None for a rank without samples.
+    """
+    indices = np.concatenate([share_indices for share_indices, _ in shares])
+    rows = np.concatenate([share_rows for _, share_rows in shares if share_rows is not None])
+    each_once = np.array_equal(np.sort(indices), np.arange(count))
+    if not each_once or len(rows) != count:
+        raise NotApplied(
+            f"evaluate() returned {len(rows)} rows for {count} samples; needed: one row per sample"
+        )
+    return torch.from_numpy(rows[np.argsort(indices)])

@@ -14,76 +14,93 @@ from harness.core.errors import NotApplied, one_line
 from harness.records.record import Compiled
 from harness.spec.axes import Axes
 
-SHAPES = {"auto": None, "always": True, "never": False}
+# The axis `dynamic` as torch.compile takes it; None is torch's own rule.
+DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 
 
 class Compiler:
-    """Compiles a model and keeps account of it: of nothing for eager. `cold_cache` is a folder of this rank's own."""
+    """Compiles a model and counts what is compiled in this process; for eager, it does nothing.
+
+    `cold_cache` is a folder of this rank's own, used if the axes ask for a cold cache.
+    """
 
     def __init__(self, axes: Axes, cold_cache: Path) -> None:
         self.axes = axes
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
-        self._began = 0.0
-        if axes.execution != "eager":
-            self._watch(cold_cache)
+        self._compile_start = 0.0
+        self._is_eager = axes.execution == "eager"
+        if self._is_eager:
+            return
+        if axes.cache == "cold":
+            _use_empty_cache(cold_cache)
+        self._count_compilations()
 
     def __call__(self, model: nn.Module) -> nn.Module:
-        """`model`, compiled at its first step if the axes ask for it."""
-        if self.axes.execution == "eager":
+        """Return `model`, to be compiled at its first step if the axes ask for it."""
+        if self._is_eager:
             return model
         import torch
 
-        mode = self.axes.execution.partition(":")[2] or None
-        dynamic, fullgraph = SHAPES[self.axes.dynamic], self.axes.fullgraph
-        return cast(
-            nn.Module, torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+        _, _, mode = self.axes.execution.partition(":")
+        compiled = torch.compile(
+            model,
+            mode=mode or None,
+            dynamic=DYNAMIC_SHAPES[self.axes.dynamic],
+            fullgraph=self.axes.fullgraph,
         )
+        return cast(nn.Module, compiled)
 
-    def _watch(self, cold_cache: Path) -> None:
-        if self.axes.cache == "cold":
-            shutil.rmtree(cold_cache, ignore_errors=True)
-            for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-                os.environ[name] = str(cold_cache.absolute())
+    def _count_compilations(self) -> None:
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
-        on_compile_start(self._start)
-        on_compile_end(self._end)
+        on_compile_start(self._on_compile_start)
+        on_compile_end(self._on_compile_end)
 
-    def _start(self, what: Any) -> None:
-        self._began = time.perf_counter()
-        # An id counts frames, then the compilations of the frame: the second of a frame is a recompilation.
-        frame_compilation = what.compile_id.rpartition("/")[2]
-        self.recompiles += what.callback_trigger.name == "DYNAMO" and frame_compilation not in (
-            "0",
-            "",
-        )
+    def _on_compile_start(self, compilation: Any) -> None:
+        self._compile_start = time.perf_counter()
+        # An id ends in /N for the frame's compilation N: the second one of a frame is a recompilation.
+        _, _, number = compilation.compile_id.rpartition("/")
+        is_dynamo = (
+            compilation.callback_trigger.name == "DYNAMO"
+        )  # not a part of it, such as Triton
+        if is_dynamo and number not in FIRST_COMPILATION:
+            self.recompiles += 1
 
-    def _end(self, what: Any) -> None:
-        self.seconds += time.perf_counter() - self._began
+    def _on_compile_end(self, compilation: Any) -> None:
+        self.seconds += time.perf_counter() - self._compile_start
 
     def account(self) -> Compiled | None:
-        """What was compiled so far, None for eager; raises NotApplied if nothing was, or not as asked."""
-        if self.axes.execution == "eager":
+        """Return what was compiled so far, None for eager; raises NotApplied if nothing was, or not as asked."""
+        if self._is_eager:
             return None
         from torch._dynamo.utils import counters
 
         graphs = int(counters["stats"]["unique_graphs"])
         if not graphs:
             raise NotApplied(
-                "execution: compile was asked for and compiled no graph; a model whose class has its own forward"
-                " (not a bare nn.Sequential) does compile under DDP and FSDP2"
+                "execution=compile had no effect: torch.compile compiled no graph; a model whose class has"
+                " its own forward (not a bare nn.Sequential) does compile under DDP and FSDP2"
             )
-        hits = int(counters["inductor"]["fxgraph_cache_hit"])
-        if hits and self.axes.cache == "cold":
-            raise NotApplied(f"cache: cold was asked for and {hits} graphs came from a cache")
+        cache_hits = int(counters["inductor"]["fxgraph_cache_hit"])
+        if cache_hits and self.axes.cache == "cold":
+            raise NotApplied(f"cache=cold had no effect: {cache_hits} graphs came from a cache")
+        breaks = {}
+        for reason, count in counters["graph_break"].items():
+            breaks[one_line(reason)] = int(count)
         return Compiled(
             graphs=graphs,
-            graph_breaks={
-                one_line(reason): int(count) for reason, count in counters["graph_break"].items()
-            },
+            graph_breaks=breaks,
             recompiles=self.recompiles,
             seconds=self.seconds,
-            cache_hits=hits,
+            cache_hits=cache_hits,
             cache_misses=int(counters["inductor"]["fxgraph_cache_miss"]),
         )
+
+
+def _use_empty_cache(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for variable in CACHE_VARIABLES:
+        os.environ[variable] = str(folder.absolute())

@@ -1,4 +1,4 @@
-"""What identifies the thing that a trial computed."""
+"""What identifies the parameters that a trial ended with."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ import torch
 from torch import Tensor, nn
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor on the CPU; every rank of a sharded one must ask."""
-    full = getattr(
-        tensor, "full_tensor", None
-    )  # a DTensor's, told without importing it: a second of start-up
-    return (full() if full is not None else tensor).detach().cpu()
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the unsharded tensor on the CPU; every rank of a sharded tensor must call this."""
+    # Only a DTensor has this method. Asking for it spares the import of DTensor: a second of start-up.
+    gather_shards = getattr(tensor, "full_tensor", None)
+    if gather_shards is not None:
+        tensor = gather_shards()
+    return tensor.detach().cpu()
 
 
-def whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by name, unsharded; every rank must take part."""
+def full_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and persistent buffers by name, unsharded; every rank must take part."""
     for name, value in model.state_dict().items():
-        yield name, whole(value)
+        yield name, full_tensor(value)
 
 
 def digest_parameters(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of the full parameters, in the order of their names."""
+    """Return the SHA-256 of the full parameters, as hexadecimal digits; every rank must take part.
+
+    It covers names, types, shapes and bytes, in the order of the names.
+    """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        # A copy, because numpy fixes the size of the memory it looks at, and FSDP2 frees its own by resizing it.
-        full = whole(parameter).clone(memory_format=torch.contiguous_format)
-        digest.update(f"{name}\0{full.dtype}\0{tuple(full.shape)}\0".encode())
-        digest.update(full.reshape(-1).view(torch.uint8).numpy().tobytes())
+        # A copy, because numpy pins the size of the memory that it shows, and FSDP2 frees its by resizing it.
+        values = full_tensor(parameter).clone(memory_format=torch.contiguous_format)
+        digest.update(f"{name}\0{values.dtype}\0{tuple(values.shape)}\0".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""How samples reach the loop."""
+"""How samples reach the loop: through a DataLoader, or from the device that they are already on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,35 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
 from workloads.base import Batch, Samples
 
-Fetched = tuple[
-    list[int], int, Batch
-]  # the samples' indices, the worker that fetched them (-1: none), the batch
+# The samples' indices, the number of the worker that fetched them (NO_WORKER: this process), and the batch.
+Fetched = tuple[list[int], int, Batch]
+NO_WORKER = -1
 
 
-class _Numbered:
-    """The batches of an order, each with its number since the start of training."""
+def make_loader(
+    samples: Samples, order: BatchOrder, axes: Axes, *, seed: int, device: torch.device
+) -> Iterable[Fetched]:
+    """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
+
+    No setting of it moves the random numbers of training, as it has generators of its own. Raises NotApplied
+    for resident samples that can't be moved to the device.
+    """
+    if axes.input == "resident":
+        return _make_resident(samples, order, device)
+    return _Loader(
+        _BatchDataset(samples, seed, order.dp_rank),
+        batch_sampler=_NumberedBatches(order),
+        collate_fn=_identity,
+        num_workers=axes.num_workers,
+        prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
+        persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
+        pin_memory=device.type == "cuda" and axes.pin_memory != "never",
+        generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
+    )
+
+
+class _NumberedBatches:
+    """The sampler of the DataLoader: the batches of an order, each with its number since the start of training."""
 
     def __init__(self, order: BatchOrder) -> None:
         self.order = order
@@ -33,81 +55,67 @@ class _Numbered:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        return enumerate(self.order, self.order.epoch * self.order.steps + self.order.skip)
+        return enumerate(self.order, start=self.order.next_step)
 
 
-class _Fetching(Dataset[Any]):
-    """Whole batches at once, each with its indices and the worker it came from.
+class _BatchDataset(Dataset[Any]):
+    """The data set of the DataLoader: fetches a whole batch at once.
 
-    A worker draws random numbers that depend on the batch, not on who fetches it and how often workers were started.
+    In a worker, a batch is fetched with random numbers that depend on its number only. So it does not matter
+    which worker fetches it, and how often workers were started.
     """
 
-    def __init__(self, samples: Samples, *stream: int) -> None:
-        self.samples, self.stream = samples, stream
+    def __init__(self, samples: Samples, seed: int, dp_rank: int) -> None:
+        self.samples = samples
+        self.seed = seed
+        self.dp_rank = dp_rank
 
-    def __getitems__(self, numbered: tuple[int, list[int]]) -> Fetched:
-        number, indices = numbered
+    def __getitems__(self, numbered_batch: tuple[int, list[int]]) -> Fetched:
+        """Return the batch, its indices and its worker; torch calls this with what the sampler yields."""
+        number, indices = numbered_batch
         worker = get_worker_info()
-        if worker is not None:
-            _seed(derive_seed(*self.stream, number))
-        return indices, -1 if worker is None else worker.id, self.samples.batch(indices)
+        if worker is None:
+            return indices, NO_WORKER, self.samples.batch(indices)
+        _seed_worker(derive_seed(self.seed, self.dp_rank, number))
+        return indices, worker.id, self.samples.batch(indices)
 
 
-class _Resident:
-    """Batches of samples that all lie on the device."""
+def _seed_worker(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # torch.manual_seed would also seed the GPUs, which takes its time for each batch.
+    torch.default_generator.manual_seed(seed)
 
-    def __init__(self, samples: Samples, order: BatchOrder) -> None:
-        self.samples, self.order = samples, order
 
-    def __iter__(self) -> Iterator[Fetched]:
-        for indices in self.order:
-            yield indices, -1, self.samples.batch(indices)
+def _identity(fetched: Any) -> Any:
+    return fetched
 
 
 class _Loader(DataLoader[Any]):
+    """A DataLoader that may fork workers from a process with threads."""
+
     def __iter__(self) -> Any:
         if self.num_workers and sys.version_info < (3, 12):
             wait_for_idle_threads()
         return super().__iter__()
 
 
-def make_loader(
-    samples: Samples, order: BatchOrder, axes: Axes, *, seed: int, device: torch.device
-) -> Iterable[Fetched]:
-    """Batches in `order`. Its own generator, so that no setting of it moves the training's random numbers.
-
-    Raises NotApplied for samples that can't be moved to the device.
-    """
-    if axes.input == "resident":
-        move = getattr(samples, "to", None)
-        if move is None:
-            raise NotApplied(
-                f"input: resident was asked for and {type(samples).__name__} has no method to(device)"
-            )
-        return _Resident(move(device), order)
-    return _Loader(
-        _Fetching(samples, seed, order.rank),
-        batch_sampler=_Numbered(order),
-        collate_fn=_as_is,
-        num_workers=axes.num_workers,
-        prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
-        persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
-        pin_memory=device.type == "cuda" and axes.pin_memory != "never",
-        generator=torch.Generator().manual_seed(derive_seed(seed, order.rank)),
-    )
+def _make_resident(samples: Samples, order: BatchOrder, device: torch.device) -> _ResidentLoader:
+    move = getattr(samples, "to", None)
+    if move is None:
+        raise NotApplied(
+            f"input=resident can't be had: {type(samples).__name__} has no method to(device)"
+        )
+    return _ResidentLoader(move(device), order)
 
 
-def _as_is(fetched: Any) -> Any:
-    return fetched
+class _ResidentLoader:
+    """Batches of samples that are all on the device."""
 
+    def __init__(self, samples: Samples, order: BatchOrder) -> None:
+        self.samples = samples
+        self.order = order
 
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes its time to see to GPUs too
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    if device.type == "cpu" or batch[0].device == device:
-        return batch
-    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+    def __iter__(self) -> Iterator[Fetched]:
+        for indices in self.order:
+            yield indices, NO_WORKER, self.samples.batch(indices)

@@ -15,14 +15,22 @@ from harness.spec.axes import Axes
 from workloads.base import Workload
 from workloads.schedules import one_cycle
 
-MOMENTUM = 0.9
-ONE_CYCLE_RISE = 0.3
-KINDS: dict[str, Any] = {
+ONE_CYCLE_RISE = 0.3  # the share of the steps in which one-cycle's learning rate rises
+OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
+# What another optimizer takes over from the recipe's parameter groups. Weight decay goes to AdamW only: in SGD
+# and Adam it is added to the gradient, which is something else.
+INHERITED_SETTINGS = {
+    "sgd": ("params", "lr"),
+    "adam": ("params", "lr"),
+    "adamw": ("params", "lr", "weight_decay"),
+}
+EXTRA_SETTINGS: dict[str, dict[str, float]] = {"sgd": {"momentum": 0.9}, "adam": {}, "adamw": {}}
 IMPLEMENTATIONS = {
+    "recipe": {},
     "for-loop": {"foreach": False, "fused": False},
     "foreach": {"foreach": True, "fused": False},
     "fused": {"foreach": False, "fused": True},
@@ -30,61 +38,86 @@ IMPLEMENTATIONS = {
 
 
 def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimizer:
-    """The recipe's optimizer, or another over the same groups of parameters; raises NotApplied.
+    """Return the recipe's optimizer, or the axes' own over the same groups of parameters.
 
-    The linear rule of Goyal et al. 2017 (arXiv:1706.02677): k times the batch, k times the learning rate.
+    With lr_scaling=linear, k times the batch size means k times the learning rate (Goyal et al. 2017,
+    arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer doesn't have.
     """
     optimizer = workload.optimizer(model)
     if axes.optimizer != "recipe":
-        kept = ("params", "lr", "weight_decay") if axes.optimizer == "adamw" else ("params", "lr")
-        groups = [
-            {name: group[name] for name in kept if name in group}
-            for group in optimizer.param_groups
-        ]
-        more = {"momentum": MOMENTUM} if axes.optimizer == "sgd" else {}
-        optimizer = KINDS[axes.optimizer](
-            groups, **more, **IMPLEMENTATIONS.get(axes.optimizer_impl, {})
-        )
+        optimizer = _replace_optimizer(optimizer, axes)
     elif axes.optimizer_impl != "recipe":
-        optimizer = _reimplemented(optimizer, axes.optimizer_impl)
-    factor = axes.batch_size / workload.batch_size if axes.lr_scaling == "linear" else 1.0
+        optimizer = _reimplement(optimizer, axes.optimizer_impl)
+    factor = 1.0
+    if axes.lr_scaling == "linear":
+        factor = axes.batch_size / workload.batch_size
     for group in optimizer.param_groups:
-        group["lr"] = (axes.lr if axes.lr is not None else group["lr"]) * factor
+        base_lr = group["lr"] if axes.lr is None else axes.lr
+        group["lr"] = base_lr * factor
     return optimizer
 
 
-def _reimplemented(optimizer: Optimizer, implementation: str) -> Optimizer:
+def _replace_optimizer(recipe: Optimizer, axes: Axes) -> Optimizer:
+    """Return the optimizer of the axes over the recipe's groups of parameters."""
+    groups = []
+    for recipe_group in recipe.param_groups:
+        group = {}
+        for name in INHERITED_SETTINGS[axes.optimizer]:
+            if name in recipe_group:
+                group[name] = recipe_group[name]
+        groups.append(group)
+    optimizer: Optimizer = OPTIMIZERS[axes.optimizer](
+        groups, **EXTRA_SETTINGS[axes.optimizer], **IMPLEMENTATIONS[axes.optimizer_impl]
+    )
+    return optimizer
+
+
+def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:
+    """Return the same optimizer with another implementation of its step."""
     flags = IMPLEMENTATIONS[implementation]
     groups = [{**group, **flags} for group in optimizer.param_groups]
-    kind: Any = type(optimizer)
+    optimizer_class: Any = type(optimizer)
     try:
-        return kind(groups, **flags)  # type: ignore[no-any-return]
+        reimplemented: Optimizer = optimizer_class(groups, **flags)
     except (TypeError, RuntimeError) as error:
         raise NotApplied(
-            f"optimizer_impl: {kind.__name__} has no {implementation}: {one_line(error)}"
+            f"optimizer_impl: {optimizer_class.__name__} has no {implementation}: {one_line(error)}"
         ) from None
+    return reimplemented
 
 
 def make_schedule(
     workload: Workload, optimizer: Optimizer, axes: Axes, steps: int
 ) -> LRScheduler | None:
-    """The schedule over `steps` optimizer steps, stepped after each; None for a constant learning rate."""
+    """Return the schedule over `steps` optimizer steps, stepped after each; None for a constant rate."""
     if axes.lr_schedule == "recipe":
         return workload.schedule(optimizer, steps)
     if axes.lr_schedule == "one-cycle":
         return one_cycle(optimizer, steps, ONE_CYCLE_RISE)
-    rise = round(axes.lr_warmup * steps)
-    if axes.lr_schedule == "constant" and not rise:
+    warmup_steps = round(axes.lr_warmup * steps)
+    if axes.lr_schedule == "constant" and not warmup_steps:
         return None
+    decay = DECAYS[axes.lr_schedule]
 
     def scale(step: int) -> float:
-        if step < rise:
-            return (step + 1) / (rise + 1)
-        done = (step - rise) / max(1, steps - rise)
-        return {
-            "constant": 1.0,
-            "cosine": (1 + math.cos(math.pi * done)) / 2,
-            "step": 0.1 ** int(3 * done),
-        }[axes.lr_schedule]
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        return decay((step - warmup_steps) / max(1, steps - warmup_steps))
 
     return LambdaLR(optimizer, scale)
+
+
+def _constant(done: float) -> float:
+    return 1.0
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def _tenth_after_each_third(done: float) -> float:
+    return 0.1 ** int(3 * done)
+
+
+# By lr_schedule: the factor of the learning rate after a share of the steps that follow the warm-up.
+DECAYS = {"constant": _constant, "cosine": _cosine, "step": _tenth_after_each_third}

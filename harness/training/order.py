@@ -1,8 +1,9 @@
-"""Which samples make which global batch, and the digest that proves it. Knows no torch."""
+"""Which samples make up which global batch, and the digest that proves it. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,61 +12,89 @@ from harness.core.errors import BadInput
 
 
 class BatchOrder:
-    """This rank's part of each global batch of an epoch.
+    """This rank's share of each global batch of an epoch, as indices of training samples.
 
-    The global order depends on seed, epoch and global batch size only: an epoch is one permutation, cut into global
-    batches (an incomplete last one is dropped), each cut into equal parts by rank.
+    The global order depends on seed, epoch and global batch size only. An epoch is one permutation of the
+    samples, cut into global batches (an incomplete last one is dropped), each of which is cut into equal
+    shares for the data-parallel ranks. So the same samples make up the same batches at any number of ranks.
     """
 
     def __init__(
-        self, *, samples: int, batch_size: int, seed: int, rank: int, world_size: int
+        self, *, samples: int, batch_size: int, seed: int, dp_rank: int, dp_size: int
     ) -> None:
+        """Raise BadInput if there is less than one global batch of samples."""
         if samples < batch_size:
             raise BadInput(
                 f"batch_size: found {batch_size}; allowed: at most the {samples} training samples"
             )
-        self.samples, self.batch_size, self.seed = samples, batch_size, seed
-        self.rank, self.world_size = rank, world_size
+        self.samples = samples
+        self.batch_size = batch_size  # over all ranks
+        self.seed = seed
+        self.dp_rank = dp_rank
+        self.dp_size = dp_size
         self.steps = samples // batch_size  # in an epoch
-        self.epoch, self.skip = 0, 0
+        self.epoch = 0  # the epoch to iterate over
+        self.skip = 0  # batches at its start that are left out
+
+    def seek(self, step: int) -> None:
+        """Make the batch of `step`, counted from the start of training, the next iteration's first."""
+        self.epoch, self.skip = divmod(step, self.steps)
+
+    @property
+    def next_step(self) -> int:
+        """Return the step, counted from the start of training, of the next iteration's first batch."""
+        return self.epoch * self.steps + self.skip
 
     def __len__(self) -> int:
+        """Return the number of batches until the end of the epoch."""
         return self.steps - self.skip
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
-        share = self.batch_size // self.world_size
-        mine = slice(self.rank * share, (self.rank + 1) * share)
+        """Yield this rank's share of each batch until the end of the epoch."""
+        permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        share_size = self.batch_size // self.dp_size
+        share = slice(self.dp_rank * share_size, (self.dp_rank + 1) * share_size)
         for step in range(self.skip, self.steps):
-            yield order[step * self.batch_size : (step + 1) * self.batch_size][mine].tolist()
+            global_batch = permutation[step * self.batch_size : (step + 1) * self.batch_size]
+            yield global_batch[share].tolist()
 
 
+@dataclass
 class OrderDigest:
-    """A digest of which sample stood where in the sequence of global batches.
+    """A digest of which sample was at which position of the sequence of global batches.
 
-    Every pair of position and sample is mixed into 64 bits (splitmix64, Steele et al. 2014) twice and the results are
-    added, so that ranks sum up their parts to a digest which knows nothing of how many they were.
+    Every pair of position and sample is hashed to 64 bits (splitmix64; Steele, Lea and Flood 2014), twice
+    with different constants, and the hashes are added modulo 2^64. Addition commutes, so the sums of all
+    ranks add up to a digest that does not depend on how many ranks there were.
     """
 
-    def __init__(self, order: BatchOrder) -> None:
-        self.order = order
-        self.sums = (0, 0)
+    sums: tuple[int, int] = (0, 0)
 
-    def add(self, first_step: int, batches: Sequence[Sequence[int]]) -> None:
-        """The samples that this rank trained on in consecutive steps."""
+    def add(self, order: BatchOrder, start_step: int, batches: Sequence[Sequence[int]]) -> None:
+        """Add the samples of this rank's share of consecutive batches, the first of which is `start_step`'s."""
         if not batches:
             return
-        samples = np.asarray(batches, dtype=np.uint64)
-        share = samples.shape[1]
-        steps = np.arange(first_step, first_step + len(batches), dtype=np.uint64)[:, None]
-        offset = np.arange(share, dtype=np.uint64) + np.uint64(self.order.rank * share)
-        positions = steps * np.uint64(self.order.batch_size) + offset
-        mixed = (_mix(_mix(positions + np.uint64(lane)) ^ samples) for lane in (1, 2**63))
-        first, second = (int(lane.sum(dtype=np.uint64)) for lane in mixed)
-        self.sums = ((self.sums[0] + first) % 2**64, (self.sums[1] + second) % 2**64)
+        samples = np.asarray(batches, dtype=np.uint64)  # shape (steps, share)
+        step_count, share_size = samples.shape
+        steps = np.arange(start_step, start_step + step_count, dtype=np.uint64)[:, None]
+        start_of_share = np.uint64(order.dp_rank * share_size)
+        offsets = np.arange(share_size, dtype=np.uint64) + start_of_share
+        positions = steps * np.uint64(order.batch_size) + offsets
+        low = _sum_hashes(positions, samples, np.uint64(1))
+        high = _sum_hashes(positions, samples, np.uint64(2**63))
+        self.sums = ((self.sums[0] + low) % 2**64, (self.sums[1] + high) % 2**64)
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _sum_hashes(
+    positions: NDArray[np.uint64], samples: NDArray[np.uint64], constant: np.uint64
+) -> int:
+    """Return the sum modulo 2^64 of a hash of each pair of position and sample."""
+    hashes = _splitmix64(_splitmix64(positions + constant) ^ samples)
+    return int(hashes.sum(dtype=np.uint64))
+
+
+def _splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the output function of splitmix64, element by element."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -73,6 +102,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def join_digests(sums: Sequence[Sequence[int]]) -> str:
-    """The digest of the global order, 32 hexadecimal digits, from every rank's sums."""
-    first, second = (sum(part[lane] for part in sums) % 2**64 for lane in (0, 1))
-    return f"{first:016x}{second:016x}"
+    """Return the digest of the global order, 32 hexadecimal digits, from the sums of all ranks."""
+    low = sum(rank_sums[0] for rank_sums in sums) % 2**64
+    high = sum(rank_sums[1] for rank_sums in sums) % 2**64
+    return f"{low:016x}{high:016x}"

@@ -1,4 +1,4 @@
-"""The precision that the axes ask for: autocast, loss scaling, TensorFloat-32."""
+"""The precision that the axes ask for: autocast, loss scaling, TensorFloat-32; and the proof that it was used."""
 
 from __future__ import annotations
 
@@ -17,104 +17,133 @@ from harness.spec.axes import Axes
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOWER = AUTOCAST | {"bf16:fsdp2": torch.bfloat16}
-AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The type in which something must have been computed, by whatever means.
+LOWER_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16}
+AMPERE = 8  # the major compute capability from which on GPUs have TensorFloat-32
 
 
 def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
-    """TensorFloat-32 for products and convolutions, or exact fp32. Raises NotApplied where the device has none."""
-    wanted = axes.precision == "tf32"
-    if wanted and torch.cuda.get_device_capability(device)[0] < AMPERE:
-        raise NotApplied("precision: tf32 was asked for; needed: a GPU from Ampere on")
-    torch.set_float32_matmul_precision("high" if wanted else "highest")
-    torch.backends.cudnn.allow_tf32 = wanted
+    """Allow TensorFloat-32 in products and convolutions, or have them in exact fp32.
+
+    Raises NotApplied where the device has no TensorFloat-32.
+    """
+    use_tf32 = axes.precision == "tf32"
+    if use_tf32:
+        major, _ = torch.cuda.get_device_capability(device)
+        if major < AMPERE:
+            raise NotApplied("precision=tf32 can't be had on this GPU; needed: Ampere or newer")
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
 
 
 def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]:
-    """The context of forward passes."""
-    dtype = AUTOCAST.get(axes.precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    """Return the context of a forward pass."""
+    dtype = AUTOCAST_TYPES.get(axes.precision)
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -> Callable[P, T]:
-    """`function` in that context; as it is where there is none, as an idle context costs time in every step."""
+    """Return `function` called under autocast; itself where there is none, as an idle context costs time."""
     context = autocast(axes, device)
-    return context(function) if isinstance(context, torch.autocast) else function
+    if isinstance(context, torch.autocast):
+        wrapped: Callable[P, T] = context(function)
+        return wrapped
+    return function
 
 
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
-    """Whether anything that `loss` was computed from was a tensor of `dtype`.
+    """Return whether anything that `loss` was computed from was a tensor of `dtype`.
 
-    Read off the graph of its backward, which disturbs no computation. It ends at a compiled graph, of which it shows
-    what goes in, what comes out, and what is kept for backward.
+    This is read off the graph of its backward, which disturbs no computation. The graph ends at a compiled
+    graph, of which it shows what goes in, what comes out, and what is saved for backward.
     """
-    nodes: set[Any] = set()
-    ahead: list[Any] = [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in nodes:
+    visited: set[Any] = set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        if any(shown.dtype == dtype for shown in node._input_metadata):
+        visited.add(node)
+        if _has_type(node._input_metadata, dtype):
             return True
-        nodes.add(node)
-        ahead += [further for further, _ in node.next_functions]
-    compiled = [node for node in nodes if node.name() == "CompiledFunctionBackward"]
-    return any(
-        kept is not None and kept.dtype == dtype for node in compiled for kept in node.saved_tensors
-    )
+        if node.name() == "CompiledFunctionBackward" and _has_type(node.saved_tensors, dtype):
+            return True
+        for next_node, _ in node.next_functions:
+            pending.append(next_node)
+    return False
+
+
+def _has_type(tensors: Any, dtype: torch.dtype) -> bool:
+    return any(tensor is not None and tensor.dtype == dtype for tensor in tensors)
 
 
 class Scaler:
     """Backward and optimizer step; under fp16 with a loss scale, which falls where gradients overflow.
 
-    The first backward raises NotApplied if nothing of its forward was computed in the precision asked for.
+    The first backward raises NotApplied if nothing of its forward was computed in the precision of the axes.
     """
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
-        self.unproven = axes.precision if axes.precision in LOWER else None
-        self.scaled = axes.precision == "fp16"
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scaled)
-        self.skipped = 0
+        # The precision of which it has yet to be seen that something was computed in it.
+        self.unproven = axes.precision if axes.precision in LOWER_TYPES else None
+        self.is_scaling = axes.precision == "fp16"
+        self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
+        self.skipped_steps = 0
 
     def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, times the loss scale if there is one."""
         if self.unproven is not None:
-            if not computed_in(LOWER[self.unproven], loss):
-                raise NotApplied(
-                    f"precision: {self.unproven} was asked for and the first step computed nothing in it"
-                )
+            self._check_precision(self.unproven, loss)
             self.unproven = None
-        if self.scaled:
-            loss = self.scaler.scale(loss)
+        if self.is_scaling:
+            loss = self.grad_scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
-        """Whether the optimizer has stepped: under a loss scale it skips gradients that are not finite."""
-        if max_grad_norm is not None:
-            self.scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(
-                [p for group in optimizer.param_groups for p in group["params"]], max_grad_norm
+    def _check_precision(self, precision: str, loss: Tensor) -> None:
+        if not computed_in(LOWER_TYPES[precision], loss):
+            raise NotApplied(
+                f"precision={precision} had no effect: nothing in the first step was computed in it"
             )
-        if not self.scaled:
+
+    def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
+        """Step the optimizer with gradients of at most the norm; return whether it has moved parameters.
+
+        Under a loss scale, it is skipped if gradients are not finite.
+        """
+        if max_grad_norm is not None:
+            self._clip(optimizer, max_grad_norm)
+        if not self.is_scaling:
             optimizer.step()
             return True
-        before = self.scaler.get_scale()  # waits for the device, as the scaler's own step does
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        skipped = self.scaler.get_scale() < before
-        self.skipped += skipped
-        return not skipped
+        scale_before = self.grad_scaler.get_scale()  # waits for the device, as its step does too
+        self.grad_scaler.step(optimizer)
+        self.grad_scaler.update()
+        is_skipped = self.grad_scaler.get_scale() < scale_before
+        self.skipped_steps += is_skipped
+        return not is_skipped
+
+    def _clip(self, optimizer: Optimizer, max_grad_norm: float) -> None:
+        self.grad_scaler.unscale_(optimizer)  # does nothing without a loss scale
+        parameters = []
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+        torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
 
     def account(self) -> LossScale | None:
-        """None unless there is a loss scale."""
-        if not self.scaled:
+        """Return the loss scale and the steps that were skipped; None without loss scaling."""
+        if not self.is_scaling:
             return None
-        return LossScale(scale=self.scaler.get_scale(), skipped_steps=self.skipped)
+        return LossScale(scale=self.grad_scaler.get_scale(), skipped_steps=self.skipped_steps)
 
     def state(self) -> dict[str, Any]:
-        return {"scaler": self.scaler.state_dict(), "skipped": self.skipped}
+        """Return what a checkpoint needs."""
+        return {"scaler": self.grad_scaler.state_dict(), "skipped": self.skipped_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.skipped = state["skipped"]
-        if self.scaled:
-            self.scaler.load_state_dict(state["scaler"])
+        """Put back what `state` returned."""
+        self.skipped_steps = state["skipped"]
+        if self.is_scaling:
+            self.grad_scaler.load_state_dict(state["scaler"])

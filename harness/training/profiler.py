@@ -3,66 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.core.paths import write_atomically
-from harness.training.loader import Fetched, to_device
-from harness.training.strategy import arrange
-from harness.training.train import Training
+from harness.training.build import TrialParts
+from harness.training.loader import Fetched
+from harness.training.model import place_batch
+from harness.training.state import TrainingState
 
-WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
-ROWS = 30  # of the table
+WARMUP_STEPS = 1  # under the profiler, whose events are dropped: it is slow at first
+TABLE_ROWS = 30
 
 
-def trace_steps(training: Training, steps: int) -> None:
-    """Leave `profile/rank<N>.json.gz`, a Chrome trace, and `.txt`, its top table by self time, in the trial's folder.
+def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
+    """Train `steps` more steps, and leave a trace of them in the trial's folder.
 
-    They go on from where training stopped, so every rank must take part and the model is not as it was afterwards.
-    The learning rate stays at its last: a schedule need not know what comes after its end.
+    `profile/rank<N>.json.gz` is a Chrome trace, `profile/rank<N>.txt` a table of the operators with the most
+    time of their own. Every rank must take part, and the model is another one afterwards. The learning rate
+    stays at its last: a schedule need not know what comes after its end.
     """
-    place, on_gpu = training.folder.trace_path(training.ranks.rank), training.device.type == "cuda"
-    training.schedule = None
-    batches = _further(training)
-
-    def leave(finished: profile) -> None:
-        _write_trace(finished, place)
-        by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        table = finished.key_averages().table(sort_by=by, row_limit=ROWS)
-        write_atomically(place.with_name(place.name.replace(".json.gz", ".txt")), table)
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)
+    trace_path = parts.folder.trace_path(parts.mesh.ranks.rank)
+    on_gpu = parts.mesh.device.type == "cuda"
+    activities = [ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(ProfilerActivity.CUDA)
     with (
-        training.phase("profile"),
+        state.timed("profile"),
         profile(
-            activities=activities, schedule=plan, on_trace_ready=leave, acc_events=True
+            activities=activities,
+            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
+            on_trace_ready=lambda finished: _write(finished, trace_path, on_gpu=on_gpu),
+            acc_events=True,
         ) as profiler,
     ):
-        for _ in range(WARMUP + steps):
-            with record_function("fetch"):
-                _, _, batch = next(batches)
-                batch = arrange(to_device(batch, training.device), training.axes)
-            training._train_step(batch)
-            profiler.step()
+        _train(parts, state.step, WARMUP_STEPS + steps, profiler)
         if on_gpu:
-            torch.cuda.synchronize(training.device)
+            torch.cuda.synchronize(parts.mesh.device)
 
 
-def _further(training: Training) -> Iterator[Fetched]:
-    """Batches on from where training stopped, epoch after epoch."""
-    order = training.order
-    order.epoch, order.skip = divmod(training.step, order.steps)
+def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:
+    train_step = replace(parts.train_step, schedule=None)
+    batches = _batches_from(parts, start_step)
+    for _ in range(steps):
+        with record_function("fetch"):
+            _, _, batch = next(batches)
+            batch = place_batch(batch, parts.axes, parts.mesh.device)
+        train_step.run(batch)
+        profiler.step()
+
+
+def _batches_from(parts: TrialParts, step: int) -> Iterator[Fetched]:
+    """Yield the batches of `step` and of the steps after it, epoch after epoch."""
+    parts.order.seek(step)
     while True:
-        yield from training.loader
-        order.epoch, order.skip = order.epoch + 1, 0
+        yield from parts.loader
+        parts.order.seek((parts.order.epoch + 1) * parts.order.steps)
 
 
-def _write_trace(finished: profile, place: Path) -> None:
-    """Aside first; the profiler compresses what is to end in .gz."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    aside = place.with_name(f".{place.name}")
-    finished.export_chrome_trace(str(aside))
-    aside.replace(place)
+def _write(finished: profile, trace_path: Path, *, on_gpu: bool) -> None:
+    """Write the trace aside and rename it into place, then its table."""
+    trace_path.parent.mkdir(parents=True, exist_ok=True)
+    aside = trace_path.with_name(f".{trace_path.name}")
+    finished.export_chrome_trace(str(aside))  # compressed, as its name ends in .gz
+    aside.replace(trace_path)
+    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    table = finished.key_averages().table(sort_by=sort_by, row_limit=TABLE_ROWS)
+    table_path = trace_path.with_name(trace_path.name.replace(".json.gz", ".txt"))
+    write_atomically(table_path, table)

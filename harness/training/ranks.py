@@ -26,57 +26,61 @@ class Ranks:
     """This process among the ranks of a trial."""
 
     rank: int
-    local_rank: int
+    local_rank: int  # on this node
     world_size: int
-    local_world_size: int | None = None  # of this node; None where the launcher does not say
-    may_be_bound: bool = False  # whether the launcher may show each rank its own GPU alone
+    local_world_size: int | None = None  # on this node; None where the launcher does not say
+    may_be_bound: bool = False  # whether the launcher may show each rank its own GPU only
 
     @staticmethod
     def from_environment() -> Ranks:
-        """What torchrun says, else what srun says of this step's tasks; without a launcher, one rank alone.
+        """Return what torchrun says, else what srun says of this step's tasks, else a single rank.
 
-        Of the variables that Slurm sets, those of a step: a batch script sees the others too, and is no rank.
+        Of Slurm's variables it takes those of a step: a batch script sees the others too, and is no rank.
         """
-        read = os.environ.get
-        slurm = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
-        here = read("LOCAL_WORLD_SIZE")
-        rank, local, size = (
-            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-            if slurm
-            else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        )
+        is_slurm_step = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
+        if is_slurm_step:
+            names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+        else:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        rank_name, local_rank_name, world_size_name = names
+        local_world_size = os.environ.get("LOCAL_WORLD_SIZE")
         return Ranks(
-            rank=int(read(rank, "0")),
-            local_rank=int(read(local, "0")),
-            world_size=int(read(size, "1")),
-            local_world_size=int(here) if here else None,
-            may_be_bound=slurm,
+            rank=int(os.environ.get(rank_name, "0")),
+            local_rank=int(os.environ.get(local_rank_name, "0")),
+            world_size=int(os.environ.get(world_size_name, "1")),
+            local_world_size=int(local_world_size) if local_world_size else None,
+            may_be_bound=is_slurm_step,
         )
 
     def export(self) -> None:
-        """Set torchrun's variables for libraries and workloads that read them, whoever has started this rank."""
-        os.environ.update(
-            RANK=str(self.rank), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.world_size)
-        )
+        """Set torchrun's variables, for libraries and workloads that read them under any launcher."""
+        os.environ["RANK"] = str(self.rank)
+        os.environ["LOCAL_RANK"] = str(self.local_rank)
+        os.environ["WORLD_SIZE"] = str(self.world_size)
         if self.local_world_size is not None:
             os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
 
     @property
     def is_rank_0(self) -> bool:
+        """Return whether this rank writes what is written once a trial."""
         return self.rank == 0
 
     @property
     def host(self) -> str:
-        """What Slurm calls this node, or the machine's own name."""
+        """Return what Slurm calls this node, or the machine's own name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
-    """The rank's own device; raises BadInput if a GPU was asked for and there is none for it."""
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+    """Return the rank's own device; raises BadInput if a GPU is requested and there is none for it."""
+    if requested == "cpu":
+        return torch.device("cpu")
+    if requested == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    index = 0 if ranks.may_be_bound and visible == 1 else ranks.local_rank
+    # Slurm may bind each task to one GPU, which is then the only one that it sees.
+    is_bound = ranks.may_be_bound and visible == 1
+    index = 0 if is_bound else ranks.local_rank
     if index >= visible:
         raise BadInput(
             f"device: found {visible} GPUs; needed: one for local rank {ranks.local_rank}"
@@ -90,26 +94,30 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> to
 def process_group(
     ranks: Ranks, device: torch.device, *, needed: bool, timeout: float
 ) -> Iterator[None]:
-    """gloo on CPUs, NCCL on GPUs, for as long as the block lasts; left at once if the block raises.
+    """Join the other ranks for as long as the block lasts: with gloo on CPUs, with NCCL on GPUs.
 
-    A DDP object that outlives its process group can hang for ever, so the block must drop model and optimizer.
+    `timeout` is how many seconds a rank waits for the others in a collective. If the block raises, the
+    process group is left as it is, as the other ranks may never come. A DDP object that outlives its process
+    group can hang for ever, so the block must drop model and optimizer.
     """
     if not needed:
         yield
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    bound = device if device.type == "cuda" else None
+    on_gpu = device.type == "cuda"
     dist.init_process_group(
-        backend,
+        "nccl" if on_gpu else "gloo",
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timedelta(seconds=timeout),
-        device_id=bound,
+        device_id=device if on_gpu else None,
     )
     yield
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
+
+
+# Seeds
 
 
 def seed_everything(seed: int, *stream: int) -> None:
@@ -121,47 +129,52 @@ def seed_everything(seed: int, *stream: int) -> None:
 
 
 def derive_seed(seed: int, *stream: int) -> int:
-    """63 bits that depend on all the numbers."""
+    """Return 63 bits that depend on all the numbers."""
     digest = hashlib.sha256(repr((seed, *stream)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+# Communication. Without a process group, each function returns what it comes to for a single rank.
+
+
 def all_reduce_min(device: torch.device, *values: int) -> list[int]:
-    """Of each value the least of all ranks', at every rank."""
+    """Return the smallest of all ranks' numbers, position by position, at every rank."""
     if not dist.is_initialized():
         return list(values)
-    everyone = torch.tensor(values, dtype=torch.int64, device=device)
-    dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
-    return [int(value) for value in everyone]
+    smallest = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    return [int(value) for value in smallest]
 
 
 def barrier() -> None:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def gather(value: Any, ranks: Ranks) -> list[Any]:
-    """Every rank's value at rank 0, by rank; an empty list elsewhere."""
+    """Return every rank's value at rank 0, by rank; an empty list at the other ranks."""
     if not dist.is_initialized():
         return [value]
-    everyone: list[Any] | None = [None] * ranks.world_size if ranks.is_rank_0 else None
-    dist.gather_object(value, everyone)
-    return everyone or []
+    values: list[Any] | None = None  # torch wants a list at the destination, and none elsewhere
+    if ranks.is_rank_0:
+        values = [None] * ranks.world_size
+    dist.gather_object(value, values)
+    return values or []
 
 
 def broadcast_from_rank_0(value: Any) -> Any:
-    """Rank 0's value, at every rank."""
+    """Return rank 0's value at every rank."""
     if not dist.is_initialized():
         return value
-    box = [value]
-    dist.broadcast_object_list(box)
-    return box[0]
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 @torch.no_grad()
-def share_buffers(model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, as DDP does, so that all evaluate the same model."""
+def broadcast_buffers(model: nn.Module) -> None:
+    """Overwrite every rank's buffers with rank 0's."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)

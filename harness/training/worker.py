@@ -13,7 +13,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,153 +33,197 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
-from harness.records.record import Failure, Interruption, Rank0Report, RankResult, write_record
+from harness.records.record import Failure, Rank0Report, RankResult, write_record
 from harness.records.restore import restore
 from harness.records.series import Series
 from harness.spec.cell import Assignment
 from harness.training import checkpoint
-from harness.training.loader import to_device
+from harness.training.build import TrialParts, build_trial
+from harness.training.mesh import ParallelMesh
+from harness.training.model import place_batch
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
 from harness.training.ranks import Ranks, choose_device, process_group
-from harness.training.strategy import arrange
-from harness.training.train import Trace, Training
+from harness.training.state import TrainingState
+from harness.training.strategies import strategy_class
+from harness.training.train import Trainer
 from workloads.base import Workload
 from workloads.catalog import load_class
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-TIMED_OUT = re.compile(
-    r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout"
-)  # gloo's, NCCL's
+# How gloo and NCCL say that it was not enough.
+TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
+TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The process's exit code: 0 when the trial is done, 1 when it failed, 75 when it was interrupted and can go on."""
+    """Return the process's exit code: 0 for a trial that is done, 1 if it failed, 75 if it was interrupted."""
+    options = _parse(arguments)
+    die_with_parent()
+    ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
+    ranks.export()
+    if options.write_logs:
+        _redirect_output(folder.rank_log(ranks.rank))
+    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered_at=time.time())
+    state = TrainingState()
+    exit_code = 0
+    try:
+        result = run(folder, ranks, entered, state)
+    except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
+        traceback.print_exc()
+        exit_code = error.exit_code if isinstance(error, Interrupted) else 1
+        result = replace(entered, failure=_describe(error, ranks), **_pack_series(state))
+    write_record(folder.result_path(ranks.rank), result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return exit_code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
     parser.add_argument(
         "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
     )
-    given = parser.parse_args(arguments)
-    die_with_parent()
-    ranks, folder = Ranks.from_environment(), TrialFolder(given.folder)
-    ranks.export()
-    if given.write_logs:
-        _redirect(folder.rank_log(ranks.rank))
-    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered_at=time.time())
-    trace, code = Trace(), 0
-    try:
-        result = run(folder, ranks, entered, trace)
-    except (Exception, SystemExit) as error:  # training that leaves by itself has failed too
-        traceback.print_exc()
-        code = error.exit_code if isinstance(error, Interrupted) else 1
-        result = replace(entered, failure=_describe(error, ranks), **_series(trace))
-    write_record(folder.result_path(ranks.rank), result)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    return parser.parse_args(arguments)
 
 
-def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, trace: Trace) -> RankResult:
-    """Train as `trial.json` says; `trace` fills up on the way, so that a failure leaves what was seen."""
-    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
-    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
-    device = choose_device(assignment.device, ranks)
-    needed = assignment.trial.cell.axes.strategy != "single"
-    with process_group(ranks, device, needed=needed, timeout=COLLECTIVE_TIMEOUT):
-        training = Training(assignment, load_workload(assignment), folder, ranks, device, trace)
-        with training.telemetry:
-            training.run()
-        result = _result(training, entered)
+def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState) -> RankResult:
+    """Train as `trial.json` says; returns `entered` with all that this rank leaves in the trial's record.
+
+    `state` fills up on the way, so that it says how far training came if this raises.
+    """
+    with joined(folder, ranks, COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
+        trainer = Trainer(parts, state)
+        with parts.telemetry:
+            trainer.run()
+        result = _result(trainer, entered)
         if assignment.profile:
-            trace_steps(training, assignment.profile.steps)
-            result = replace(result, phases=training.spent)
-        del training
+            trace_steps(parts, state, assignment.profile.steps)
+            result = replace(result, phases=dict(state.phases))
+        del parts, trainer  # the process group ends after them
         gc.collect()
     return result
 
 
+@contextmanager
+def joined(
+    folder: TrialFolder, ranks: Ranks, timeout: float
+) -> Iterator[tuple[Assignment, ParallelMesh]]:
+    """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
+
+    `timeout` is how many seconds a rank waits for the others in a collective.
+    """
+    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
+    axes = assignment.trial.cell.axes
+    torch.set_num_threads(axes.num_threads)
+    device = choose_device(assignment.device, ranks)
+    needed = strategy_class(axes.strategy).needs_process_group
+    with process_group(ranks, device, needed=needed, timeout=timeout):
+        yield assignment, ParallelMesh(ranks, device)
+
+
 def load_workload(assignment: Assignment) -> Workload:
-    """The cell's workload with its settings."""
-    choice = assignment.trial.cell.workload
-    kind = load_class(choice.uses, Path(assignment.base_folder))
-    return kind(restore(kind.Options, choice.options), restore(kind.Data, choice.data))
+    """Return the cell's workload with its settings."""
+    reference = assignment.trial.cell.workload
+    workload_class = load_class(reference.uses, Path(assignment.base_folder))
+    options = restore(workload_class.Options, reference.options)
+    data = restore(workload_class.Data, reference.data)
+    return workload_class(options, data)
 
 
-def _result(training: Training, entered: RankResult) -> RankResult:
-    memory = training.memory.read()  # first: the fingerprint gathers parameters
-    fingerprint = training.fingerprint()
+def _result(trainer: Trainer, entered: RankResult) -> RankResult:
+    """Return all that was measured; every rank must take part."""
+    parts, state = trainer.parts, trainer.state
+    memory = parts.memory.read()  # before the fingerprint, which gathers parameters
+    parameter_digest = trainer.fingerprint()
+    rank0_report = None
+    if parts.mesh.ranks.is_rank_0:
+        rank0_report = _rank0_report(trainer, parameter_digest)
     return replace(
         entered,
-        **_series(training.trace),
-        order_sums=training.digest.sums,
-        compiled=training.compiled(),
-        loss_scale=training.scaler.account(),
-        telemetry=training.telemetry.report(),
-        loader_workers=training.trace.loader_workers,
+        **_pack_series(state),
+        order_sums=state.order_digest.sums,
+        compiled=state.compiled,
+        loss_scale=parts.scaler.account(),
+        telemetry=parts.telemetry.report(),
+        loader_workers=state.loader_workers,
         memory=memory,
-        phases=training.spent,
-        elapsed=training.elapsed,
-        rank0=_rank0_report(training, fingerprint) if training.ranks.is_rank_0 else None,
+        phases=dict(state.phases),
+        elapsed=trainer.seconds_between_meetings,
+        rank0=rank0_report,
     )
 
 
-def _series(trace: Trace) -> dict[str, Any]:
+def _pack_series(state: TrainingState) -> dict[str, Any]:
+    """Return those fields of a RankResult that a trial leaves even if it fails."""
+    step_phases = {}
+    for name, seconds in state.step_phases.items():
+        step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
     return {
-        "loss": Series.pack(np.asarray(trace.losses, dtype=np.float32)),
-        "step_seconds": Series.pack(np.asarray(trace.step_seconds, dtype=np.float64)),
-        "step_phases": {
-            name: Series.pack(np.asarray(seconds, dtype=np.float32))
-            for name, seconds in trace.step_phases.items()
-        },
-        "interruptions": [Interruption(**taken_up) for taken_up in trace.interruptions],
+        "loss": Series.pack(np.asarray(state.losses, dtype=np.float32)),
+        "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
+        "step_phases": step_phases,
+        "interruptions": list(state.interruptions),
     }
 
 
-def _rank0_report(training: Training, fingerprint: str) -> Rank0Report:
-    best = checkpoint.newest(training.folder.best_checkpoints)
+def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
+    parts = trainer.parts
+    checkpoint_path = checkpoint.newest(parts.folder.best_checkpoints)
+    if checkpoint_path is not None:
+        checkpoint_path = checkpoint_path.relative_to(parts.folder.path)
     return Rank0Report(
-        target=training.target,
-        steps_per_epoch=training.order.steps,
-        parameter_count=training.parameters,
-        flops_per_sample=training.workload.flops_per_sample(),
-        evaluations=training.trace.evaluations_seen(),
-        parameter_digest=fingerprint,
-        environment=environment.describe() | dict(training.assignment.environment),
-        checkpoint=None if best is None else str(best.relative_to(training.folder.path)),
-        bytes_per_sample=_bytes_per_sample(training),
+        target=trainer.target,
+        steps_per_epoch=parts.order.steps,
+        parameter_count=parts.parameter_count,
+        flops_per_sample=parts.workload.flops_per_sample(),
+        evaluations=trainer.state.evaluations,
+        parameter_digest=parameter_digest,
+        environment=environment.describe() | dict(parts.assignment.environment),
+        checkpoint=str(checkpoint_path) if checkpoint_path else None,
+        bytes_per_sample=_bytes_per_sample(parts),
     )
 
 
-def _bytes_per_sample(training: Training) -> float | None:
-    """Of a step at rank 0 alone, which FSDP2's sharded parameters don't allow."""
-    axes = training.axes
-    if axes.strategy == "fsdp2":
+def _bytes_per_sample(parts: TrialParts) -> float | None:
+    """Return the memory traffic of a step per sample, in bytes, as counted in a step of rank 0 by itself.
+
+    None where a rank can't compute a loss by itself, and where memory does not suffice.
+    """
+    if parts.strategy.shards_parameters:
         return None
-    rank_batch = axes.batch_size // axes.world_size
-    batch = to_device(
-        training.splits.train.batch(range(rank_batch // axes.grad_accum_steps)), training.device
+    axes, device = parts.axes, parts.mesh.device
+    samples = parts.splits.train.batch(range(parts.mesh.micro_batch_size(axes)))
+    batch = place_batch(samples, axes, device)
+    forward_backward = bytes_per_sample(
+        parts.workload, parts.model, batch, partial(autocast, axes, device)
     )
-    model = training.model.module
-    context = partial(autocast, axes, training.device)
-    trained = bytes_per_sample(training.workload, model, arrange(batch, axes), context)
-    return None if trained is None else trained + optimizer_bytes(training.optimizer) / rank_batch
+    if forward_backward is None:
+        return None
+    optimizer = optimizer_bytes(parts.optimizer) / parts.mesh.rank_batch_size(axes)
+    return forward_backward + optimizer
 
 
 def _describe(error: BaseException, ranks: Ranks) -> Failure:
-    lines = traceback.format_exception(error)
+    """Return what a record says of the error that ended this rank."""
+    kind = type(error).__name__
+    if TIMED_OUT.search(str(error)):
+        kind = "CollectiveTimeout"
+    trace = "".join(traceback.format_exception(error))
     return Failure(
-        kind="CollectiveTimeout" if TIMED_OUT.search(str(error)) else type(error).__name__,
+        kind=kind,
         message=str(error) if isinstance(error, HarnessError) else one_line(error),
         rank=error.rank if isinstance(error, NonFiniteLoss) else ranks.rank,
         host=ranks.host,
-        traceback="".join(lines)[-8000:],
+        traceback=trace[-TRACEBACK_CHARACTERS:],
         at=time.time(),
     )
 
 
-def _redirect(path: Path) -> None:
-    """Send this process's output, C++'s too, to a file."""
+def _redirect_output(path: Path) -> None:
+    """Send this process's output, that of C++ libraries too, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
@@ -186,4 +231,6 @@ def _redirect(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # a failed rank must not wait for the others
+    os._exit(
+        main()
+    )  # without waiting for threads of libraries: a failed rank must not wait for the others

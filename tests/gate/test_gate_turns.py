@@ -18,7 +18,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.gate import paired
 from harness.gate.arms import ENDLESS, Arm, _join
 from harness.gate.paired import Budget
-from harness.gate.turn_worker import Turns, play
+from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.spec.cell import Assignment, Cell, Trial
 from harness.spec.sweep import load_sweep
 from harness.training.ranks import Ranks
@@ -65,11 +65,11 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
 
 
 def _play(place: TrialFolder, path: str) -> None:
-    with closing(Turns(path)) as turns, suppress(EOFError, BrokenPipeError):
+    with closing(TurnSocket(path)) as turns, suppress(EOFError, BrokenPipeError):
         try:
-            play(place, ALONE, turns)
+            train_in_turns(place, ALONE, turns)
         except ValueError as error:
-            turns.tell(failure=f"rank 0: {error}")
+            turns.send(failure=f"rank 0: {error}")
 
 
 def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from harness.core.paths import TrialFolder
 from harness.spec.cell import Assignment, Trial
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
-from harness.training.train import Trace, Training
 from harness.training.worker import load_workload
+from tests.support.training import NoEvaluation, make_trainer
 from workloads.base import Batch, Samples, Workload
 
 
@@ -32,26 +31,20 @@ class Loop(Protocol):
     def train(self, steps: int) -> None: ...
 
 
-class _Unevaluated(Training):
-    def _evaluate(self) -> None: ...
-
-
 class Harness:
     """The harness's own loop with all that it does besides: clocks, digests, looks at the losses, progress."""
 
     def __init__(self, assignment: Assignment, folder: Path, ranks: Ranks) -> None:
-        cpu = torch.device("cpu")
-        self.training = _Unevaluated(
-            assignment, load_workload(assignment), TrialFolder(folder), ranks, cpu, Trace()
-        )
+        workload = load_workload(assignment)
+        hooks = NoEvaluation()
+        self.trainer = make_trainer(assignment, workload, folder, ranks=ranks, hooks=hooks)
 
     def train(self, steps: int) -> None:
-        self.training.steps = self.training.step + steps
-        self.training.run()
+        self.trainer.run(until=self.trainer.state.step + steps)
 
     @property
     def losses(self) -> list[float]:
-        return self.training.trace.losses
+        return self.trainer.state.losses
 
 
 class Bare:
@@ -64,8 +57,8 @@ class Bare:
             samples=len(samples),
             batch_size=cell.axes.batch_size,
             seed=derive_seed(trial.seed),
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            dp_rank=ranks.rank,
+            dp_size=ranks.world_size,
         )
         seed_everything(trial.seed)
         self.workload = workload

@@ -15,48 +15,47 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.core.paths import TrialFolder
 from harness.measure.host import ThisHost
 from harness.measure.telemetry import SAMPLE_INTERVAL, Telemetry
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
 from harness.spec.cell import Assignment, Cell, Length, Trial, WorkloadRef
 from harness.training.loader import Fetched
-from harness.training.ranks import Ranks
-from harness.training.train import Trace, Training
+from harness.training.train import Trainer
 from harness.training.worker import load_workload
 from tests.support.images import NAMES, idx
+from tests.support.training import make_trainer
 
 SECONDS = 120.0
 BLOCK = 0.5
 BATCH = 64
 IMAGES = 60_000
-FOREVER = Length(epochs=10**6)
+ENDLESS = Length(epochs=10**6)
 
 
-class Without:
-    """In the place of telemetry."""
+class WithoutTelemetry:
+    """Stands in for telemetry and watches nothing."""
 
     def begin_segment(self) -> None: ...
 
     def end_segment(self, steps: int) -> None: ...
 
 
-def make_training(folder: Path) -> Training:
-    """The MLP on IMAGES images of noise."""
+def build_mlp(folder: Path) -> Trainer:
+    """Build a trial of the MLP on IMAGES images of noise."""
     noise = np.random.default_rng(0)
     for name, count in zip(NAMES, (IMAGES, IMAGES, 64, 64), strict=True):
         pixels = (28, 28) if "images" in name else ()
-        values = noise.integers(0, 256 if pixels else 10, (count, *pixels), dtype=np.uint8)
+        highest = 256 if pixels else 10
+        values = noise.integers(0, highest, (count, *pixels), dtype=np.uint8)
         (folder / name).write_bytes(idx(values.shape, values.tobytes()))
-    choice = WorkloadRef(
+    workload = WorkloadRef(
         label="mlp",
         uses="mlp",
         options={},
@@ -64,50 +63,43 @@ def make_training(folder: Path) -> Training:
         identity={},
     )
     axes = Axes(batch_size=BATCH, num_threads=1)
-    cell = Cell(workload=choice, axes=axes, length=FOREVER, evaluate=FOREVER, warmup=0)
+    cell = Cell(workload=workload, axes=axes, length=ENDLESS, evaluate=ENDLESS, warmup=0)
     assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder=str(folder), device="cpu")
     torch.set_num_threads(1)
-    ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    return Training(
-        assignment,
-        load_workload(assignment),
-        TrialFolder(folder),
-        ranks,
-        torch.device("cpu"),
-        Trace(),
-    )
+    return make_trainer(assignment, load_workload(assignment), folder)
 
 
 def alternate(
-    training: Training, telemetry: Telemetry, seconds: float, steps: int
+    trainer: Trainer, telemetry: Telemetry, seconds: float, steps: int
 ) -> NDArray[np.float64]:
-    """Of pairs of blocks of so many steps, with telemetry and without, which take turns in coming first.
+    """Train pairs of windows of `steps` steps, with telemetry and without, which take turns in coming first.
 
-    [pairs, with and without, the timed region's seconds and the CPU seconds of the training's thread in all]
+    Returns the seconds, shape (pairs, with and without, the timed region and the CPU time of the training's
+    thread in all).
     """
     pairs: list[list[tuple[float, float]]] = []
-    deadline, left, batches = time.monotonic() + seconds, 0, iter(training.loader)
+    order, loader = trainer.parts.order, trainer.parts.loader
+    steps_left, batches = 0, iter(loader)
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if left < 2 * steps:
-            training.order.epoch += 1
-            left, batches = training.order.steps, iter(training.loader)
-        order = (True, False) if len(pairs) % 2 else (False, True)
-        spent = {
-            watched: block(training, batches, steps, telemetry if watched else Without())
-            for watched in order
-        }
-        pairs.append([spent[True], spent[False]])
-        left -= 2 * steps
+        if steps_left < 2 * steps:
+            order.epoch += 1
+            steps_left, batches = order.steps, iter(loader)
+        measured = {}
+        for watched in (True, False) if len(pairs) % 2 else (False, True):
+            trainer.telemetry = telemetry if watched else WithoutTelemetry()
+            measured[watched] = train_window(trainer, batches, steps)
+        pairs.append([measured[True], measured[False]])
+        steps_left -= 2 * steps
     return np.array(pairs)
 
 
-def block(
-    training: Training, batches: Iterator[Fetched], steps: int, telemetry: Any
-) -> tuple[float, float]:
-    training.telemetry = telemetry
-    began = time.thread_time()
-    training._stretch(batches, training.step + steps)
-    return sum(training.trace.step_seconds[-steps:]), time.thread_time() - began
+def train_window(trainer: Trainer, batches: Iterator[Fetched], steps: int) -> tuple[float, float]:
+    """Return the seconds of the timed region, and the CPU seconds of this thread."""
+    start = time.thread_time()
+    segment = trainer.train_segment(batches, trainer.state.step + steps)
+    trainer.synchronize(segment)
+    return segment.seconds, time.thread_time() - start
 
 
 def cost(pairs: NDArray[np.float64], scale: float) -> str:
@@ -134,12 +126,12 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         Telemetry(None, ThisHost(), every=every) as telemetry,
     ):
-        training = make_training(Path(folder))
-        alternate(training, telemetry, 5, 20)  # so that all has been warmed up
-        steps = math.ceil(BLOCK / np.quantile(training.trace.step_seconds, 0.1))
+        trainer = build_mlp(Path(folder))
+        alternate(trainer, telemetry, 5, 20)  # so that all has been warmed up
+        steps = math.ceil(BLOCK / np.quantile(trainer.state.step_seconds, 0.1))
         clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
         before, began = time.clock_gettime(clock), telemetry.report()
-        pairs = alternate(training, telemetry, seconds, steps)
+        pairs = alternate(trainer, telemetry, seconds, steps)
         busy, seen = time.clock_gettime(clock) - before, telemetry.report()
         each = calls(telemetry)
     watched, samples = (

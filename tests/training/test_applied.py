@@ -10,32 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.core.paths import TrialFolder
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
-from harness.spec.cell import Assignment, Cell, Length, Trial
 from harness.training.execution import Compiler
 from harness.training.loader import make_loader
+from harness.training.model import build_model, place_batch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
-from harness.training.ranks import Ranks
-from harness.training.strategy import arrange, prepare
-from harness.training.train import Trace, Training
-from tests.factories import make_cell
+from harness.training.step import TrainStep
+from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
+from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
 from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.cnn import CNN
 from workloads.options import CNNOptions, Settings
 from workloads.sources import Digits
 
-CPU = torch.device("cpu")
-
 
 def prepared(workload: Workload, **axes: Any) -> nn.Module:
     chosen = Axes(**{"batch_size": 32, **axes})
-    compiler = Compiler(chosen, Path("unused"))
-    return prepare(workload, workload.build_model(), chosen, CPU, compiler, HostClock()).training
+    strategy = strategy_class(chosen.strategy)(chosen, SINGLE_MESH)
+    model = build_model(workload, chosen, CPU)
+    return strategy.prepare(model, workload, Compiler(chosen, Path("unused")), HostClock())
 
 
 def line() -> LineFit:
@@ -61,7 +58,7 @@ def test_channels_last_reorders_convolutions_and_images() -> None:
     model = prepared(cnn, channels_last=True)
     kernels = [p for p in model.parameters() if p.ndim == 4]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
-    images, labels = arrange((torch.randn(2, 3, 8, 8), torch.zeros(2)), axes)
+    images, labels = place_batch((torch.randn(2, 3, 8, 8), torch.zeros(2)), axes, CPU)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert labels.shape == (2,)
 
@@ -80,41 +77,31 @@ class Colour(CNN):
 def test_a_traced_step_gets_its_images_as_a_recorded_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    axes = Axes(batch_size=32, channels_last=True)
-    cell = Cell(
-        workload=make_cell().workload,
-        axes=axes,
-        length=Length(steps=2),
-        evaluate=Length(steps=2),
-        warmup=1,
-    )
-    ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
-    training = Training(
-        assignment, Colour(CNNOptions(), Digits()), TrialFolder(tmp_path), ranks, CPU, Trace()
-    )
     laid_out = []
+    trainer = make_trainer(
+        make_assignment(steps=2, channels_last=True), Colour(CNNOptions(), Digits()), tmp_path
+    )
+    run_step = TrainStep.run
 
-    def step(batch: Batch) -> Tensor:
+    def run_and_note(train_step: TrainStep, batch: Batch) -> Tensor:
         laid_out.append(batch[0].is_contiguous(memory_format=torch.channels_last))
-        return train_step(batch)
+        return run_step(train_step, batch)
 
-    train_step = training._train_step
-    monkeypatch.setattr(training, "_train_step", step)
-    training.run()
-    trace_steps(training, 1)
+    monkeypatch.setattr(TrainStep, "run", run_and_note)
+    trainer.run()
+    trace_steps(trainer.parts, trainer.state, 1)
     assert laid_out == [True] * 4  # two recorded, one to warm the profiler up, one traced
 
 
 def test_channels_last_without_convolutions_is_refused() -> None:
     with pytest.raises(
-        NotApplied, match="channels_last was asked for and the model has no convolution"
+        NotApplied, match="channels_last=true had no effect: the model has no convolution"
     ):
         prepared(line(), channels_last=True)
 
 
 def test_resident_samples_come_in_the_loaders_order() -> None:
-    order = BatchOrder(samples=12, batch_size=4, seed=3, rank=0, world_size=1)
+    order = BatchOrder(samples=12, batch_size=4, seed=3, dp_rank=0, dp_size=1)
     samples = TensorSamples((torch.arange(12),))
     ways = [
         [
@@ -135,9 +122,9 @@ def test_resident_samples_must_be_movable() -> None:
         def batch(self, indices: Any) -> Any:
             return (torch.as_tensor(indices),)
 
-    order = BatchOrder(samples=4, batch_size=2, seed=0, rank=0, world_size=1)
+    order = BatchOrder(samples=4, batch_size=2, seed=0, dp_rank=0, dp_size=1)
     with pytest.raises(
-        NotApplied, match=r"input: resident was asked for and Fixed has no method to\(device\)"
+        NotApplied, match=r"input=resident can't be had: Fixed has no method to\(device\)"
     ):
         make_loader(Fixed(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
 

@@ -30,6 +30,7 @@ from harness.training import checkpoint, evaluate, train, worker
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler
 from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
 from tests.support.running import line_sweep
 
 STEPS, EPOCH, EVERY = 20, 8, 5  # 256 samples in batches of 32
@@ -62,12 +63,12 @@ def attempt(
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.assignment_path.write_text(json.dumps(asdict(assignment)), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "STRETCH", 1e-9)
-        patch.setattr(evaluate, "LOOK", passes)
+        patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
+        patch.setattr(evaluate, "PASSES_BETWEEN_CHECKS", passes)
         patch.setattr(train, "is_requested", lambda: next(looks) == stop)
         alone = Ranks(rank=0, local_rank=0, world_size=1)
         return worker.run(
-            folder, alone, RankResult(rank=0, host="here", pid=1, entered_at=0.0), train.Trace()
+            folder, alone, RankResult(rank=0, host="here", pid=1, entered_at=0.0), TrainingState()
         )
 
 
@@ -155,7 +156,7 @@ def test_before_a_step_is_done_nothing_is_kept(tmp_path: Path) -> None:
         tmp_path / "cut",
         PLAIN,
         [0, 0, 3, 3],
-        between=lambda folder: kept.append(checkpoints(folder.resume)),
+        between=lambda folder: kept.append(checkpoints(folder.resume_checkpoints)),
     )
     assert kept == [[], [], ["step-000000003"], ["step-000000003"]]
     assert cut["interrupted"] == [(3, "SIGUSR2")], (

@@ -29,7 +29,7 @@ class Drawing:
 def fetch(
     workers: int, seed: int, *, epoch: int = 0, skip: int = 0
 ) -> list[tuple[list[int], int, list[float]]]:
-    order = BatchOrder(samples=32, batch_size=8, seed=seed, rank=0, world_size=1)
+    order = BatchOrder(samples=32, batch_size=8, seed=seed, dp_rank=0, dp_size=1)
     order.epoch, order.skip = epoch, skip
     loader = make_loader(
         Drawing(),
@@ -44,7 +44,7 @@ def fetch(
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_trainings_generator_is_left_alone(workers: int) -> None:
-    order = BatchOrder(samples=32, batch_size=8, seed=0, rank=0, world_size=1)
+    order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
     samples = Drawing()
     samples.batch = lambda indices: (torch.tensor(indices),)  # type: ignore[method-assign]
     torch.manual_seed(5)

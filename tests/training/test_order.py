@@ -1,4 +1,4 @@
-"""The same samples in the same global batches, whoever trains on them; and a digest that notices if not."""
+"""The same samples make up the same global batches, whoever trains on them; and a digest notices if not."""
 
 from __future__ import annotations
 
@@ -14,73 +14,94 @@ from harness.training.order import BatchOrder, OrderDigest, join_digests
 
 SAMPLES, BATCH, SEED = 103, 8, 5
 STEPS = SAMPLES // BATCH
-Batches = NDArray[np.int64]  # [steps, samples of a rank]
+Batches = NDArray[np.int64]  # shape (steps, samples of a rank)
 
 
-def order(
+def make_order(
     *, seed: int = SEED, rank: int = 0, world_size: int = 1, epoch: int = 0, batch_size: int = BATCH
 ) -> BatchOrder:
-    made = BatchOrder(
-        samples=SAMPLES, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
+    """Return the order of one epoch at one rank."""
+    order = BatchOrder(
+        samples=SAMPLES, batch_size=batch_size, seed=seed, dp_rank=rank, dp_size=world_size
     )
-    made.epoch = epoch
-    return made
+    order.epoch = epoch
+    return order
 
 
-def batches(of: BatchOrder) -> Batches:
-    return np.array(list(of), dtype=np.int64)
+def batches_of(order: BatchOrder) -> Batches:
+    """Return what an order yields."""
+    return np.array(list(order), dtype=np.int64)
 
 
-def shares(world_size: int, **keys: int) -> list[Batches]:
-    """What each rank trains on."""
-    return [batches(order(rank=rank, world_size=world_size, **keys)) for rank in range(world_size)]
+def shares_of(world_size: int, **keys: int) -> list[Batches]:
+    """Return what each rank trains on."""
+    shares = []
+    for rank in range(world_size):
+        shares.append(batches_of(make_order(rank=rank, world_size=world_size, **keys)))
+    return shares
+
+
+def samples_of_epoch(epoch: int) -> list[int]:
+    """Return all samples of an epoch, in the order of training."""
+    samples: list[int] = batches_of(make_order(epoch=epoch)).ravel().tolist()
+    return samples
+
+
+# The order
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_ranks_together_see_the_order_of_one(world_size: int) -> None:
-    np.testing.assert_array_equal(np.hstack(shares(world_size)), batches(order()))
+def test_ranks_together_see_the_order_of_a_single_rank(world_size: int) -> None:
+    np.testing.assert_array_equal(np.hstack(shares_of(world_size)), batches_of(make_order()))
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 def test_epoch_holds_each_sample_at_most_once(epoch: int) -> None:
-    seen = batches(order(epoch=epoch)).ravel()
-    assert len(seen) == STEPS * BATCH
-    assert len(set(seen.tolist())) == len(seen)
-    assert set(seen.tolist()) <= set(range(SAMPLES))
+    samples = samples_of_epoch(epoch)
+    assert len(samples) == STEPS * BATCH
+    assert len(set(samples)) == len(samples)
+    assert set(samples) <= set(range(SAMPLES))
 
 
-def test_all_samples_have_their_turn_over_epochs() -> None:
-    seen = {
-        sample for epoch in range(20) for sample in batches(order(epoch=epoch)).ravel().tolist()
-    }
-    assert seen == set(range(SAMPLES))
+def test_over_epochs_every_sample_is_trained_on() -> None:
+    trained_on: set[int] = set()
+    for epoch in range(20):
+        trained_on |= set(samples_of_epoch(epoch))
+    assert trained_on == set(range(SAMPLES))
 
 
 def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
-    found = {
-        (seed, epoch): batches(order(seed=seed, epoch=epoch)).tobytes()
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    }
-    assert len(set(found.values())) == 4
-    assert batches(order(seed=1, epoch=1)).tobytes() == found[1, 1]
+    orders = {}
+    for seed, epoch in itertools.product((0, 1), (0, 1)):
+        orders[seed, epoch] = batches_of(make_order(seed=seed, epoch=epoch)).tobytes()
+    assert len(set(orders.values())) == 4
+    assert batches_of(make_order(seed=1, epoch=1)).tobytes() == orders[1, 1]
 
 
-def test_batch_size_cuts_one_and_the_same_permutation() -> None:
-    small, large = batches(order(batch_size=4)).ravel(), batches(order(batch_size=8)).ravel()
+def test_batch_size_cuts_the_same_permutation() -> None:
+    small = batches_of(make_order(batch_size=4)).ravel()
+    large = batches_of(make_order(batch_size=8)).ravel()
     np.testing.assert_array_equal(small[: len(large)], large)
 
 
-def test_skip_takes_an_epoch_up_in_the_middle() -> None:
-    whole, rest = order(world_size=2, rank=1), order(world_size=2, rank=1)
-    rest.skip = 5
-    assert (len(whole), len(rest)) == (STEPS, STEPS - 5)
-    np.testing.assert_array_equal(batches(rest), batches(whole)[5:])
+def test_skip_starts_in_the_middle_of_an_epoch() -> None:
+    whole = make_order(world_size=2, rank=1)
+    resumed = make_order(world_size=2, rank=1)
+    resumed.skip = 5
+    assert (len(whole), len(resumed)) == (STEPS, STEPS - 5)
+    np.testing.assert_array_equal(batches_of(resumed), batches_of(whole)[5:])
+
+
+def test_seek_goes_to_the_batch_of_any_step() -> None:
+    order = make_order()
+    order.seek(2 * STEPS + 3)
+    assert (order.epoch, order.skip, order.next_step) == (2, 3, 2 * STEPS + 3)
+    np.testing.assert_array_equal(batches_of(order), batches_of(make_order(epoch=2))[3:])
 
 
 def test_order_pinned() -> None:
     """Baselines and records of earlier versions hold this order: it must not change."""
-    assert batches(order())[:2].tolist() == [
+    assert batches_of(make_order())[:2].tolist() == [
         [29, 49, 54, 4, 80, 17, 94, 65],
         [32, 26, 79, 39, 9, 27, 60, 24],
     ]
@@ -90,123 +111,135 @@ def test_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(
         BadInput, match=r"^batch_size: found 104; allowed: at most the 103 training samples$"
     ):
-        order(batch_size=104)
+        make_order(batch_size=104)
 
 
-def digest(
-    parts: Sequence[Batches], *, ranks: Sequence[int] | None = None, first_step: int = 0
+# The digest
+
+
+def digest_of(
+    shares: Sequence[Batches], *, ranks: Sequence[int] | None = None, start_step: int = 0
 ) -> str:
-    """The digest of a run in which rank r trained on parts[r]; `ranks` are those that it says it was."""
+    """Return the digest of a run in which `ranks`, all of them in order unless given, trained on `shares`."""
     sums = []
-    for rank, part in zip(ranks or range(len(parts)), parts, strict=True):
-        own = OrderDigest(order(rank=rank, world_size=len(parts)))
-        own.add(first_step, list(part))
-        sums.append(own.sums)
+    for rank, share in zip(ranks or range(len(shares)), shares, strict=True):
+        digest = OrderDigest()
+        digest.add(make_order(rank=rank, world_size=len(shares)), start_step, list(share))
+        sums.append(digest.sums)
     return join_digests(sums)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_digest_knows_nothing_of_the_number_of_ranks(world_size: int) -> None:
-    assert digest(shares(world_size)) == digest(shares(1))
+def test_digest_does_not_depend_on_the_number_of_ranks(world_size: int) -> None:
+    assert digest_of(shares_of(world_size)) == digest_of(shares_of(1))
 
 
-def test_digest_knows_nothing_of_the_pieces_in_which_it_was_told() -> None:
-    whole, pieces = OrderDigest(order()), OrderDigest(order())
-    told = list(batches(order()))
-    whole.add(0, told)
-    for first, last in ((0, 1), (1, 1), (1, 7), (7, STEPS)):
-        pieces.add(first, told[first:last])
-    assert pieces.sums == whole.sums
+def test_digest_does_not_depend_on_the_pieces_in_which_batches_are_added() -> None:
+    order = make_order()
+    batches = list(batches_of(order))
+    whole, pieces = OrderDigest(), OrderDigest()
+    whole.add(order, 0, batches)
+    for start, stop in ((0, 1), (1, 1), (1, 7), (7, STEPS)):
+        pieces.add(order, start, batches[start:stop])
+    assert pieces == whole
 
 
-def test_digest_takes_up_where_an_earlier_attempt_stopped() -> None:
-    told = list(batches(order()))
-    before, after = OrderDigest(order()), OrderDigest(order())
-    before.add(0, told[:5])
-    after.sums = before.sums
-    after.add(5, told[5:])
-    assert join_digests([after.sums]) == digest([batches(order())])
+def test_digest_goes_on_from_an_earlier_attempt() -> None:
+    order = make_order()
+    batches = list(batches_of(order))
+    earlier = OrderDigest()
+    earlier.add(order, 0, batches[:5])
+    later = OrderDigest(earlier.sums)
+    later.add(order, 5, batches[5:])
+    assert join_digests([later.sums]) == digest_of([batches_of(order)])
 
 
-def swap_samples(own: Batches) -> None:
-    own[2, 0], own[2, 1] = own[2, 1], own[2, 0]
+def swap_samples(share: Batches) -> None:
+    share[2, 0], share[2, 1] = share[2, 1], share[2, 0]
 
 
-def swap_samples_of_two_batches(own: Batches) -> None:
-    own[2, 0], own[3, 0] = own[3, 0], own[2, 0]
+def swap_samples_of_two_batches(share: Batches) -> None:
+    share[2, 0], share[3, 0] = share[3, 0], share[2, 0]
 
 
-def swap_batches(own: Batches) -> None:
-    own[[3, 4]] = own[[4, 3]]
+def swap_batches(share: Batches) -> None:
+    share[[3, 4]] = share[[4, 3]]
 
 
-def repeat_a_sample(own: Batches) -> None:
-    own[1, 1] = own[1, 0]
+def repeat_a_sample(share: Batches) -> None:
+    share[1, 1] = share[1, 0]
 
 
-def repeat_a_batch(own: Batches) -> None:
-    own[5] = own[4]
+def repeat_a_batch(share: Batches) -> None:
+    share[5] = share[4]
 
 
-def take_another_sample(own: Batches) -> None:
-    own[0, 0] = SAMPLES + 1
+def take_another_sample(share: Batches) -> None:
+    share[0, 0] = SAMPLES + 1
 
 
-def rotate(own: Batches) -> None:
-    own[:] = np.roll(own, 1, axis=0)
+def rotate(share: Batches) -> None:
+    share[:] = np.roll(share, 1, axis=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize(
     "mutate",
     [
-        swap_samples, swap_samples_of_two_batches, swap_batches, repeat_a_sample, repeat_a_batch, take_another_sample,
+        swap_samples,
+        swap_samples_of_two_batches,
+        swap_batches,
+        repeat_a_sample,
+        repeat_a_batch,
+        take_another_sample,
         rotate,
     ],
-)  # fmt: skip
+)
 def test_digest_notices(mutate: Callable[[Batches], None], world_size: int) -> None:
-    parts = shares(world_size)
-    mutate(parts[-1])
-    assert digest(parts) != digest(shares(1))
+    shares = shares_of(world_size)
+    mutate(shares[-1])
+    assert digest_of(shares) != digest_of(shares_of(1))
 
 
 def test_digest_notices_another_seed_and_another_epoch() -> None:
-    assert (
-        len({digest(shares(1)), digest(shares(1, seed=SEED + 1)), digest(shares(1, epoch=1))}) == 3
-    )
+    digests = {
+        digest_of(shares_of(1)),
+        digest_of(shares_of(1, seed=SEED + 1)),
+        digest_of(shares_of(1, epoch=1)),
+    }
+    assert len(digests) == 3
 
 
-def test_digest_notices_ranks_that_take_each_others_part() -> None:
-    assert digest(shares(2), ranks=[1, 0]) != digest(shares(2))
+def test_digest_notices_ranks_that_swap_their_shares() -> None:
+    assert digest_of(shares_of(2), ranks=[1, 0]) != digest_of(shares_of(2))
 
 
-def test_digest_notices_ranks_that_take_the_same_part() -> None:
-    assert digest([shares(2)[0], shares(2)[0]]) != digest(shares(2))
+def test_digest_notices_ranks_that_train_on_the_same_share() -> None:
+    shares = shares_of(2)
+    assert digest_of([shares[0], shares[0]]) != digest_of(shares)
 
 
-def test_digest_notices_a_step_too_few_or_out_of_place() -> None:
-    whole = shares(1)
-    assert digest([whole[0][:-1]]) != digest(whole)
-    assert digest(whole, first_step=1) != digest(whole)
+def test_digest_notices_a_step_too_few_and_an_offset() -> None:
+    shares = shares_of(1)
+    assert digest_of([shares[0][:-1]]) != digest_of(shares)
+    assert digest_of(shares, start_step=1) != digest_of(shares)
 
 
 def test_digest_notices_every_exchange_of_two_samples() -> None:
-    whole = batches(order())[:4]
-    flat = whole.size
-    digests = set()
-    for first in range(flat):
-        for second in range(first):
-            mutant = whole.copy().ravel()
-            mutant[[first, second]] = mutant[[second, first]]
-            digests.add(digest([mutant.reshape(whole.shape)]))
-    assert len(digests | {digest([whole])}) == flat * (flat - 1) // 2 + 1
+    batches = batches_of(make_order())[:4]
+    digests = {digest_of([batches])}
+    for one_position, other_position in itertools.combinations(range(batches.size), 2):
+        mutant = batches.copy().ravel()
+        mutant[[one_position, other_position]] = mutant[[other_position, one_position]]
+        digests.add(digest_of([mutant.reshape(batches.shape)]))
+    assert len(digests) == batches.size * (batches.size - 1) // 2 + 1
 
 
 def test_every_order_of_five_samples_has_its_own_digest() -> None:
-    one_batch = BatchOrder(samples=5, batch_size=5, seed=0, rank=0, world_size=1)
+    order = BatchOrder(samples=5, batch_size=5, seed=0, dp_rank=0, dp_size=1)
     digests = set()
     for permutation in itertools.permutations(range(5)):
-        own = OrderDigest(one_batch)
-        own.add(0, [permutation])
-        digests.add(own.sums)
+        digest = OrderDigest()
+        digest.add(order, 0, [permutation])
+        digests.add(digest.sums)
     assert len(digests) == 120

@@ -13,17 +13,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
-from harness.core.paths import TrialFolder
 from harness.spec.axes import DEFAULTS, NEEDS, Axes, find_conflict
-from harness.spec.cell import Assignment, Cell, Length, Trial
-from harness.training import train
+from harness.training import build
 from harness.training.loader import make_loader
 from harness.training.precision import Scaler, computed_in
-from harness.training.ranks import Ranks
-from harness.training.strategy import buckets
-from harness.training.train import Trace, Training
-from tests.factories import make_cell
+from harness.training.strategies.ddp import assign_buckets
+from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
+from tests.support.training import make_assignment, make_trainer
 from workloads.options import Settings
 
 CPU = torch.device("cpu")
@@ -43,23 +40,12 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def trained(folder: Path, options: Options | None = None, **axes: Any) -> Training:
+def trained(folder: Path, options: Options | None = None, **axes: Any) -> Trainer:
     """A trial of four steps in this process."""
-    options = options or Options()
-    cell = Cell(
-        workload=make_cell().workload,
-        axes=Axes(**{"batch_size": 32, **axes}),
-        length=Length(steps=4),
-        evaluate=Length(steps=4),
-        warmup=1,
-    )
-    assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
-    ranks = Ranks(rank=0, local_rank=0, world_size=1)
-    training = Training(
-        assignment, LineFit(options, Settings()), TrialFolder(folder), ranks, CPU, Trace()
-    )
-    training.run()
-    return training
+    workload = LineFit(options or Options(), Settings())
+    trainer = make_trainer(make_assignment(steps=4, **axes), workload, folder)
+    trainer.run()
+    return trainer
 
 
 @pytest.mark.parametrize(("need", "name"), VAIN, ids=[name for _, name in VAIN])
@@ -90,21 +76,21 @@ def test_a_setting_of_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
-    with pytest.raises(NotApplied, match="execution: compile was asked for and compiled no graph"):
+    with pytest.raises(NotApplied, match="execution=compile had no effect"):
         trained(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_lower_precision_that_stayed_fp32(tmp_path: Path, precision: str) -> None:
-    message = f"precision: {precision} was asked for and the first step computed nothing in it"
+    message = f"precision={precision} had no effect: nothing in the first step was computed in it"
     with pytest.raises(NotApplied, match=message):
         trained(tmp_path, Options(exact=True), precision=precision)
-    assert trained(tmp_path, precision=precision).scaler.unproven is None
+    assert trained(tmp_path, precision=precision).parts.scaler.unproven is None
 
 
 def test_a_lower_precision_of_fsdp2_that_stayed_fp32() -> None:
     scaler = Scaler(Axes(batch_size=1, strategy="fsdp2", precision="bf16:fsdp2"), CPU)
-    with pytest.raises(NotApplied, match="precision: bf16:fsdp2 was asked for"):
+    with pytest.raises(NotApplied, match="precision=bf16:fsdp2 had no effect"):
         scaler.backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum())
 
 
@@ -129,9 +115,9 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         samples, order, _ = arguments
         return make_loader(samples, order, Axes(batch_size=32), **named)
 
-    monkeypatch.setattr(train, "make_loader", ignorant)
+    monkeypatch.setattr(build, "make_loader", ignorant)
     with pytest.raises(
-        NotApplied, match="num_workers: 2 were asked for and none delivered a batch"
+        NotApplied, match="num_workers=2 had no effect: no worker has delivered a batch"
     ):
         trained(tmp_path, num_workers=2)
 
@@ -139,11 +125,11 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("alone")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
     message = (
-        r"bucket_cap_mb: 1 was asked for and the gradients are in the same 1 bucket as without"
+        r"bucket_cap_mb: 1 has no effect: the gradients are in the same 1 bucket as without it"
     )
     with pytest.raises(NotApplied, match=message):
         trained(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
-    assert trained(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).step == 4
+    assert trained(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).state.step == 4
 
 
 @pytest.mark.usefixtures("alone")
@@ -157,4 +143,4 @@ def test_buckets_are_those_that_ddp_ends_up_with(cap: float | None) -> None:
     logged: Any = wrapped._get_ddp_logging_data
     told = logged()["rebuilt_per_bucket_param_indices"]
     theirs = [[15 - int(index) for index in bucket.split()] for bucket in told.split(",")]
-    assert buckets(model, cap) == theirs
+    assert assign_buckets(model, cap) == theirs

@@ -1,0 +1,45 @@
+"""How far training has come, for those who watch a trial from outside."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from harness.core.paths import write_atomically
+
+SECONDS_BETWEEN_REPORTS = 0.5  # of training, at least
+
+
+class Progress:
+    """The trial's progress file, which rank 0 replaces by a newer one from time to time."""
+
+    def __init__(self, path: Path, total_steps: int, *, is_writer: bool) -> None:
+        self._path = path
+        self._total_steps = total_steps
+        self._is_writer = is_writer
+        self._last_report = 0.0  # of training, on the monotonic clock
+        # The newest samples/s and loss, which stay in the file for as long as there are no newer ones.
+        self._pace: dict[str, float] = {}
+
+    def report_training(self, step: int, samples_per_second: float, loss: float) -> None:
+        """Report a segment of training, unless the last report of one has just been written."""
+        now = time.monotonic()
+        if now - self._last_report <= SECONDS_BETWEEN_REPORTS:
+            return
+        self._last_report = now
+        self._pace = {"rate": samples_per_second, "loss": loss}
+        self.report("train", step)
+
+    def report(self, phase: str, step: int) -> None:
+        """Report that `phase` begins or goes on after `step` optimizer steps."""
+        if not self._is_writer:
+            return
+        content = {
+            "phase": phase,
+            "step": step,
+            "steps": self._total_steps,
+            "at": time.time(),
+            **self._pace,
+        }
+        write_atomically(self._path, json.dumps(content), durable=False)

@@ -1,0 +1,67 @@
+"""All that a rank knows of its trial's past. A checkpoint holds the whole of it, besides tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.records.record import Compiled, Evaluation, Interruption
+from harness.training.order import OrderDigest
+
+
+@dataclass
+class TrainingState:
+    """How far a trial has come at one rank, over all of its attempts, and what was seen on the way."""
+
+    step: int = 0  # optimizer steps done
+    losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
+    step_seconds: list[float] = field(default_factory=list)  # of each step
+    # The parts of each step in seconds, by the name of the phase.
+    step_phases: dict[str, list[float]] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
+    loader_workers: int = 0  # how many were seen to deliver batches
+    interruptions: list[Interruption] = field(default_factory=list)
+    # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
+    phases: dict[str, float] = field(default_factory=dict)
+    compiled: Compiled | None = None  # by the last attempt that trained; None for eager
+    # Steps done by earlier attempts: where this one began. It alone is not part of a checkpoint.
+    resumed_at: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain values, which torch loads with `weights_only=True`."""
+        content = asdict(self)
+        del content["resumed_at"]
+        return content
+
+    def resume_from(self, content: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` returned in an earlier attempt; the phases of this one are kept as well."""
+        phases_of_this_attempt = self.phases
+        for name, value in content.items():
+            setattr(self, name, value)
+        self.evaluations = [Evaluation(**entry) for entry in content["evaluations"]]
+        self.interruptions = [Interruption(**entry) for entry in content["interruptions"]]
+        self.order_digest = OrderDigest(**content["order_digest"])
+        if content["compiled"] is not None:
+            self.compiled = Compiled(**content["compiled"])
+        for phase, seconds in phases_of_this_attempt.items():
+            self.add_seconds(phase, seconds)
+        self.resumed_at = self.step
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add to the seconds that a phase of the trial has taken."""
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[Callable[[], float]]:
+        """Add the seconds of the `with` block to a phase; yields a function that returns those so far."""
+        start = time.perf_counter()
+
+        def elapsed() -> float:
+            return time.perf_counter() - start
+
+        yield elapsed
+        self.add_seconds(phase, elapsed())

@@ -1,0 +1,112 @@
+"""What a strategy is: an object that prepares a model, and knows how its gradients and state are shared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.measure.clock import StepClock
+from harness.spec.axes import Axes
+from harness.training.execution import Compiler
+from harness.training.fingerprint import full_state
+from harness.training.mesh import ParallelMesh
+from workloads.base import Workload
+
+
+class Strategy(ABC):
+    """One way to train a model on all ranks of a mesh. One object per rank and trial.
+
+    Only `prepare` has to be written. The other methods are right for a strategy whose ranks each hold all
+    parameters, and for one that shards them as DTensors.
+    """
+
+    needs_process_group: ClassVar[bool] = True
+    # Whether a rank holds a part of each parameter only, so that no rank can compute a loss by itself.
+    shards_parameters: ClassVar[bool] = False
+
+    def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
+        self.axes = axes
+        self.mesh = mesh
+
+    # Preparing the model
+
+    @abstractmethod
+    def prepare(
+        self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
+    ) -> nn.Module:
+        """Return the module that training steps call: `model`, wrapped and compiled.
+
+        `model` stays the one that is evaluated and saved, so its parameters must be those that are trained.
+        Communication that would count as something else is reported to `clock`. Raises NotApplied for a
+        setting that changes nothing.
+        """
+
+    # Synchronizing gradients
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Return the context of a micro-step's forward and backward; only the last shares gradients."""
+        return nullcontext()
+
+    def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None] | None:
+        """Return what is called with each loss before its backward; None, which costs no time, for nothing."""
+        return None
+
+    # Checkpoints. Every rank must call these methods, as they may communicate.
+
+    @property
+    def needs_rehearsal(self) -> bool:
+        """Return whether a forward and a backward must have run before a checkpoint is loaded.
+
+        So for a strategy that arranges itself in its first step, in a way that later results depend on.
+        """
+        return False
+
+    def full_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return copies of the unsharded parameters and persistent buffers on the CPU, by name."""
+        weights = {}
+        for name, value in full_state(model):
+            weights[name] = value.contiguous().clone()
+        return weights
+
+    def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Put back what `full_weights` returned."""
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+        set_model_state_dict(model, dict(weights), options=_full_state_options())
+
+    def full_optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the optimizer's unsharded state on the CPU."""
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        if not optimizer.state:
+            # Torch would take a step to create some state, and an Adam would count that step.
+            return optimizer.state_dict()
+        return get_optimizer_state_dict(model, optimizer, options=_full_state_options())
+
+    def load_full_optimizer_state(
+        self, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
+    ) -> None:
+        """Put back what `full_optimizer_state` returned."""
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+        if state["state"]:
+            set_optimizer_state_dict(model, optimizer, state, options=_full_state_options())
+        else:
+            optimizer.load_state_dict(state)
+
+    # Evaluation
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """Make sure that all ranks evaluate the same model: with rank 0's buffers, such as running means."""
+        self.mesh.broadcast_buffers(model)
+
+
+def _full_state_options() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -1,0 +1,99 @@
+"""Strategy `ddp`: each rank holds the whole model, and DistributedDataParallel averages gradients in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.core.errors import NotApplied
+from harness.measure.clock import StepClock
+from harness.measure.communication import mark_gradient_wait
+from harness.spec.axes import Axes
+from harness.training.execution import Compiler
+from harness.training.mesh import ParallelMesh
+from harness.training.strategies.base import Strategy
+from workloads.base import Workload
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20  # DDP's own cap, for every bucket but the first
+
+
+class DDP(Strategy):
+    """Train with torch.nn.parallel.DistributedDataParallel."""
+
+    def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
+        super().__init__(axes, mesh)
+        self._replica: DistributedDataParallel | None = None  # set by `prepare`
+
+    def prepare(
+        self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
+    ) -> nn.Module:
+        """Return `model` in DDP, compiled from outside; raises NotApplied for a bucket size without effect."""
+        self._check_bucket_cap(model)
+        device = self.mesh.device
+        self._replica = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=self.mesh.dp_group,
+            bucket_cap_mb=self.axes.bucket_cap_mb,
+            gradient_as_bucket_view=self.axes.gradient_as_bucket_view,
+            static_graph=self.axes.static_graph,
+        )
+        return compiler(self._replica)
+
+    def _check_bucket_cap(self, model: nn.Module) -> None:
+        cap_mb = self.axes.bucket_cap_mb
+        if cap_mb is None:
+            return
+        default_buckets = assign_buckets(model, None)
+        if assign_buckets(model, cap_mb) == default_buckets:
+            plural = "s" if len(default_buckets) > 1 else ""
+            raise NotApplied(
+                f"bucket_cap_mb: {cap_mb:g} has no effect: the gradients are in the same"
+                f" {len(default_buckets)} bucket{plural} as without it"
+            )
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Return DDP's `no_sync()` for all micro-steps but the last."""
+        if is_last:
+            return nullcontext()
+        assert self._replica is not None, "prepare() comes first"
+        return self._replica.no_sync()
+
+    def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None]:
+        """Return a hook that has `clock` count the wait for the last buckets as communication."""
+        return lambda loss: mark_gradient_wait(loss, clock)
+
+    @property
+    def needs_rehearsal(self) -> bool:
+        """Return whether more than two ranks must be brought to the buckets that they had.
+
+        After its first backward, DDP rebuilds its buckets in the order in which gradients became ready. Where
+        in a bucket a gradient lies decides in which order more than two ranks are summed up, and so the last
+        bits of the sum.
+        """
+        return self.mesh.dp_size > 2
+
+
+def assign_buckets(model: nn.Module, cap_mb: float | None) -> list[list[int]]:
+    """Return the buckets that DDP uses from its second step on, each a list of parameter numbers.
+
+    Parameters that need gradients are counted from the model's last. `cap_mb` is in MiB; None is DDP's own
+    rule, by which the first bucket is smaller. Like DDP before its first step, this assumes that gradients
+    become ready in the reverse order of the parameters.
+    """
+    ddp: Any = dist  # what DDP itself calls in torch.distributed has no types
+    gradients = []
+    for parameter in reversed(list(model.parameters())):
+        if parameter.requires_grad:
+            gradients.append(parameter)
+    if cap_mb is None:
+        limits = [ddp._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES]
+    else:
+        limits = [int(cap_mb * 2**20)]
+    buckets: list[list[int]] = ddp._compute_bucket_assignment_by_size(gradients, limits)[0]
+    return buckets

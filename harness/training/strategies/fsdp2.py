@@ -1,0 +1,69 @@
+"""Strategy `fsdp2`: each rank holds a shard of every parameter, which `fully_shard` gathers when it is needed."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from harness.measure.clock import StepClock
+from harness.measure.communication import time_collectives
+from harness.spec.axes import Axes
+from harness.training.execution import Compiler
+from harness.training.mesh import ParallelMesh
+from harness.training.strategies.base import Strategy
+from workloads.base import Workload
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+# The axis' values as `fully_shard` takes them; None is torch's own rule (all but the root).
+RESHARD_AFTER_FORWARD = {"auto": None, "always": True, "never": False}
+
+
+class FSDP2(Strategy):
+    """Train with torch.distributed.fsdp.fully_shard."""
+
+    shards_parameters = True
+
+    def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
+        super().__init__(axes, mesh)
+        self._sharded: FSDPModule | None = None  # set by `prepare`
+
+    def prepare(
+        self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
+    ) -> nn.Module:
+        """Shard the parameters of `model` in place; return it, compiled if the axes say so."""
+        from torch.distributed.fsdp import FSDPModule
+
+        # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
+        training_module = compiler(model)
+        self._shard(model, workload)
+        assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
+        self._sharded = model
+        if self.mesh.device.type == "cpu":
+            # On GPUs collectives overlap with computing, and what is left to wait for can't be told.
+            time_collectives(model, clock)
+        return training_module
+
+    def _shard(self, model: nn.Module, workload: Workload) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
+        settings: dict[str, Any] = {
+            "mesh": self.mesh.dp_device_mesh(),
+            "reshard_after_forward": RESHARD_AFTER_FORWARD[self.axes.reshard_after_forward],
+            "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype),
+        }
+        if self.axes.fsdp_wrap == "layers":
+            for layer in workload.layers(model):
+                fully_shard(layer, **settings)
+        fully_shard(model, **settings)
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Have the coming backward reduce gradients only in the last micro-step."""
+        assert self._sharded is not None, "prepare() comes first"
+        self._sharded.set_requires_gradient_sync(is_last)
+        return nullcontext()

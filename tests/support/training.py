@@ -1,0 +1,58 @@
+"""Trials in this process: one rank, on the CPU, without a launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.core.paths import TrialFolder
+from harness.spec.axes import Axes
+from harness.spec.cell import Assignment, Cell, Length, Trial
+from harness.training.build import build_trial
+from harness.training.mesh import ParallelMesh
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from harness.training.train import Hooks, Trainer
+from tests.factories import make_cell
+from workloads.base import Workload
+
+CPU = torch.device("cpu")
+SINGLE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
+SINGLE_MESH = ParallelMesh(SINGLE_RANK, CPU)
+
+
+class NoEvaluation(Hooks):
+    """Trains and never evaluates."""
+
+    def should_evaluate(self, state: TrainingState) -> bool:
+        """Return False, whatever is due."""
+        return False
+
+
+def make_assignment(*, steps: int, **axes: Any) -> Assignment:
+    """Return a trial of `steps` steps with an evaluation at its end, in batches of 32 unless the axes say."""
+    cell = Cell(
+        workload=make_cell().workload,
+        axes=Axes(**{"batch_size": 32, **axes}),
+        length=Length(steps=steps),
+        evaluate=Length(steps=steps),
+        warmup=1,
+    )
+    return Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
+
+
+def make_trainer(
+    assignment: Assignment,
+    workload: Workload,
+    folder: Path,
+    *,
+    ranks: Ranks = SINGLE_RANK,
+    hooks: Hooks | None = None,
+) -> Trainer:
+    """Build a trial of `workload`, whatever the assignment names, ready to be run."""
+    state = TrainingState()
+    mesh = ParallelMesh(ranks, CPU)
+    parts = build_trial(assignment, workload, TrialFolder(folder), mesh, state)
+    return Trainer(parts, state, hooks)
