@@ -107,4 +107,4 @@ def test_failed_interrupted_and_invalid_trials_are_counted(
     lines = capsys.readouterr().out.splitlines()
     assert "1 failed; run or submit the sweep again to retry them" in lines
     assert any(line.startswith("1 invalid, left out of all means") for line in lines)
-    assert not any("interrupted" in line for line in lines)
+    assert not any(" interrupted" in line for line in lines)
