@@ -1,6 +1,9 @@
-"""Workloads: what is trained. Knows torch and nothing of the harness.
+"""Workloads: what is trained. This package knows torch and nothing of the harness.
 
-A user's workload derives from `Workload` or `Classifier`. Names are loaded on first use, so importing this is instant.
+A user's own workload derives from `Workload` or `Classifier`.
+
+The names below are loaded on first use. So `import workloads` imports no torch, and planning a sweep
+takes no noticeable time.
 """
 
 from __future__ import annotations
@@ -15,14 +18,15 @@ if TYPE_CHECKING:
     from workloads.schedules import one_cycle
     from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
 
-_HOMES = {
+# The module in which each public name is defined.
+_NAMES_BY_MODULE = {
     "base": ("Batch", "Classifier", "Samples", "Splits", "Target", "TensorSamples", "Workload"),
     "catalog": ("BUILT_IN", "Declaration", "load_class"),
     "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
     "schedules": ("one_cycle",),
     "sources": ("Csv", "Digits", "Idx", "ImageData", "TextData", "Tickets"),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = [
     "BUILT_IN",
@@ -51,10 +55,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import the module that defines `name`, and return what the name stands for."""
     if name not in _MODULES:
         raise AttributeError(f"module 'workloads' has no attribute {name!r}")
     return getattr(importlib.import_module(f"workloads.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
+    """List the public names, also those that are not loaded yet."""
     return __all__

@@ -1,4 +1,4 @@
-"""What a workload is: model, data, loss, optimizer recipe, schedule and target metric, in one class."""
+"""Defines what a workload is: model, data, loss, optimizer, schedule and target metric in one class."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.options import Settings
 
+# The tensors of a batch. The first dimension of each counts the samples, shape (samples, ...).
 Batch = tuple[Tensor, ...]
 
 
 class Samples(Protocol):
     """A set of samples with a fixed order.
 
-    With a method `to(device)` that returns the same samples there, the input axis can keep them on the device.
+    A class that also has a method `to(device)`, which returns the same samples on that device,
+    allows the `input` axis to keep the whole set on the GPU.
     """
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples at `indices`, in that order: CPU tensors whose first dimension is `len(indices)`."""
+        """Return the samples at `indices`, in that order, as CPU tensors of shape (len(indices), ...)."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorSamples:
-    """Samples held in memory: tensors whose first dimension counts the samples."""
+    """Samples that fit in memory, as tensors of shape (samples, ...)."""
 
     tensors: Batch
 
@@ -40,39 +42,48 @@ class TensorSamples:
         return len(self.tensors[0])
 
     def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the samples at `indices`, on the device that the tensors are on."""
         rows = torch.as_tensor(indices, device=self.tensors[0].device)
         return tuple(tensor[rows] for tensor in self.tensors)
 
     def to(self, device: torch.device) -> TensorSamples:
+        """Return the same samples on `device`."""
         return TensorSamples(tuple(tensor.to(device) for tensor in self.tensors))
 
 
 @dataclass(frozen=True)
 class Splits:
+    """The samples to train on and the samples to test on."""
+
     train: Samples
     test: Samples
 
 
 @dataclass(frozen=True)
 class Target:
-    """The metric that a workload is trained towards."""
+    """The metric that a workload is trained towards: a key of what `Workload.metrics` returns."""
 
     name: str
     higher_is_better: bool = True
 
 
 class Workload(ABC):
-    """One per process and trial. Deterministic given its settings and the seeded generators of the process.
+    """What is trained. Each rank of a trial creates one instance.
 
-    `options` and `data` are instances of the class's `Options` and `Data`. `splits()` is called once, before
-    `build_model()`.
+    Everything that a workload returns must follow from its settings and from the generators that
+    the harness has seeded (`torch`, `numpy`, `random`); a trial can be reproduced only then.
+
+    The harness first calls `splits()`, once, then `build_model()`, and the other methods after
+    that. `options` and `data` are instances of the class's `Options` and `Data`.
     """
 
+    # The keys that a sweep file may set under `options`.
     Options: ClassVar[type[Settings]] = Settings
-    Data: ClassVar[Any] = (
-        Settings  # a Settings class, or a union of them told apart by a literal field `source`
-    )
-    batch_size: ClassVar[int] = 64  # samples in a global batch unless the sweep sets it
+    # The keys that a sweep file may set under `data`: a Settings class, or a union of Settings
+    # classes whose literal field `source` says which of them is meant.
+    Data: ClassVar[Any] = Settings
+    # Samples in a global batch, unless the sweep file sets the axis `batch_size`.
+    batch_size: ClassVar[int] = 64
     target: ClassVar[Target] = Target("accuracy")
 
     def __init__(self, options: Any, data: Any) -> None:
@@ -81,59 +92,82 @@ class Workload(ABC):
 
     @abstractmethod
     def splits(self) -> Splits:
-        """The training and the test samples."""
+        """Return the training and the test samples."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """A freshly initialised model on the CPU. Give it a class with its own `forward`, or compile may skip it."""
+        """Return a freshly initialized model on the CPU.
+
+        The model should be of a class with a `forward` of its own: torch.compile skips frames that
+        belong to torch, and so may compile nothing of a bare `nn.Sequential`.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch: a scalar that can be differentiated."""
+        """Return the mean loss over the batch: a scalar with a gradient."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer recipe."""
+        """Return the optimizer for the model's parameters."""
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
-        """The learning-rate schedule, stepped after each of the `steps` optimizer steps; None keeps it constant."""
+        """Return the learning-rate schedule, or None to keep the learning rate constant.
+
+        It is stepped after each of the trial's `steps` optimizer steps.
+        """
         return None
 
     @abstractmethod
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What `metrics` needs to know of each sample: shape [samples of the batch, k]."""
+        """Return what `metrics` needs of each sample, shape (samples, k) with a k of your choice."""
 
     @abstractmethod
     def metrics(self, rows: Tensor) -> dict[str, float]:
-        """Metrics over the whole test set, the target among them; `rows` is `evaluate`'s, float64, in sample order."""
+        """Return the metrics over the whole test set by name; the target must be among them.
+
+        `rows` holds what `evaluate` returned, float64, shape (test samples, k), in sample order.
+        """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The submodules that FSDP2 shards one by one; without any, the whole model is one unit."""
+        """Return the submodules that FSDP2 shards one by one, such as a transformer's layers.
+
+        Without any, FSDP2 shards the whole model as one unit. Activation checkpointing uses the
+        same modules.
+        """
         return ()
 
     @abstractmethod
     def flops_per_sample(self) -> float:
-        """Floating-point operations (a multiply-add counts 2) of one training sample, forward and backward."""
+        """Return the floating-point operations of training on one sample, forward and backward.
+
+        A multiply-add counts 2. This is the work that the mathematics asks for: it is what MFU is
+        computed from, so leave out what an implementation computes twice.
+        """
 
 
 class Classifier(Workload):
-    """Batches are (inputs, labels), the loss is cross-entropy; reports accuracy, macro-F1 and test loss."""
+    """A workload whose batches are (inputs, ..., labels) and whose loss is cross-entropy.
+
+    Its metrics are accuracy, macro-F1 and the test loss.
+    """
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Shape [samples, classes]. The last tensor of a batch holds the labels."""
+        """Return the logits, shape (samples, classes). The last tensor of a batch holds the labels."""
         result: Tensor = model(*batch[:-1])
         return result
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of the batch, a scalar."""
         return nn.functional.cross_entropy(self.logits(model, batch), batch[-1])
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Columns: cross-entropy, predicted class, label."""
+        """Return cross-entropy, predicted class and label of each sample, shape (samples, 3)."""
         logits, labels = self.logits(model, batch).float(), batch[-1]
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         return torch.stack([losses.double(), logits.argmax(1).double(), labels.double()], dim=1)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
+        """Return accuracy, macro-F1 and the mean cross-entropy of the test set."""
         losses, predicted, labels = rows[:, 0], rows[:, 1].long(), rows[:, 2].long()
         return {
             "accuracy": float((predicted == labels).double().mean()),
@@ -143,11 +177,15 @@ class Classifier(Workload):
 
 
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:
-    """Unweighted mean over the classes seen of 2TP / (2TP + FP + FN); a class never predicted right counts 0."""
+    """Return the unweighted mean over classes of F1 = 2 TP / (2 TP + FP + FN).
+
+    Both arguments are int64 of shape (samples,). Classes that occur neither as a label nor as a
+    prediction are left out; a class that is never predicted correctly counts 0.
+    """
     classes = int(torch.maximum(predicted.max(), labels.max())) + 1
-    hits = torch.bincount(labels[predicted == labels], minlength=classes).double()
-    seen = (
-        torch.bincount(predicted, minlength=classes) + torch.bincount(labels, minlength=classes)
-    ).double()
-    present = seen > 0
-    return float((2 * hits[present] / seen[present]).mean())
+    true_positives = torch.bincount(labels[predicted == labels], minlength=classes).double()
+    # Each class occurs TP + FP times as a prediction and TP + FN times as a label.
+    predictions = torch.bincount(predicted, minlength=classes)
+    occurrences = (predictions + torch.bincount(labels, minlength=classes)).double()
+    occurring = occurrences > 0
+    return float((2 * true_positives[occurring] / occurrences[occurring]).mean())

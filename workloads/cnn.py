@@ -17,64 +17,83 @@ from workloads.options import CNNOptions
 from workloads.schedules import one_cycle
 from workloads.sources import ImageData
 
-KERNEL = 5
-DENSE = 128  # width of the layer between the convolutions and the logits
+KERNEL = 5  # rows and columns of a convolution's kernel
+DENSE = 128  # features between the convolutions and the logits
+FINAL_SIDE = 7  # rows and columns that the second pooling leaves of an image, approximately
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution that keeps the size of the image, then the mean over windows that do not overlap."""
+    """A convolution that keeps the size of the image, then mean pooling."""
 
-    inputs: int
-    outputs: int
-    height: int
+    in_channels: int
+    out_channels: int
+    height: int  # of the image that comes in, in pixels
     width: int
-    window: tuple[int, int]
+    window: tuple[int, int]  # rows and columns that pooling reduces to one; they do not overlap
 
 
-def stages(size: tuple[int, int], width: int) -> tuple[Stage, Stage]:
-    """Stages with `width` channels and twice as many; they bring an image to about 7x7, whatever its size."""
-    height, breadth = size
-    last = (2 * max(1, height // 28), 2 * max(1, breadth // 28))
-    return Stage(1, width, height, breadth, (2, 2)), Stage(
-        width, 2 * width, height // 2, breadth // 2, last
+def stages(size: tuple[int, int], channels: int) -> tuple[Stage, Stage]:
+    """Return the two stages for images of `size` = (height, width).
+
+    They have `channels` and twice as many output channels. The first halves the sides of the image;
+    the second pools what is left to about 7x7, whatever the size of the image.
+    """
+    height, width = size
+    # Two poolings of 2x2 reduce sides of 28 pixels to 7; larger images get a larger second window.
+    reference_side = 4 * FINAL_SIDE
+    last_window = (2 * max(1, height // reference_side), 2 * max(1, width // reference_side))
+    return (
+        Stage(1, channels, height, width, (2, 2)),
+        Stage(channels, 2 * channels, height // 2, width // 2, last_window),
     )
 
 
 class ConvNet(nn.Module):
     """Two convolutions with ReLU and mean pooling, and two linear layers.
 
-    Plain mean pooling, unlike adaptive pooling, is deterministic on every device.
+    Pooling has a fixed window because adaptive pooling is not deterministic on GPUs.
     """
 
     def __init__(self, size: tuple[int, int], classes: int, options: CNNOptions) -> None:
+        """Build the network for images of `size` = (height, width)."""
         super().__init__()
+        # The order in which layers are created is the order of the draws that initialize them:
+        # another order gives other parameters from the same seed.
         layers: list[nn.Module] = []
         for stage in stages(size, options.width):
-            layers.append(nn.Conv2d(stage.inputs, stage.outputs, KERNEL, padding=KERNEL // 2))
+            layers.append(
+                nn.Conv2d(stage.in_channels, stage.out_channels, KERNEL, padding=KERNEL // 2)
+            )
             if options.batch_norm:
-                layers.append(nn.BatchNorm2d(stage.outputs))
+                layers.append(nn.BatchNorm2d(stage.out_channels))
             layers += [nn.ReLU(), nn.AvgPool2d(stage.window)]
         self.features = nn.Sequential(*layers)
-        self.dense = nn.Linear(flattened(size, options.width), DENSE)
+        self.dense = nn.Linear(flattened_features(size, options.width), DENSE)
         self.head = nn.Linear(DENSE, classes)
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [samples, classes] of images [samples, 1, height, width]."""
+        """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width)."""
         features = self.dropout(self.features(images).flatten(1))
-        result: Tensor = self.head(self.dropout(nn.functional.relu(self.dense(features))))
+        hidden = self.dropout(nn.functional.relu(self.dense(features)))
+        result: Tensor = self.head(hidden)
         return result
 
 
-def flattened(size: tuple[int, int], width: int) -> int:
-    """Features that the convolutions hand to the linear layers."""
-    last = stages(size, width)[-1]
-    return last.outputs * (last.height // last.window[0]) * (last.width // last.window[1])
+def flattened_features(size: tuple[int, int], channels: int) -> int:
+    """Return the number of features of one sample that the convolutions pass to the linear layers."""
+    last = stages(size, channels)[-1]
+    rows = last.height // last.window[0]
+    columns = last.width // last.window[1]
+    return last.out_channels * rows * columns
 
 
 class CNN(Classifier):
-    """Two convolutions, two linear layers, Adam and a one-cycle schedule; 215,370 parameters on 28x28, 10 classes."""
+    """Two convolutions and two linear layers, trained with Adam and a one-cycle schedule.
+
+    The defaults have 215,370 parameters on 28x28 images of ten classes.
+    """
 
     Options = CNNOptions
     Data: ClassVar = ImageData
@@ -84,31 +103,42 @@ class CNN(Classifier):
 
     @cached_property
     def images(self) -> Images:
+        """The data set, loaded on first use."""
         return load_images(self.data)
 
     def splits(self) -> Splits:
+        """Return images float32 (samples, 1, height, width) with labels int64 (samples,)."""
         return self.images.splits
 
     def build_model(self) -> nn.Module:
+        """Return the network with torch's default initialization."""
         return ConvNet(self.images.size, self.images.classes, self.options)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return Adam in its fused implementation; `lr` is the peak of the schedule."""
         return torch.optim.Adam(model.parameters(), lr=self.options.lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
+        """Return the one-cycle schedule."""
         return one_cycle(optimizer, steps, self.options.warmup)
 
     def flops_per_sample(self) -> float:
-        """Convolutions and linear layers only; biases, norms, ReLU, pooling, loss and optimizer are not counted.
+        """Return the FLOPs of the convolutions and linear layers of one sample.
 
-        A convolution with kernels of k x k from c to d channels on h x w pixels costs 2k^2cd * hw forward, the padding
-        counted as if it were pixels; a linear layer from n to m features 2nm. Backward costs as much for the gradient
-        of the weights and as much again for that of the input, which the first convolution does not need, as pixels
-        are not trained.
+        Biases, norms, ReLU, pooling, dropout, loss and optimizer are not counted.
+
+        A convolution with k x k kernels from c to d channels on h x w pixels costs 2 k^2 c d h w
+        forward, the padding counted like pixels. A linear layer from n to m features costs 2nm.
+        Backward costs as much for the gradient of the weights, and as much again for the gradient of
+        the input. The first convolution does not need the latter, since its input are pixels:
+
+            3 * (sum over layers of forward) - forward of the first convolution
         """
-        size, width, classes = self.images.size, self.options.width, self.images.classes
-        products = [
-            2 * KERNEL**2 * s.inputs * s.outputs * s.height * s.width for s in stages(size, width)
-        ]
-        products += [2 * flattened(size, width) * DENSE, 2 * DENSE * classes]
+        size, classes = self.images.size, self.images.classes
+        products: list[int] = []
+        for stage in stages(size, self.options.width):
+            pixels = stage.height * stage.width
+            products.append(2 * KERNEL**2 * stage.in_channels * stage.out_channels * pixels)
+        products.append(2 * flattened_features(size, self.options.width) * DENSE)
+        products.append(2 * DENSE * classes)
         return 3 * sum(products) - products[0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,24 +21,38 @@ from workloads.files import read_idx
 from workloads.sources import Csv, Digits, Idx, ImageData, Row, TextData
 from workloads.tickets import tickets
 
-HELD_OUT = 0.15  # part of each class that is tested on where a source has no test set of its own
-SIDE = 28  # pixels of a side that the digits are enlarged to
+# The fraction of each class that is tested on where a source has no test set of its own.
+HELD_OUT = 0.15
+DIGIT_SIDE = 8  # pixels of a side of scikit-learn's digits
+DIGIT_LEVELS = 16  # their brightest grey level
+ENLARGED_SIDE = 28  # pixels of a side that they are enlarged to, as MNIST has
 
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]  # grey levels 0 to 255, shape (samples, 1, height, width)
+
+
+class LabeledPixels(NamedTuple):
+    """One split of an image data set before normalization."""
+
+    pixels: Pixels
+    labels: Tensor  # int64, shape (samples,)
 
 
 @dataclass(frozen=True)
 class Images:
-    """Grey images, float32 [samples, 1, height, width], normalised by the training set; labels int64 [samples]."""
+    """Grey images and their labels, ready for training.
+
+    The images are float32 of shape (samples, 1, height, width), normalized by the mean and the
+    deviation of the training set; the labels are int64 of shape (samples,).
+    """
 
     splits: Splits
-    size: tuple[int, int]
+    size: tuple[int, int]  # height and width in pixels
     classes: int
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts and their labels, int64 [samples], numbered in the alphabetical order of the classes."""
+    """Texts and their labels, int64 (texts,), numbered by the alphabetical order of the classes."""
 
     train: list[str]
     train_labels: Tensor
@@ -47,81 +62,123 @@ class Texts:
 
 
 def load_images(data: ImageData) -> Images:
-    """Reads the files; raises ValueError if they are not what `data.check()` accepts."""
-    train, test = _digits(data) if isinstance(data, Digits) else _idx(data)
-    classes = 10 if isinstance(data, Digits) else data.classes
-    table = _normalising(train[0])
-    splits = Splits(
-        *(
-            TensorSamples((torch.from_numpy(table[pixels]), labels))
-            for pixels, labels in (train, test)
-        )
-    )
-    return Images(splits, (train[0].shape[2], train[0].shape[3]), classes)
+    """Return the images of a source.
+
+    Raises ValueError if its files are not what `data.check()` accepts.
+    """
+    if isinstance(data, Digits):
+        train, test = _load_digits(data)
+        classes = 10
+    else:
+        train, test = _load_idx(data, "train"), _load_idx(data, "t10k")
+        classes = data.classes
+    table = _normalization_table(train.pixels)
+    splits = Splits(train=_normalized(train, table), test=_normalized(test, table))
+    height, width = train.pixels.shape[2:]
+    return Images(splits, (height, width), classes)
 
 
 def load_texts(data: TextData) -> Texts:
-    """Reads the file or generates the texts; raises ValueError if a file is not what `data.check()` accepts."""
-    rows, test = data.rows() if isinstance(data, Csv) else (tickets(data.rows, data.seed), None)
-    train = rows
+    """Return the texts of a file, or generated ones.
+
+    Raises ValueError if a file is not what `data.check()` accepts.
+    """
+    test: list[Row] | None
+    if isinstance(data, Csv):
+        train, test = data.rows()
+        split_seed = data.split_seed
+    else:
+        train, test = tickets(data.rows, data.seed), None
+        split_seed = data.seed
     if test is None:
-        seed = data.split_seed if isinstance(data, Csv) else data.seed
-        kept, held = stratified([label for _, label in rows], seed)
-        train, test = [rows[i] for i in kept], [rows[i] for i in held]
+        train, test = _hold_out(train, split_seed)
     classes = tuple(sorted({label for _, label in train}))
-    return Texts(*_numbered(train, classes), *_numbered(test, classes), classes)
-
-
-def stratified(labels: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
-    """Rows to keep and rows to hold out, each ascending: of every class the part HELD_OUT, at least one row."""
-    rows: defaultdict[str, list[int]] = defaultdict(list)
-    for row, label in enumerate(labels):
-        rows[label].append(row)
-    rng = random.Random(seed)
-    held: set[int] = set()
-    for label in sorted(rows):
-        held.update(rng.sample(rows[label], max(1, round(HELD_OUT * len(rows[label])))))
-    return [row for row in range(len(labels)) if row not in held], sorted(held)
-
-
-def _numbered(rows: list[Row], classes: tuple[str, ...]) -> tuple[list[str], Tensor]:
-    number = {label: i for i, label in enumerate(classes)}
-    return [text for text, _ in rows], torch.tensor([number[label] for _, label in rows])
-
-
-def _normalising(pixels: Pixels) -> NDArray[np.float32]:
-    """A table from grey level to (level - mean) / deviation; summed as integers, so no order of adding shows."""
-    total = int(pixels.sum(dtype=np.int64))
-    squares = int(np.square(pixels, dtype=np.uint16).sum(dtype=np.int64))
-    mean = total / pixels.size
-    deviation = (squares / pixels.size - mean**2) ** 0.5
-    return np.asarray((np.arange(256) - mean) / deviation, np.float32)
-
-
-def _idx(data: Idx) -> tuple[tuple[Pixels, Tensor], tuple[Pixels, Tensor]]:
-    return _idx_pair(*data.pair("train")), _idx_pair(*data.pair("t10k"))
-
-
-def _idx_pair(images: Path, labels: Path) -> tuple[Pixels, Tensor]:
-    (count, height, width), pixels = read_idx(images, 3)
-    numbers = np.frombuffer(read_idx(labels, 1)[1], np.uint8).astype(np.int64)
-    return np.frombuffer(pixels, np.uint8).reshape(count, 1, height, width), torch.from_numpy(
-        numbers
+    return Texts(
+        train=[text for text, _ in train],
+        train_labels=_class_numbers(train, classes),
+        test=[text for text, _ in test],
+        test_labels=_class_numbers(test, classes),
+        classes=classes,
     )
 
 
-def _digits(data: Digits) -> tuple[tuple[Pixels, Tensor], tuple[Pixels, Tensor]]:
-    # Reading the packaged file takes a tenth of a second; importing sklearn.datasets for it takes more than one.
+def stratified(labels: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
+    """Return the indices of the samples to train on and of those to hold out, each ascending.
+
+    The fraction HELD_OUT of every class is held out, at least one sample. The draws follow from
+    `seed` and the labels alone.
+    """
+    indices_by_label: defaultdict[str, list[int]] = defaultdict(list)
+    for index, label in enumerate(labels):
+        indices_by_label[label].append(index)
+    rng = random.Random(seed)
+    held_out: set[int] = set()
+    for label in sorted(indices_by_label):
+        indices = indices_by_label[label]
+        count = max(1, round(HELD_OUT * len(indices)))
+        held_out.update(rng.sample(indices, count))
+    training = [index for index in range(len(labels)) if index not in held_out]
+    return training, sorted(held_out)
+
+
+def _hold_out(rows: list[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Return the rows to train on and the rows to test on."""
+    training, held_out = stratified([label for _, label in rows], seed)
+    return [rows[index] for index in training], [rows[index] for index in held_out]
+
+
+def _class_numbers(rows: list[Row], classes: tuple[str, ...]) -> Tensor:
+    """Return the position of each row's label in `classes`, int64, shape (rows,)."""
+    numbers = {label: number for number, label in enumerate(classes)}
+    return torch.tensor([numbers[label] for _, label in rows])
+
+
+def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
+    """Return (level - mean) / deviation for each of the 256 grey levels, shape (256,).
+
+    The sums are of integers, so their result does not depend on the order of addition, and every
+    machine gets the same bits.
+    """
+    total = int(pixels.sum(dtype=np.int64))
+    total_of_squares = int(np.square(pixels, dtype=np.uint16).sum(dtype=np.int64))
+    mean = total / pixels.size
+    deviation = (total_of_squares / pixels.size - mean**2) ** 0.5
+    return np.asarray((np.arange(256) - mean) / deviation, np.float32)
+
+
+def _normalized(split: LabeledPixels, table: NDArray[np.float32]) -> TensorSamples:
+    """Return a split as float32 images and their labels."""
+    images = torch.from_numpy(table[split.pixels])
+    return TensorSamples((images, split.labels))
+
+
+def _load_idx(data: Idx, split: Literal["train", "t10k"]) -> LabeledPixels:
+    """Read the images and the labels of a split from their IDX files."""
+    images_path, labels_path = data.pair(split)
+    (count, height, width), content = read_idx(images_path, 3)
+    pixels = np.frombuffer(content, np.uint8).reshape(count, 1, height, width)
+    labels = np.frombuffer(read_idx(labels_path, 1)[1], np.uint8).astype(np.int64)
+    return LabeledPixels(pixels, torch.from_numpy(labels))
+
+
+def _load_digits(data: Digits) -> tuple[LabeledPixels, LabeledPixels]:
+    """Return the training and the test split of scikit-learn's digits, enlarged to 28x28."""
+    # Reading the packaged file takes a tenth of a second, importing sklearn.datasets over a second.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ValueError(
             "source: digits are scikit-learn's, which is not installed: pip install scikit-learn"
         )
-    rows = np.loadtxt(
-        Path(package.origin).parent / "datasets/data/digits.csv.gz", dtype=np.uint8, delimiter=","
+    path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
+    # Each row has the 64 grey levels (0 to 16) of an image, then its label.
+    table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
+    small = torch.from_numpy(table[:, :-1].reshape(-1, 1, DIGIT_SIDE, DIGIT_SIDE)).float()
+    small = small * (255 / DIGIT_LEVELS)
+    enlarged = interpolate(small, size=(ENLARGED_SIDE, ENLARGED_SIDE), mode="bilinear")
+    pixels = enlarged.round().to(torch.uint8).numpy()
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    training, held_out = stratified([str(label) for label in labels.tolist()], data.split_seed)
+    return (
+        LabeledPixels(pixels[training], labels[training]),
+        LabeledPixels(pixels[held_out], labels[held_out]),
     )
-    small = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).float() * (255 / 16)
-    pixels = interpolate(small, size=(SIDE, SIDE), mode="bilinear").round().to(torch.uint8).numpy()
-    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
-    kept, held = stratified([str(label) for label in labels.tolist()], data.split_seed)
-    return (pixels[kept], labels[kept]), (pixels[held], labels[held])

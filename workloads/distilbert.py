@@ -25,43 +25,50 @@ from workloads.schedules import one_cycle
 from workloads.sources import TextData
 from workloads.tokenizer import encode, trained
 
-PAD = 0  # number of the padding token, here as in the published vocabulary
+PAD = 0  # the id of the padding token, also in the published vocabulary
+HEAD = ("pre_classifier.", "classifier.")  # the parameters that a pretrained encoder need not have
 
 
 @dataclass(frozen=True)
 class TokenSamples:
-    """Token numbers int64 [samples, tokens], padded at the end, with the length and the label of each text."""
+    """Token ids of texts, padded at the end, with the length and the label of each text."""
 
-    tokens: Tensor
-    lengths: Tensor
-    labels: Tensor
-    fixed: bool
+    tokens: Tensor  # int64, shape (samples, tokens of the longest text)
+    lengths: Tensor  # int64, shape (samples,): tokens of each text without padding
+    labels: Tensor  # int64, shape (samples,)
+    fixed: bool  # whether a batch keeps the full width instead of its longest text's
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Tokens [samples, longest length or all], labels [samples]."""
+        """Return token ids, shape (samples, width of this batch), and labels, shape (samples,)."""
         rows = torch.as_tensor(indices)
-        width = self.tokens.shape[1] if self.fixed else int(self.lengths[rows].max())
+        width = self.tokens.shape[1]
+        if not self.fixed:
+            width = int(self.lengths[rows].max())
         rows = rows.to(self.tokens.device)
         return self.tokens[rows, :width], self.labels[rows]
 
     def to(self, device: torch.device) -> TokenSamples:
-        """Lengths stay on the CPU, where the width of a batch is decided."""
+        """Return the same samples on `device`.
+
+        The lengths stay on the CPU: to read the width of a batch from a GPU would wait for it.
+        """
         return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
 
 
 class SequenceClassifier(nn.Module):
-    """Transformers' model behind a plain call: tokens in, logits out."""
+    """The model of transformers behind a plain call: token ids in, logits out."""
 
     def __init__(self, bert: DistilBertForSequenceClassification) -> None:
         super().__init__()
         self.bert = bert
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [samples, classes] of token numbers [samples, tokens]."""
-        # A mask in four dimensions is taken as it is; in two, transformers looks at its values, which breaks graphs.
+        """Return logits, shape (samples, classes), of token ids of shape (samples, tokens)."""
+        # transformers uses a mask of four dimensions as it is. Of one with two dimensions it reads
+        # the values, which makes torch.compile break the graph.
         mask = (tokens != PAD)[:, None, None, :]
         logits: Tensor = self.bert(tokens, attention_mask=mask).logits
         return logits
@@ -70,7 +77,8 @@ class SequenceClassifier(nn.Module):
 class DistilBert(Classifier):
     """DistilBERT (Sanh et al. 2019, arXiv:1910.01108) with AdamW and a one-cycle schedule.
 
-    From scratch, the WordPiece vocabulary is learned from the training texts.
+    Trained from scratch, its WordPiece vocabulary is learned from the training texts. Label
+    smoothing, and weight decay on matrices alone, are the usual recipe for transformers.
     """
 
     Options = DistilBertOptions
@@ -81,51 +89,58 @@ class DistilBert(Classifier):
 
     @cached_property
     def texts(self) -> Texts:
+        """The data set as text, loaded on first use."""
         return load_texts(self.data)
 
     @cached_property
     def samples(self) -> tuple[TokenSamples, TokenSamples]:
-        """Training and test set."""
-        if self.folder:
-            tokenizer = Tokenizer.from_file(str(self.folder / TOKENIZER))
+        """The training and the test set as token ids."""
+        if self.checkpoint_folder:
+            tokenizer = Tokenizer.from_file(str(self.checkpoint_folder / TOKENIZER))
         else:
             tokenizer = trained(self.texts.train, self.options.architecture.vocabulary)
         return (
-            self._encoded(tokenizer, self.texts.train, self.texts.train_labels),
-            self._encoded(tokenizer, self.texts.test, self.texts.test_labels),
+            self._tokenize(tokenizer, self.texts.train, self.texts.train_labels),
+            self._tokenize(tokenizer, self.texts.test, self.texts.test_labels),
         )
 
     @cached_property
-    def folder(self) -> Path | None:
-        """Where the pretrained model lies, fetched from the hub if it comes from there; None if there is none."""
+    def checkpoint_folder(self) -> Path | None:
+        """The folder of the pretrained model, None when training from scratch.
+
+        A model of the hub is downloaded unless the hub's cache has it; raises ValueError if neither
+        has it.
+        """
         if self.options.hub is None:
             return self.options.pretrained
         from huggingface_hub import snapshot_download
 
         name, _, revision = self.options.hub.partition("@")
         try:
-            return Path(
-                snapshot_download(name, revision=revision or None, allow_patterns=list(CHECKPOINT))
+            folder = snapshot_download(
+                name, revision=revision or None, allow_patterns=list(CHECKPOINT)
             )
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"hub: found no {self.options.hub} ({reason}); allowed: a folder, or what the hub or its cache has"
+                f"hub: found no {self.options.hub} ({reason});"
+                " allowed: a folder, or what the hub or its cache has"
             ) from error
+        return Path(folder)
 
     @cached_property
     def config(self) -> DistilBertConfig:
-        """The architecture, with the options and the number of classes."""
+        """The architecture, with the dropout of the options and the number of classes."""
         dropout = self.options.dropout
-        own: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "num_labels": len(self.texts.classes),
             "dropout": dropout,
             "attention_dropout": dropout,
             "seq_classif_dropout": dropout,
             "attn_implementation": "sdpa",
         }
-        if self.folder:
-            return DistilBertConfig.from_pretrained(self.folder, **own)
+        if self.checkpoint_folder:
+            return DistilBertConfig.from_pretrained(self.checkpoint_folder, **overrides)
         shape = self.options.architecture
         return DistilBertConfig(
             vocab_size=shape.vocabulary,
@@ -135,73 +150,90 @@ class DistilBert(Classifier):
             dim=shape.width,
             hidden_dim=shape.feedforward,
             pad_token_id=PAD,
-            **own,
+            **overrides,
         )
 
     def splits(self) -> Splits:
+        """Return the texts as token ids, with their labels."""
         return Splits(*self.samples)
 
     def build_model(self) -> nn.Module:
-        """Raises ValueError if a pretrained model lacks weights other than those of the head, which starts anew."""
-        if self.folder is None:
+        """Return the model: freshly initialized, or with pretrained weights and a new head.
+
+        Raises ValueError if a pretrained model lacks weights of the encoder.
+        """
+        folder = self.checkpoint_folder
+        if folder is None:
             return SequenceClassifier(DistilBertForSequenceClassification(self.config))
         loaded: Any = DistilBertForSequenceClassification.from_pretrained(
-            self.folder,
+            folder,
             config=self.config,
             dtype=torch.float32,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True,  # of the head, whose number of classes may differ
             output_loading_info=True,
         )
         bert, report = loaded
-        unset = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-        if lacking := sorted(
-            name for name in unset if not name.startswith(("pre_classifier.", "classifier."))
-        ):
+        missing = set(report["missing_keys"])
+        mismatched = {name for name, *_ in report["mismatched_keys"]}
+        lacking = sorted(name for name in missing | mismatched if not name.startswith(HEAD))
+        if lacking:
             raise ValueError(
-                f"{self.folder / WEIGHTS}: found no fitting {lacking[0]}; allowed: all weights of the encoder"
+                f"{folder / WEIGHTS}: found no fitting {lacking[0]};"
+                " allowed: all weights of the encoder"
             )
         return SequenceClassifier(bert)
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Return the layers of the transformer."""
         assert isinstance(model, SequenceClassifier)
         return list(model.bert.distilbert.transformer.layer)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy with label smoothing, a scalar."""
+        logits = self.logits(model, batch)
         smoothing = self.options.label_smoothing
-        return nn.functional.cross_entropy(
-            self.logits(model, batch), batch[-1], label_smoothing=smoothing
-        )
+        return nn.functional.cross_entropy(logits, batch[-1], label_smoothing=smoothing)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Weight decay pulls at matrices only, not at biases and norms."""
-        options = self.options
+        """Return AdamW in its fused implementation; `lr` is the peak of the schedule.
+
+        Matrices are decayed, biases and the weights of layer norms are not.
+        """
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
         groups: list[dict[str, Any]] = [
-            {
-                "params": [p for p in model.parameters() if p.ndim > 1],
-                "weight_decay": options.weight_decay,
-            },
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": self.options.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=options.lr, fused=True)
+        return torch.optim.AdamW(groups, lr=self.options.lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
+        """Return the one-cycle schedule."""
         return one_cycle(optimizer, steps, self.options.warmup)
 
     def flops_per_sample(self) -> float:
-        """Matrix products only; embedding lookups, biases, norms, softmax, GELU, loss and optimizer are not counted.
+        """Return the FLOPs of the matrix products of one text, in the mean over the training set.
 
-        With t tokens of width d, feed-forward width f, L layers and c classes, forward costs in each layer 2td^2 for
-        each of the queries, keys, values and the output, 2t^2d for the scores, 2t^2d for their use, and 2tdf for each
-        of the two feed-forward products; then, on the first token alone, 2d^2 and 2dc:
+        Embedding lookups, biases, norms, softmax, GELU, loss and optimizer are not counted.
+
+        With t tokens of width d, a feed-forward width f, L layers and c classes, forward costs in
+        each layer
+
+            2td^2 for each of the queries, the keys, the values and the output projection,
+            2t^2d for the attention scores, and 2t^2d to weight the values with them,
+            2tdf  for each of the two feed-forward products,
+
+        then, for the first token alone, 2d^2 and 2dc in the head:
 
             forward = L * (8td^2 + 4t^2d + 4tdf) + 2d^2 + 2dc
 
-        Backward costs twice that, as the gradients of both factors of every product are needed, also in the first
-        layer, below which the embeddings are trained. The attention is counted as plain products: that fused kernels
-        compute the scores again in backward is no work of the model.
+        Backward costs twice that: every product needs the gradients of both its factors, in the
+        first layer too, since the embeddings below it are trained. That fused attention kernels
+        compute the scores again in backward is no work of the model and not counted.
 
-        With padding: fixed, t is `sequence` for every sample. With padding: longest, t and t^2 are their means over the
-        training texts: padding, which then depends on who shares a batch, is not counted.
+        With padding: fixed, t is `sequence` for every text. With padding: longest, t and t^2 are
+        their means over the training texts, without padding: how much padding a text gets depends
+        on the others in its batch.
         """
         lengths = self.samples[0].lengths.double()
         if self.options.padding == "fixed":
@@ -211,15 +243,13 @@ class DistilBert(Classifier):
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
         return 3 * (self.config.n_layers * layer + 2 * d**2 + 2 * d * len(self.texts.classes))
 
-    def _encoded(self, tokenizer: Tokenizer, texts: Sequence[str], labels: Tensor) -> TokenSamples:
-        encoded = [
-            torch.tensor(tokens) for tokens in encode(tokenizer, texts, self.options.sequence)
-        ]
+    def _tokenize(self, tokenizer: Tokenizer, texts: Sequence[str], labels: Tensor) -> TokenSamples:
+        """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
+        encoded = [torch.tensor(ids) for ids in encode(tokenizer, texts, self.options.sequence)]
         tokens = pad_sequence(encoded, batch_first=True, padding_value=PAD)
-        lengths = torch.tensor([len(tokens) for tokens in encoded])
+        lengths = torch.tensor([len(ids) for ids in encoded])
         fixed = self.options.padding == "fixed"
         if fixed:
-            tokens = nn.functional.pad(
-                tokens, (0, self.options.sequence - tokens.shape[1]), value=PAD
-            )
+            missing_columns = self.options.sequence - tokens.shape[1]
+            tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)
         return TokenSamples(tokens, lengths, labels, fixed)

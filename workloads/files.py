@@ -1,4 +1,8 @@
-"""Readers of data files that need neither torch nor numpy; what is wrong with a file is a ValueError of one line."""
+"""Reads data files without torch and numpy.
+
+Every problem with a file is a ValueError of one line that names the file, what was found and what
+is allowed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CONFIG, WEIGHTS, TOKENIZER = CHECKPOINT = ("config.json", "model.safetensors", "tokenizer.json")
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+# The files of a pretrained model that decide what it computes.
+CHECKPOINT = (CONFIG, WEIGHTS, TOKENIZER)
+
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @contextmanager
-def blame(key: str) -> Iterator[None]:
-    """Put the key of the setting that named a bad file in front of the error."""
+def errors_naming(key: str) -> Iterator[None]:
+    """Put `key`, the setting that named a file, in front of every ValueError that is raised inside."""
     try:
         yield
     except ValueError as error:
@@ -26,50 +36,56 @@ def blame(key: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unzipped if it is gzipped."""
+    """Return the content of a file, decompressed if it is gzipped."""
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content.startswith(GZIP_MAGIC):
+            content = gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
-            f"{path}: found a corrupted gzip file ({error}); allowed: a whole one"
+            f"{path}: found a corrupted gzip file ({error}); allowed: a complete one"
         ) from None
     except OSError as error:
-        raise ValueError(
-            f"{path}: found {error.strerror}; allowed: a file that can be read"
-        ) from None
+        raise ValueError(f"{path}: found {error.strerror}; allowed: a readable file") from None
+    return content
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """The file of that name in the folder, gzipped or not."""
+    """Return the path of the IDX file `name` in a folder, gzipped or not."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: found no such folder; allowed: one with IDX files")
+        raise ValueError(f"{folder}: found no such folder; allowed: a folder with IDX files")
     candidates = [folder / name, folder / f"{name}.gz"]
     for path in candidates:
         if path.is_file():
             return path
-    raise ValueError(f"{candidates[0]}: found no such file; allowed: it, or the same gzipped (.gz)")
+    raise ValueError(
+        f"{candidates[0]}: found no such file; allowed: this file, gzipped (.gz) or not"
+    )
 
 
 def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
-    """Shape and values of an IDX file of unsigned bytes.
+    """Return the shape and the values of an IDX file of unsigned bytes.
 
-    The format: two zero bytes, 0x08 for unsigned bytes, the number of dimensions, each dimension as a big-endian
-    32-bit integer, then the values, the last dimension fastest.
+    The format, which MNIST was published in: two zero bytes; 0x08 for unsigned bytes; the number of
+    dimensions; each dimension as a big-endian 32-bit integer; then the values, the last dimension
+    varying fastest.
     """
     content = read_bytes(path)
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic:
-        found = content[:4].hex() or "an empty file"
-        kind = f"{magic.hex()}, IDX bytes in {dimensions} dimension(s)"
-        raise ValueError(f"{path}: found {found} at the start; allowed: {kind}")
-    header = 4 + 4 * dimensions
-    if len(content) < header:
+        beginning = content[:4].hex() or "an empty file"
         raise ValueError(
-            f"{path}: found {len(content)} bytes; allowed: at least the {header} of an IDX header"
+            f"{path}: found {beginning} at the start; allowed: {magic.hex()}, IDX bytes in"
+            f" {dimensions} dimension(s)"
         )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    values = memoryview(content)[header:]
+    header_bytes = 4 + 4 * dimensions
+    if len(content) < header_bytes:
+        raise ValueError(
+            f"{path}: found {len(content)} bytes; allowed: at least the {header_bytes} of an IDX"
+            " header"
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:header_bytes])
+    values = memoryview(content)[header_bytes:]
     if len(values) != math.prod(shape):
         sizes = " x ".join(map(str, shape))
         raise ValueError(f"{path}: found {len(values)} values; allowed: the {sizes} of its header")
@@ -78,18 +94,22 @@ def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
     return shape, values
 
 
-def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, str]]:
-    """The (text, label) rows of a UTF-8 CSV file with a header; labels lose the space around them."""
+def read_labeled(path: Path, text_column: str, label_column: str) -> list[tuple[str, str]]:
+    """Return the (text, label) rows of a UTF-8 CSV file with a header.
+
+    Spaces around labels are removed, empty lines are skipped.
+    """
     content = read_bytes(path)
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{path}: found byte 0x{content[error.start]:02x} in line {line}; allowed: UTF-8"
         ) from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        rows = _labelled(path, reader, text, label)
+        rows = _labeled_rows(path, reader, text_column, label_column)
     except csv.Error as error:
         raise ValueError(
             f"{path}: found {error} in line {reader.line_num}; allowed: well-formed CSV"
@@ -99,85 +119,104 @@ def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _labelled(
-    path: Path, reader: Iterator[list[str]], text: str, label: str
+def _labeled_rows(
+    path: Path, reader: Iterator[list[str]], text_column: str, label_column: str
 ) -> list[tuple[str, str]]:
+    """Return the (text, label) pairs of a CSV reader; rows are counted from 1, without the header."""
     header = next(reader, [])
-    for key, name in (("text", text), ("label", label)):
-        if header.count(name) != 1:
-            found = ", ".join(header) or "a header line with the names of columns"
-            raise ValueError(
-                f"{path}: found no single column {name!r} ({key}); allowed: one of {found}"
-            )
-    columns = header.index(text), header.index(label)
-    rows = []
+    text_index = _column_index(path, header, "text", text_column)
+    label_index = _column_index(path, header, "label", label_column)
+    pairs: list[tuple[str, str]] = []
     for number, row in enumerate(reader, start=1):
         if not row:
             continue
         if len(row) != len(header):
             raise ValueError(
-                f"{path}: found {len(row)} fields in row {number}; allowed: {len(header)}, as in the header"
+                f"{path}: found {len(row)} fields in row {number}; allowed: {len(header)}, as in"
+                " the header"
             )
-        pair = row[columns[0]], row[columns[1]].strip()
-        for name, value in zip((text, label), pair, strict=True):
+        text, label = row[text_index], row[label_index].strip()
+        for column, value in ((text_column, text), (label_column, label)):
             if not value.strip():
                 raise ValueError(
-                    f"{path}: found an empty {name!r} in row {number}; allowed: a text and a label in every row"
+                    f"{path}: found an empty {column!r} in row {number}; allowed: a text and a"
+                    " label in every row"
                 )
-        rows.append(pair)
-    return rows
+        pairs.append((text, label))
+    return pairs
+
+
+def _column_index(path: Path, header: list[str], key: str, column: str) -> int:
+    """Return the position of a column; `key` is the setting that names it."""
+    if header.count(column) != 1:
+        columns = ", ".join(header) or "a header line with the names of columns"
+        raise ValueError(
+            f"{path}: found no single column {column!r} ({key}); allowed: one of {columns}"
+        )
+    return header.index(column)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files of a model folder that decide what it computes."""
+    """Return the files of a pretrained model that decide what it computes."""
     return [folder / name for name in CHECKPOINT]
 
 
 def checkpoint_positions(folder: Path) -> int:
-    """Most tokens that the DistilBERT model in the folder can take; raises ValueError unless the folder is complete."""
+    """Return how many tokens the DistilBERT model in a folder takes at most.
+
+    Raises ValueError unless the folder is complete.
+    """
     for path in checkpoint_files(folder):
         if not path.is_file():
             raise ValueError(
-                f"{path}: found no such file; allowed: a folder from save_pretrained, with its tokenizer"
+                f"{path}: found no such file; allowed: a folder from save_pretrained, with its"
+                " tokenizer"
             )
-    config = _read_json(folder / CONFIG)
-    if config.get("model_type") != "distilbert":
-        raise ValueError(
-            f"{folder / CONFIG}: found model_type {config.get('model_type')!r}; allowed: 'distilbert'"
-        )
-    _read_json(folder / TOKENIZER)
+    config_path = folder / CONFIG
+    config = _read_json_object(config_path)
+    model_type = config.get("model_type")
+    if model_type != "distilbert":
+        raise ValueError(f"{config_path}: found model_type {model_type!r}; allowed: 'distilbert'")
+    _read_json_object(folder / TOKENIZER)
     _check_safetensors(folder / WEIGHTS)
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         raise ValueError(
-            f"{folder / CONFIG}: found max_position_embeddings {positions!r}; allowed: an integer"
+            f"{config_path}: found max_position_embeddings {positions!r}; allowed: an integer"
         )
     return positions
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_json_object(path: Path) -> dict[str, object]:
+    """Return the content of a JSON file that holds an object."""
     try:
         content = json.loads(read_bytes(path))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: found no JSON ({error}); allowed: a whole JSON file") from None
+        raise ValueError(
+            f"{path}: found no JSON ({error}); allowed: a complete JSON file"
+        ) from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: found a {type(content).__name__}; allowed: an object")
     return content
 
 
 def _check_safetensors(path: Path) -> None:
-    """The format: the header's length as 8 little-endian bytes, a JSON header with offsets, then the tensors."""
+    """Raise ValueError unless a safetensors file is as long as its header says.
+
+    The format: the length of the header as 8 little-endian bytes; a JSON object with the offsets
+    of each tensor's data, counted from the end of the header; then the data.
+    """
+    size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(length) if length < path.stat().st_size else b""
+        header_bytes = int.from_bytes(file.read(8), "little")
+        # A corrupted length may be far larger than memory.
+        header = file.read(header_bytes) if header_bytes < size else b""
     try:
         tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-        needed = 8 + length + max(entry["data_offsets"][1] for entry in tensors)
+        needed = 8 + header_bytes + max(entry["data_offsets"][1] for entry in tensors)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{path}: found no safetensors header; allowed: a whole safetensors file"
+            f"{path}: found no safetensors header; allowed: a complete safetensors file"
         ) from None
-    if path.stat().st_size != needed:
-        raise ValueError(
-            f"{path}: found {path.stat().st_size} bytes; allowed: the {needed} of its header"
-        )
+    if size != needed:
+        raise ValueError(f"{path}: found {size} bytes; allowed: the {needed} of its header")

@@ -1,4 +1,7 @@
-"""What a sweep may say about the built-in workloads. Knows no torch, so that planning stays instant."""
+"""Defines what a sweep file may set for the built-in workloads.
+
+This module imports no torch, so that planning a sweep takes no noticeable time.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,27 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from workloads.files import blame, checkpoint_files, checkpoint_positions
+from workloads.files import checkpoint_files, checkpoint_positions, errors_naming
 
 
 @dataclass(frozen=True)
 class Between:
-    """Bounds of a number in a sweep: `Annotated[int, Between(1)]`; either end may be left open (None)."""
+    """Bounds of a number in a sweep file, both included, as in `Annotated[int, Between(1)]`.
+
+    None leaves an end open. pydantic enforces the bounds where the file is read.
+    """
 
     low: float | None = None
     high: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        bounds = {"ge": self.low, "le": self.high}
-        return {
-            **handler(source),
-            **{key: value for key, value in bounds.items() if value is not None},
-        }
+        """Add the bounds to pydantic's schema of the number, as `ge` and `le`."""
+        schema = dict(handler(source))
+        if self.low is not None:
+            schema["ge"] = self.low
+        if self.high is not None:
+            schema["le"] = self.high
+        return schema
 
 
 Count = Annotated[int, Between(1)]
@@ -37,45 +45,59 @@ class Strict:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Strict):
-    """Base of a workload's `Options` and `Data`: a frozen dataclass whose fields are the keys a sweep may set.
+    """Base of a workload's `Options` and `Data`: the fields are the keys that a sweep file may set.
 
-    Fields of type `Path` say where something lies; what lies there, not the path, belongs to a cell's identity.
+    A field of type `Path` says where files are. A cell's identity depends on the content of those
+    files, and not on the path.
     """
 
     def with_paths_relative_to(self, base: Path) -> Self:
-        """The same settings with relative paths taken as relative to `base`."""
-        paths = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self, **{name: base / path for name, path in paths.items() if isinstance(path, Path)}
-        )
+        """Return the same settings with relative paths taken as relative to `base`."""
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Path):
+                changes[field.name] = base / value
+        return replace(self, **changes)
 
     def files(self) -> list[Path]:
-        """Every file whose content these settings stand for, in a fixed order."""
-        found: list[Path] = []
+        """Return every file whose content decides what the workload computes, in a fixed order."""
+        paths: list[Path] = []
         for field in fields(self):
-            path = getattr(self, field.name)
-            if isinstance(path, Path):
-                found += (
-                    sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-                )
-        return found
+            value = getattr(self, field.name)
+            if not isinstance(value, Path):
+                continue
+            if value.is_dir():
+                paths += sorted(path for path in value.rglob("*") if path.is_file())
+            else:
+                paths.append(value)
+        return paths
 
     def identity(self) -> dict[str, Any]:
-        """The settings without their paths: with the digest of `files()` they decide what a workload computes."""
+        """Return the settings without their paths.
+
+        Together with the digest of `files()` they decide what a workload computes.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if not isinstance(value, Path)}
 
     def check(self) -> None:
-        """Look at the files before anything starts; raises ValueError naming the file, what was found and allowed."""
+        """Check the files before anything starts.
+
+        Raises ValueError that names the file, what was found and what is allowed. Where the message
+        begins with the name of a field and a colon, the harness shows that key of the sweep file.
+        """
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
-        """Why these settings make no sense with a cell's axes, or None."""
+        """Return why these settings make no sense with a cell's axes, None if they do."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLPOptions(Settings):
-    hidden: tuple[Count, ...] = (256, 128)  # width of each hidden layer
+    """The options of the multilayer perceptron."""
+
+    hidden: tuple[Count, ...] = (256, 128)  # features of each hidden layer
     batch_norm: bool = False
     dropout: Fraction = 0.2
     lr: Rate = 1e-3
@@ -83,22 +105,24 @@ class MLPOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CNNOptions(Settings):
+    """The options of the convolutional network."""
+
     width: Count = 16  # channels of the first convolution; the second has twice as many
     batch_norm: bool = False
     dropout: Fraction = 0.3
     lr: Rate = 2e-3  # the peak of the one-cycle schedule
-    warmup: Fraction = 0.2  # part of the steps in which the learning rate rises
+    warmup: Fraction = 0.2  # the fraction of the steps in which the learning rate rises
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shape of a transformer encoder trained from scratch."""
+    """The shape of a transformer encoder that is trained from scratch."""
 
     layers: int
-    width: int
-    heads: int
-    feedforward: int
-    vocabulary: int
+    width: int  # features of a token
+    heads: int  # of the attention, which share the width
+    feedforward: int  # features between the two feed-forward layers
+    vocabulary: int  # tokens at most
 
 
 ARCHITECTURES = {
@@ -107,75 +131,98 @@ ARCHITECTURES = {
     # DistilBERT as published: Sanh et al. 2019, arXiv:1910.01108
     "base": Architecture(layers=6, width=768, heads=12, feedforward=3072, vocabulary=30522),
 }
-POSITIONS = 512
+POSITIONS = 512  # tokens of the longest text that DistilBERT takes, as published
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertOptions(Settings):
-    """A preset trained from scratch; or weights and tokenizer of a folder (`pretrained`) or of a model on the hub."""
+    """The options of DistilBERT.
 
-    pretrained: Path | None = (
-        None  # a folder written by save_pretrained, its tokenizer included; or as `hub`
-    )
-    hub: str | None = None  # a name on the Hugging Face hub; name@revision pins it
-    size: Literal["tiny", "small", "base"] | None = (
-        None  # None: tiny, unless the model is pretrained
-    )
-    vocabulary: Annotated[int, Between(256)] | None = (
-        None  # most tokens in the vocabulary; None: that of the size
-    )
-    sequence: Annotated[int, Between(3, POSITIONS)] = (
-        48  # most tokens of a text; what is longer is cut
-    )
-    padding: Literal["longest", "fixed"] = (
-        "longest"  # to the longest text of a batch, or always to `sequence`
-    )
+    At most one of `size`, `pretrained` and `hub` says where the architecture comes from: a preset
+    that is trained from scratch, a folder with weights and tokenizer, or a model on the hub.
+    """
+
+    # A folder that `save_pretrained` has written, tokenizer included. A name that is no folder but
+    # has the form of a model on the hub means that model.
+    pretrained: Path | None = None
+    # A model on the Hugging Face hub; `name@revision` pins its revision.
+    hub: str | None = None
+    # None means tiny, unless the model is pretrained.
+    size: Literal["tiny", "small", "base"] | None = None
+    # Tokens of the vocabulary at most; None means as many as the size has.
+    vocabulary: Annotated[int, Between(256)] | None = None
+    # Tokens of a text at most; longer texts are cut.
+    sequence: Annotated[int, Between(3, POSITIONS)] = 48
+    # Whether texts are padded to the longest in their batch, or always to `sequence`.
+    padding: Literal["longest", "fixed"] = "longest"
     dropout: Fraction = 0.1
     label_smoothing: Fraction = 0.1
     lr: Rate = 2e-3  # the peak of the one-cycle schedule
     weight_decay: Annotated[float, Between(0, 10)] = 0.01
-    warmup: Fraction = 0.1  # part of the steps in which the learning rate rises
+    warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
 
     def __post_init__(self) -> None:
-        given = [name for name in ("pretrained", "hub", "size") if getattr(self, name) is not None]
-        if len(given) > 1:
+        """Raise ValueError for keys that contradict each other."""
+        origins = ("pretrained", "hub", "size")
+        chosen = [name for name in origins if getattr(self, name) is not None]
+        if len(chosen) > 1:
             raise ValueError(
-                f"found {' and '.join(given)}; allowed: one of them, as each decides the architecture"
+                f"found {' and '.join(chosen)}; allowed: one of them, since each decides the"
+                " architecture"
             )
-        if self.vocabulary is not None and (self.pretrained or self.hub):
+        is_pretrained = self.pretrained is not None or self.hub is not None
+        if self.vocabulary is not None and is_pretrained:
             raise ValueError(
-                f"found vocabulary and {given[0]}; allowed: one of them, as a tokenizer comes with {given[0]}"
+                f"found vocabulary and {chosen[0]}; allowed: one of them, since {chosen[0]} comes"
+                " with a tokenizer"
             )
 
     def with_paths_relative_to(self, base: Path) -> Self:
-        """A `pretrained` that is no folder but has the form of a hub's name, `model` or `owner/model`, is one."""
+        """Return the same settings with `pretrained` resolved: to a folder, or to a model on the hub.
+
+        A value that is no folder below `base` but has the form of a hub's name, `model` or
+        `owner/model`, is taken as such.
+        """
         name = self.pretrained
-        if name is None or name.is_absolute() or name.parts[:1] == ("..",) or len(name.parts) > 2:
-            return super().with_paths_relative_to(base)
-        if (base / name).exists():
+        if name is None or not _looks_like_hub_name(name) or (base / name).exists():
             return super().with_paths_relative_to(base)
         return replace(self, pretrained=None, hub=name.as_posix())
 
     @property
     def architecture(self) -> Architecture:
-        """The preset with its vocabulary; for training from scratch only."""
+        """The preset with the vocabulary of the options; meaningless for pretrained models."""
         preset = ARCHITECTURES[self.size or "tiny"]
         return replace(preset, vocabulary=self.vocabulary or preset.vocabulary)
 
     def files(self) -> list[Path]:
-        return checkpoint_files(self.pretrained) if self.pretrained else []
+        """Return the files of the pretrained model that decide what it computes."""
+        if self.pretrained is None:
+            return []
+        return checkpoint_files(self.pretrained)
 
     def check(self) -> None:
+        """Raise ValueError unless the pretrained model is complete and takes long enough texts."""
         if self.pretrained is None:
             return
-        with blame("pretrained"):
+        with errors_naming("pretrained"):
             positions = checkpoint_positions(self.pretrained)
         if self.sequence > positions:
             raise ValueError(
-                f"sequence: found {self.sequence}; allowed: at most the {positions} of {self.pretrained}"
+                f"sequence: found {self.sequence}; allowed: at most the {positions} of"
+                f" {self.pretrained}"
             )
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return why padding to the longest text does not go with torch.compile."""
         if self.padding == "longest" and axes["execution"] != "eager":
-            return f"execution {axes['execution']} would compile again for every length of a batch: set padding to fixed"
+            return (
+                f"execution {axes['execution']} would compile again for every length of a batch:"
+                " set padding to fixed"
+            )
         return None
+
+
+def _looks_like_hub_name(path: Path) -> bool:
+    """Return whether a path has the form `model` or `owner/model`."""
+    leaves_base = path.is_absolute() or path.parts[:1] == ("..",)
+    return not leaves_base and len(path.parts) <= 2

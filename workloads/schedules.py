@@ -9,16 +9,25 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> LRScheduler:
-    """Rise linearly to the optimizer's learning rate over the part `warmup` of the steps, then fall to 0 by a cosine.
+    """Return a schedule of one linear rise and one cosine fall over `steps` optimizer steps.
 
-    Unlike torch's OneCycleLR it takes any number of steps, one included, and leaves the betas alone.
+    The learning rate rises to the optimizer's own over the fraction `warmup` of the steps, then
+    falls to 0. With r = max(1, round(warmup * steps)) steps of rise and f = max(1, steps - r) of
+    fall, the factor at step t, counted from 0, is
+
+        (t + 1) / r                                  while t < r
+        (1 + cos(pi * min(1, (t - r + 1) / f))) / 2  from then on
+
+    Unlike torch's OneCycleLR it accepts any number of steps, a single one included, and it leaves
+    Adam's betas unchanged.
     """
-    rise = max(1, round(warmup * steps))
-    fall = max(1, steps - rise)
+    rising_steps = max(1, round(warmup * steps))
+    falling_steps = max(1, steps - rising_steps)
 
-    def scale(step: int) -> float:
-        if step < rise:
-            return (step + 1) / rise
-        return (1 + math.cos(math.pi * min(1.0, (step - rise + 1) / fall))) / 2
+    def factor(step: int) -> float:
+        if step < rising_steps:
+            return (step + 1) / rising_steps
+        progress = min(1.0, (step - rising_steps + 1) / falling_steps)
+        return (1 + math.cos(math.pi * progress)) / 2
 
-    return LambdaLR(optimizer, scale)
+    return LambdaLR(optimizer, factor)

@@ -1,4 +1,8 @@
-"""Where a workload's samples come from: settings told apart by `source`. Knows no torch, so planning stays instant."""
+"""Defines where the samples of the built-in workloads come from.
+
+In a sweep file, `data: {source: ...}` chooses one of these classes. This module imports no torch,
+so that planning a sweep takes no noticeable time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from workloads.files import blame, find_idx, read_idx, read_labelled
+from workloads.files import errors_naming, find_idx, read_idx, read_labeled
 from workloads.options import Between, Settings
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
@@ -17,7 +21,10 @@ Row = tuple[str, str]  # a text and its label
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Settings):
-    """Scikit-learn's embedded 1,797 handwritten digits, enlarged from 8x8 to 28x28; 15% of each class is held out."""
+    """The 1,797 handwritten digits that scikit-learn ships, enlarged from 8x8 to 28x28 pixels.
+
+    15% of each class is held out for testing.
+    """
 
     source: Literal["digits"] = "digits"
     split_seed: Seed = 0
@@ -25,57 +32,68 @@ class Digits(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Idx(Settings):
-    """A folder of MNIST-like IDX files: `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each gzipped or not."""
+    """A folder of IDX files, as MNIST and Fashion-MNIST are published.
+
+    It holds `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each gzipped or not.
+    """
 
     source: Literal["idx"] = "idx"
     path: Path
-    classes: Annotated[int, Between(2, 256)] = 10  # labels are 0 .. classes - 1
+    classes: Annotated[int, Between(2, 256)] = 10  # labels are 0 to classes - 1
 
     def pair(self, split: Literal["train", "t10k"]) -> tuple[Path, Path]:
-        """The files with the images and with the labels of a split."""
+        """Return the files with the images and with the labels of a split."""
         return (
             find_idx(self.path, f"{split}-images-idx3-ubyte"),
             find_idx(self.path, f"{split}-labels-idx1-ubyte"),
         )
 
     def files(self) -> list[Path]:
+        """Return the four files."""
         return [*self.pair("train"), *self.pair("t10k")]
 
     def check(self) -> None:
-        with blame("path"):
-            train, test = self._check_split("train"), self._check_split("t10k")
-            if train[0] != test[0]:
-                sizes = [" x ".join(map(str, size)) for size in (test[0], train[0])]
+        """Raise ValueError unless both splits are complete and fit each other."""
+        with errors_naming("path"):
+            train_size, train_labels = self._check_split("train")
+            test_size, test_labels = self._check_split("t10k")
+            images_path, labels_path = self.pair("t10k")
+            if train_size != test_size:
                 raise ValueError(
-                    f"{self.pair('t10k')[0]}: found images of {sizes[0]}; allowed: {sizes[1]}, as in training"
+                    f"{images_path}: found images of {_format_size(test_size)};"
+                    f" allowed: {_format_size(train_size)}, as in training"
                 )
-            if unseen := sorted(test[1] - train[1]):
+            unknown = sorted(test_labels - train_labels)
+            if unknown:
                 raise ValueError(
-                    f"{self.pair('t10k')[1]}: found label {unseen[0]}; allowed: the labels of training"
+                    f"{labels_path}: found label {unknown[0]}; allowed: the labels of training"
                 )
 
     def _check_split(self, split: Literal["train", "t10k"]) -> tuple[tuple[int, ...], set[int]]:
-        """Size of the images and the labels that occur."""
-        images, labels = self.pair(split)
-        (count, *size), _ = read_idx(images, 3)
-        (labelled,), values = read_idx(labels, 1)
-        if count != labelled:
+        """Return (height, width) of a split's images and the labels that occur in it."""
+        images_path, labels_path = self.pair(split)
+        (image_count, *size), _ = read_idx(images_path, 3)
+        (label_count,), values = read_idx(labels_path, 1)
+        if image_count != label_count:
             raise ValueError(
-                f"{labels}: found {labelled} labels; allowed: {count}, one for each image of {images}"
+                f"{labels_path}: found {label_count} labels; allowed: {image_count}, one for each"
+                f" image of {images_path}"
             )
-        found = set(values)
-        if max(found) >= self.classes:
+        labels = set(values)
+        if max(labels) >= self.classes:
             raise ValueError(
-                f"{labels}: found label {max(found)}; allowed: 0 to {self.classes - 1}, by classes"
+                f"{labels_path}: found label {max(labels)}; allowed: 0 to {self.classes - 1}, by"
+                " classes"
             )
-        return tuple(size), found
+        return tuple(size), labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Csv(Settings):
-    """Labelled texts: a folder with train.csv and test.csv, or one file with `test` beside it.
+    """Labeled texts: a folder with train.csv and test.csv, or a single file.
 
-    Without `test`, 15% of each class of the file is held out.
+    A single file may have a second one, `test`, to test on; otherwise 15% of each class is held
+    out for testing.
     """
 
     source: Literal["csv"] = "csv"
@@ -83,50 +101,70 @@ class Csv(Settings):
     test: Path | None = None
     text: str = "text"  # the column with the text
     label: str = "label"  # the column with the label
-    split_seed: Seed = 0
+    split_seed: Seed = 0  # of the draw that holds samples out
 
     def files(self) -> list[Path]:
-        """The training file, and the test file if there is one."""
+        """Return the training file, and the test file if there is one."""
         if self.path.is_dir():
             return [self.path / "train.csv", self.path / "test.csv"]
-        return [self.path] if self.test is None else [self.path, self.test]
+        if self.test is None:
+            return [self.path]
+        return [self.path, self.test]
 
     def rows(self) -> tuple[list[Row], list[Row] | None]:
-        """The rows to train on and the rows to test on; None if these are to be held out."""
-        train, *test = (read_labelled(file, self.text, self.label) for file in self.files())
-        return train, test[0] if test else None
+        """Return the rows to train on and those to test on, None if these are to be held out."""
+        splits = [read_labeled(path, self.text, self.label) for path in self.files()]
+        if len(splits) == 1:
+            return splits[0], None
+        return splits[0], splits[1]
 
     def check(self) -> None:
+        """Raise ValueError unless the files are well-formed and their classes can be learned."""
         if self.test is not None and self.path.is_dir():
             raise ValueError(
-                f"test: found {self.test} beside the folder {self.path}; allowed: test beside a file only"
+                f"test: found {self.test} beside the folder {self.path}; allowed: test beside a"
+                " file only"
             )
         key = "path" if self.test is None else "path and test"
-        with blame(key):
+        with errors_naming(key):
             train, test = self.rows()
             counts = Counter(label for _, label in train)
             if len(counts) < 2:
+                only_label = next(iter(counts))
                 raise ValueError(
-                    f"{self.files()[0]}: found only the label {next(iter(counts))!r}; allowed: 2 labels or more"
+                    f"{self.files()[0]}: found only the label {only_label!r}; allowed: 2 labels or"
+                    " more"
                 )
-            if test is not None:
-                self._check_seen(counts, test)
-            elif single := [label for label, count in counts.items() if count == 1]:
+            if test is None:
+                self._check_stratified_split(counts)
+            else:
+                self._check_test_labels(test, counts)
+
+    def _check_stratified_split(self, counts: Counter[str]) -> None:
+        """Raise ValueError if a class has too few rows to train on some and hold out others."""
+        for label, count in counts.items():
+            if count == 1:
                 raise ValueError(
-                    f"{self.path}: found one row labelled {single[0]!r}; allowed: 2 or more, to hold 15% out"
+                    f"{self.path}: found one row labeled {label!r}; allowed: 2 or more, so that 15%"
+                    " can be held out"
                 )
 
-    def _check_seen(self, seen: Collection[str], test: list[Row]) -> None:
+    def _check_test_labels(self, test: list[Row], training_labels: Collection[str]) -> None:
+        """Raise ValueError if a label of the test set does not occur in training."""
         for number, (_, label) in enumerate(test, start=1):
-            if label not in seen:
+            if label not in training_labels:
                 raise ValueError(
-                    f"{self.files()[1]}: found label {label!r} in row {number}; allowed: the labels of training"
+                    f"{self.files()[1]}: found label {label!r} in row {number}; allowed: the labels"
+                    " of training"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tickets(Settings):
-    """Generated support tickets about billing, technical trouble or an account; 15% of each class is held out."""
+    """Generated support tickets about billing, technical trouble or an account.
+
+    15% of each class is held out for testing.
+    """
 
     source: Literal["tickets"] = "tickets"
     rows: Annotated[int, Between(60)] = 4000
@@ -135,3 +173,8 @@ class Tickets(Settings):
 
 ImageData = Digits | Idx
 TextData = Csv | Tickets
+
+
+def _format_size(size: tuple[int, ...]) -> str:
+    """Return a size as people write it: `28 x 28`."""
+    return " x ".join(map(str, size))

@@ -1,12 +1,18 @@
-"""A seeded generator of labelled support tickets, hard enough that no classifier gets them all right."""
+"""Generates labeled support tickets from a seed.
+
+They are hard enough that no classifier gets all of them right: some are mislabeled, some say nothing
+that tells their class, some mention a request of another class as settled, and some words are
+misspelled.
+"""
 
 from __future__ import annotations
 
 import random
 
-Row = tuple[str, str]
+Row = tuple[str, str]  # a text and its label
 
-# What a ticket asks for. The words overlap on purpose: cards, invoices, logins and plans occur in every class.
+# The request of a ticket, by class. The vocabulary of the classes overlaps on purpose: cards,
+# invoices, logins and plans occur in every class.
 REQUESTS = {
     "billing": (
         "i was charged {amount} twice for {month}",
@@ -45,6 +51,7 @@ REQUESTS = {
         "somebody else signed in to my account in {month}",
     ),
 }
+# The empty string stands for no opening.
 OPENINGS = (
     "hello",
     "hi there",
@@ -55,12 +62,14 @@ OPENINGS = (
     "urgent",
     "",
 )
+# Sentences that mention a request of another class, which is not what the ticket is about.
 SETTLED = (
     "last week i wrote that {other} and that is settled",
     "unlike my friend who says that {other}",
     "this is not the old matter that {other}",
     "your colleague already solved that {other}",
 )
+# Sentences that fit every class.
 VAGUE = (
     "it worked fine until {month}",
     "i use the {product} on my {device} every day",
@@ -77,6 +86,7 @@ CLOSINGS = (
     "waiting for your answer",
     "",
 )
+# What the placeholders in the sentences are filled with.
 SLOTS = {
     "amount": ("19 euro", "49 euro", "120 dollars", "8 dollars"),
     "month": ("january", "march", "june", "october", "december"),
@@ -85,48 +95,67 @@ SLOTS = {
     "device": ("phone", "tablet", "laptop", "desktop", "work computer"),
     "number": ("2", "3", "12", "40", "502"),
 }
-MISFILED = 0.04  # labelled as another class by mistake
-UNCLEAR = 0.06  # says nothing that tells its class
-CROSSED = 0.25  # mentions a request of another class too, as settled
-TYPO = 0.03  # words with two letters swapped
+MISLABELED_SHARE = 0.04  # of tickets: labeled as another class by mistake
+UNCLEAR_SHARE = 0.06  # of tickets: say nothing that tells their class
+SETTLED_SHARE = 0.25  # of tickets: mention a request of another class, as settled
+EXTRA_VAGUE_SHARE = 0.5  # of tickets: have one more vague sentence
+TYPO_SHARE = 0.03  # of words of at least MIN_TYPO_LENGTH letters: two letters are swapped
+MIN_TYPO_LENGTH = 4
 
 
 def tickets(rows: int, seed: int) -> list[Row]:
-    """`rows` tickets as (text, label), the three classes in equal parts and shuffled."""
+    """Return `rows` tickets as (text, label), the three classes in equal parts and shuffled.
+
+    The tickets follow from the arguments alone. Every draw below is part of that: adding, removing
+    or reordering one changes all tickets after it.
+    """
     rng = random.Random(seed)
     classes = sorted(REQUESTS)
     labels = [classes[i % len(classes)] for i in range(rows)]
     rng.shuffle(labels)
-    return [(_ticket(rng, _drawn(rng, label)), label) for label in labels]
+    generated: list[Row] = []
+    for label in labels:
+        topic = _topic_of(rng, label)
+        generated.append((_ticket_text(rng, topic), label))
+    return generated
 
 
-def _drawn(rng: random.Random, label: str) -> str:
-    """What a ticket with that label is about: now and then it was misfiled."""
-    return _another(rng, label) if rng.random() < MISFILED else label
+def _topic_of(rng: random.Random, label: str) -> str:
+    """Return the class that a ticket with this label is about: another one if it is mislabeled."""
+    if rng.random() < MISLABELED_SHARE:
+        return _other_class(rng, label)
+    return label
 
 
-def _another(rng: random.Random, topic: str) -> str:
+def _other_class(rng: random.Random, topic: str) -> str:
+    """Return a random class other than `topic`."""
     return rng.choice([other for other in sorted(REQUESTS) if other != topic])
 
 
-def _ticket(rng: random.Random, topic: str) -> str:
+def _ticket_text(rng: random.Random, topic: str) -> str:
+    """Return the text of a ticket about `topic`."""
     kind = rng.random()
-    sentences = [rng.choice(VAGUE) if kind < UNCLEAR else rng.choice(REQUESTS[topic])]
-    if UNCLEAR <= kind < UNCLEAR + CROSSED:
-        other = rng.choice(REQUESTS[_another(rng, topic)])
-        sentences.append(rng.choice(SETTLED).replace("{other}", other))
-    if rng.random() < 0.5:
+    is_unclear = kind < UNCLEAR_SHARE
+    mentions_settled = UNCLEAR_SHARE <= kind < UNCLEAR_SHARE + SETTLED_SHARE
+    sentences = [rng.choice(VAGUE if is_unclear else REQUESTS[topic])]
+    if mentions_settled:
+        other_request = rng.choice(REQUESTS[_other_class(rng, topic)])
+        sentences.append(rng.choice(SETTLED).replace("{other}", other_request))
+    if rng.random() < EXTRA_VAGUE_SHARE:
         sentences.append(rng.choice(VAGUE))
     rng.shuffle(sentences)
-    text = ". ".join(
-        part for part in (rng.choice(OPENINGS), *sentences, rng.choice(CLOSINGS)) if part
-    )
-    filled = text.format(**{slot: rng.choice(words) for slot, words in SLOTS.items()})
-    return " ".join(_typed(rng, word) for word in filled.split())
+    parts = [rng.choice(OPENINGS), *sentences, rng.choice(CLOSINGS)]
+    text = ". ".join(part for part in parts if part)
+    # A value is drawn for every placeholder, also for those that the text does not have.
+    values = {slot: rng.choice(choices) for slot, choices in SLOTS.items()}
+    filled = text.format(**values)
+    return " ".join(_with_typo(rng, token) for token in filled.split())
 
 
-def _typed(rng: random.Random, word: str) -> str:
-    if len(word) < 4 or rng.random() >= TYPO:
-        return word
-    at = rng.randrange(len(word) - 1)
-    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+def _with_typo(rng: random.Random, token: str) -> str:
+    """Return the word with two adjacent letters swapped now and then, otherwise unchanged."""
+    # Short words take no draw.
+    if len(token) < MIN_TYPO_LENGTH or rng.random() >= TYPO_SHARE:
+        return token
+    at = rng.randrange(len(token) - 1)
+    return token[:at] + token[at + 1] + token[at] + token[at + 2 :]

@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer trained on the training texts: the same vocabulary in every process."""
+"""Trains a WordPiece tokenizer on the training texts: the same vocabulary in every process."""
 
 from __future__ import annotations
 
@@ -20,94 +20,110 @@ from tokenizers.processors import BertProcessing
 from tokenizers.trainers import WordPieceTrainer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALPHABET = 1000  # most characters that get tokens of their own
-RECIPE = 1  # raised when the training below changes, so that nothing cached before is taken for it
+MAX_ALPHABET = 1000  # characters at most that get tokens of their own
+MIN_FREQUENCY = 2  # occurrences at least of a pair that is merged into a token
+# Part of a cached tokenizer's key. Raise it with every change to the training below.
+RECIPE = 1
 
 
 def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """An uncased tokenizer with at most `vocabulary` tokens, from the cache if the same texts trained one before."""
-    path = _cache() / f"{_digest(texts, vocabulary)}.json"
+    """Return an uncased tokenizer with at most `vocabulary` tokens.
+
+    It comes from the user's cache if the same texts have trained one before.
+    """
+    path = _cache_folder() / f"{_digest(texts, vocabulary)}.json"
     if not path.is_file():
-        _write(path, _train(texts, vocabulary).to_str())
+        _write_atomically(path, _train(texts, vocabulary).to_str())
     return Tokenizer.from_file(str(path))
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[list[int]]:
-    """Token numbers of each text, cut to `sequence` and not padded."""
+    """Return the token ids of each text, cut to `sequence` tokens and not padded."""
     tokenizer.enable_truncation(sequence)
     tokenizer.no_padding()
-    # One by one: a batch would start threads, and a process with threads cannot safely fork loader workers.
+    # encode_batch would start threads, and a process with threads cannot safely fork the workers
+    # of a DataLoader.
     return [tokenizer.encode(text).ids for text in texts]
 
 
 def _train(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    with _one_thread():
-        learner = _untrained({})
-        # The trainer numbers characters in the random order of a hash table, and ties go by number: number them first.
-        kept = _alphabet(learner, texts)
-        numbered = [*SPECIAL, *kept, *(f"##{character}" for character in kept)]
-        learner.train_from_iterator(
-            texts,
-            WordPieceTrainer(
-                vocab_size=vocabulary,
-                min_frequency=2,
-                special_tokens=numbered,
-                limit_alphabet=len(kept),
-                initial_alphabet=kept,
-                show_progress=False,
-            ),
+    """Return a tokenizer trained on `texts`, which follows from the texts alone.
+
+    The trainer numbers characters in the order of a hash table, which differs between processes,
+    and merges pairs of equal frequency in the order of these numbers. Passing all characters as
+    special tokens numbers them in a fixed order first.
+    """
+    with _tokenizers_threads_off():
+        learner = _make_tokenizer({})
+        alphabet = _alphabet(learner, texts)
+        continuations = [f"##{character}" for character in alphabet]
+        trainer = WordPieceTrainer(
+            vocab_size=vocabulary,
+            min_frequency=MIN_FREQUENCY,
+            special_tokens=[*SPECIAL, *alphabet, *continuations],
+            limit_alphabet=len(alphabet),
+            initial_alphabet=alphabet,
+            show_progress=False,
         )
-    return _untrained(learner.get_vocab())
+        learner.train_from_iterator(texts, trainer)
+    return _make_tokenizer(learner.get_vocab())
 
 
-def _untrained(vocabulary: dict[str, int]) -> Tokenizer:
+def _make_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    """Return a tokenizer with BERT's normalization and the given vocabulary, token to id.
+
+    With a vocabulary, it puts [CLS] before and [SEP] after each text.
+    """
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = BertPreTokenizer()
     if vocabulary:
         tokenizer.add_special_tokens(list(SPECIAL))
-        tokenizer.post_processor = BertProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-        )
+        separator = ("[SEP]", vocabulary["[SEP]"])
+        start = ("[CLS]", vocabulary["[CLS]"])
+        tokenizer.post_processor = BertProcessing(separator, start)
     return tokenizer
 
 
 def _alphabet(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-    """The most frequent characters of the normalised texts, sorted."""
-    counts = Counter(
-        character for text in texts for character in tokenizer.normalizer.normalize_str(text)
-    )
-    frequent = sorted(counts, key=lambda character: (-counts[character], character))
-    return sorted(character for character in frequent[:ALPHABET] if not character.isspace())
+    """Return the most frequent characters of the normalized texts, sorted."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    by_frequency = sorted(counts, key=lambda character: (-counts[character], character))
+    frequent = by_frequency[:MAX_ALPHABET]
+    return sorted(character for character in frequent if not character.isspace())
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Training has no other switch than this variable to stay in the calling thread."""
+def _tokenizers_threads_off() -> Iterator[None]:
+    """Have tokenizers train in the calling thread, which only this variable can tell it."""
     name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = "false"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = previous
 
 
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "distributed-training-harness" / "tokenizers"
+def _cache_folder() -> Path:
+    """Return where trained tokenizers are cached: in the user's cache, by the XDG convention."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "distributed-training-harness" / "tokenizers"
 
 
 def _digest(texts: Sequence[str], vocabulary: int) -> str:
+    """Return the key of a cached tokenizer: a digest of all that decides its vocabulary."""
     content = json.dumps([RECIPE, version("tokenizers"), vocabulary, list(texts)])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _write(path: Path, content: str) -> None:
-    """Whole or not at all, whoever else writes the same."""
+def _write_atomically(path: Path, content: str) -> None:
+    """Write a file completely or not at all, even while other ranks write the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         file.write(content)

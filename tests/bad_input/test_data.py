@@ -37,7 +37,11 @@ def test_path_that_is_missing_from_the_file() -> None:
 @pytest.mark.parametrize(
     ("damage", "file", "problem"),
     [
-        ({NAMES[0]: None}, NAMES[0], "found no such file; allowed: it, or the same gzipped (.gz)"),
+        (
+            {NAMES[0]: None},
+            NAMES[0],
+            "found no such file; allowed: this file, gzipped (.gz) or not",
+        ),
         ({NAMES[0]: b""}, NAMES[0], "found an empty file at the start; allowed: 00000803"),
         (
             {NAMES[0]: idx((10,), bytes(10))},
@@ -97,7 +101,7 @@ def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem:
 
 def test_folder_of_images_that_is_missing(here: Path) -> None:
     Path("sweep.yaml").write_text(FILES, encoding="utf-8")
-    problem = "found no such folder; allowed: one with IDX files"
+    problem = "found no such folder; allowed: a folder with IDX files"
     place = "workloads.mlp.data.path"
     assert refused("run", "sweep.yaml") == f"sweep.yaml:4: {place}: {here / 'images'}: {problem}"
     assert (
@@ -109,7 +113,7 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
-        (None, "found No such file or directory; allowed: a file that can be read"),
+        (None, "found No such file or directory; allowed: a readable file"),
         (b"", "found no single column 'text' (text); allowed: "),
         (b"text,label\n", "found no rows; allowed: a header and at least one row"),
         (
@@ -124,7 +128,7 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
         (b"text,label\nhi,a\nho,a\n", "found only the label 'a'; allowed: 2 labels or more"),
         (
             b"text,label\nhi,a\nho,a\nhm,b\n",
-            "found one row labelled 'b'; allowed: 2 or more, to hold 15% out",
+            "found one row labeled 'b'; allowed: 2 or more, so that 15% can be held out",
         ),
         (b"text,label\ncaf\xe9,a\n", "found byte 0xe9 in line 2; allowed: UTF-8"),
     ],

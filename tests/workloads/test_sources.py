@@ -114,7 +114,7 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
         (b"text,label\na,yes\n\xff,no\n", "found byte 0xff in line 3; allowed: UTF-8"),
         (b'text,label\n"a,yes\n', "allowed: well-formed CSV"),
         (b"text,label\na,yes\nb,yes\n", "found only the label 'yes'"),
-        (b"text,label\na,yes\nb,yes\nc,no\n", "found one row labelled 'no'; allowed: 2 or more"),
+        (b"text,label\na,yes\nb,yes\nc,no\n", "found one row labeled 'no'; allowed: 2 or more"),
     ],
 )
 def test_broken_csv_files(tmp_path: Path, content: bytes, said: str) -> None:
