@@ -1,4 +1,4 @@
-"""Holding cells' results against each other: what may be compared, and what comes out."""
+"""Comparing cells' results: which cells may be compared, and what the comparison shows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
     MetricDifference,
-    accuracy,
     drifts,
     hardware_keys,
-    pairs,
+    metric_difference,
+    paired_trials,
     same_bits,
-    speed,
+    throughput_difference,
 )
-from harness.analysis.result import CellResult
+from harness.analysis.result import UNKNOWN, CellResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.hardware import certificate
@@ -32,54 +32,90 @@ from harness.statistics.verdict import ALPHA, Correction, Metric, Verdict, judge
 CONDITIONS = ("hardware", "code", "software")
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes
+LONGEST_VALUE = 60  # characters of a setting in an error message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the things that are compared, as its user named it."""
+    """One of the results that are compared."""
 
-    name: str
+    name: str  # as the user called it: a sweep, a cell, a baseline, …
     cells: Sequence[CellResult]
 
     @property
     def hardware(self) -> set[str]:
-        """All that its cells were measured on, by key."""
-        return {kind for cell in self.cells for kind in hardware_keys(cell)}
+        """The keys of all hardware that its cells were measured on."""
+        return hardware_of([self])
 
 
 def hardware_of(sides: Iterable[Side]) -> set[str]:
-    """All that any of them was measured on, by key."""
-    return {kind for side in sides for kind in side.hardware}
+    """Return the keys of all hardware that any of the sides was measured on."""
+    keys: set[str] = set()
+    for side in sides:
+        for cell in side.cells:
+            keys.update(hardware_keys(cell))
+    return keys
 
 
 def certified_drifts(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
-    """That of the sides' hardware, where there is a certificate of it: `Rules.drift`."""
+    """Return the drift of each of the sides' hardware that has a certificate: `Rules.drift`."""
     return certificate.drift_by_hardware(results, hardware_of(sides))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What counts as a difference. `across` are the differences that are the question; `overrides` are
-    the smallest change and the margin of single cells, by the id on the side that is held against; `drift` is that
-    of log throughput from one time to another, by hardware."""
+    """What counts as a difference."""
 
-    across: Sequence[str] = ()
-    min_effect: float = SPEED.min_effect  # a fraction of throughput
-    accuracy_margin: float = ACCURACY_MARGIN  # in the target metric's unit
+    across: Sequence[str] = ()  # the differences that are the question
+    min_effect: float = SPEED.min_effect  # smallest change that matters, a fraction of throughput
+    accuracy_margin: float = ACCURACY_MARGIN  # and in the target metric's unit
     alpha: float = ALPHA
     correction: Correction = "holm"
+    # min_effect and accuracy_margin of single cells, by the id of B's cell
     overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # of log throughput from one time of measuring to another, by hardware
     drift: Mapping[str, Drift] = field(default_factory=dict)
+
+    def limits(self, cell: Cell) -> tuple[float, float]:
+        """Return the min_effect and the accuracy_margin of a cell."""
+        return self.overrides.get(cell.id, (self.min_effect, self.accuracy_margin))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """Two cells that are compared with each other."""
+
+    a: CellResult
+    b: CellResult
+    b_side: str  # the name of B's side
+    same_bits: int  # pairs of trials that ended with the same parameters
+    pairs: int  # pairs of trials with the same seed and repeat
+
+    @staticmethod
+    def of(a: CellResult, b: CellResult, b_side: str) -> Match:
+        """Return the match of two cells."""
+        pairs = len(paired_trials(a, b))
+        return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(a, b), pairs=pairs)
+
+    @property
+    def hardware(self) -> list[str]:
+        """The keys of all hardware that the two were measured on."""
+        return [*hardware_keys(self.a), *hardware_keys(self.b)]
+
+    @property
+    def sides(self) -> tuple[tuple[str, CellResult], tuple[str, CellResult]]:
+        """The two cells with the letters that messages call them by."""
+        return ("A", self.a), ("B", self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One metric of two cells. Means are geometric for throughput; the verdict is on B against A."""
+    """One metric of two cells; the verdict is on B against A."""
 
     a: CellResult
     b: CellResult
     b_side: str
-    mean_a: float
+    mean_a: float  # geometric for throughput
     mean_b: float
     verdict: Verdict
 
@@ -90,40 +126,23 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Match:
-    """Two cells that are held against each other; `bits` counts pairs of equal seed and repeat by whether they ended
-    with the same parameters."""
-
-    a: CellResult
-    b: CellResult
-    b_side: str
-    same_bits: int
-    pairs: int
-
-    @property
-    def hardware(self) -> list[str]:
-        """All that it was measured on, by key."""
-        return [*hardware_keys(self.a), *hardware_keys(self.b)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`differences` are of the conditions, in words; `missing` are cells that only one side has."""
+    """Cells that were compared, with a verdict on each of their metrics."""
 
     matches: Sequence[Match]
     rows: Sequence[Row]
-    differences: Sequence[str]
-    missing: Sequence[str]
+    differences: Sequence[str]  # between the conditions of the sides
+    missing: Sequence[str]  # what could not be compared, as cells that only one side has
     notes: Sequence[str]
     rules: Rules
 
-    def rows_of(self, one: Match) -> list[Row]:
-        """A row for each metric of a match."""
-        return [
-            row
-            for row in self.rows
-            if row.a is one.a and row.b is one.b and row.b_side == one.b_side
-        ]
+    def rows_of(self, match: Match) -> list[Row]:
+        """Return a row for each metric of a match."""
+        rows = []
+        for row in self.rows:
+            if row.a is match.a and row.b is match.b and row.b_side == match.b_side:
+                rows.append(row)
+        return rows
 
     @property
     def exit_code(self) -> int:
@@ -131,83 +150,104 @@ class Comparison:
         outcomes = {row.verdict.outcome for row in self.rows}
         if "worse" in outcomes:
             return 1
-        return 3 if "inconclusive" in outcomes or self.missing else 0
+        if "inconclusive" in outcomes or self.missing:
+            return 3
+        return 0
 
 
-def compare(a: Side, others: Sequence[Side], rules: Rules) -> Comparison:
-    """Every other side against `a`; raises BadInput for unlike things whose difference is not the question."""
+def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
+    """Compare every other side with `a`.
+
+    Raises BadInput for sides that differ in something that is not the question.
+    """
     check_across(rules.across)
     matches, missing, differences = [], [], []
-    for b in others:
-        alike, alone = match(a, b, rules.across)
-        for one, other in alike:
-            differences += _differences(a.name, one, b.name, other, rules.across)
-            matches.append(_match(one, other, b.name))
-        missing += alone
-    return _judged(matches, missing, list(dict.fromkeys(differences)), rules)
+    for b in other_sides:
+        alike, unmatched = match_cells(a, b, rules.across)
+        for cell_a, cell_b in alike:
+            differences += _condition_differences(a.name, cell_a, b.name, cell_b, rules.across)
+            matches.append(Match.of(cell_a, cell_b, b.name))
+        missing += unmatched
+    return _judge_matches(matches, missing, list(dict.fromkeys(differences)), rules)
 
 
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
-    """Within one side: cells that differ in these axes only, against the first of each group; raises BadInput."""
+    """Compare the cells of one side that differ in these axes only, with the first of each group.
+
+    Raises BadInput where no cells do.
+    """
     check_across(axes, AXES, "--by")
     groups: dict[str, list[CellResult]] = {}
     for cell in side.cells:
-        groups.setdefault(_key(cell.cell, axes), []).append(cell)
-    matches = [
-        _match(group[0], other, side.name) for group in groups.values() for other in group[1:]
-    ]
+        groups.setdefault(_matching_key(cell.cell, axes), []).append(cell)
+    matches = []
+    for reference, *other_cells in groups.values():
+        for cell in other_cells:
+            matches.append(Match.of(reference, cell, side.name))
     if not matches:
-        allowed = " or ".join(_varied(side)) or "nothing: its cells differ in no axis"
+        allowed = " or ".join(_comparable_axes(side)) or "nothing: its cells differ in no axis"
         raise BadInput(
-            f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only; allowed: {allowed}"
+            f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only;"
+            f" allowed: {allowed}"
         )
-    across = {
-        found for one in matches for found in _differences("A", one.a, "B", one.b, rules.across)
-    }
-    return _judged(matches, [], sorted(across), rules)
+    differences: set[str] = set()
+    for match in matches:
+        differences.update(_condition_differences("A", match.a, "B", match.b, rules.across))
+    return _judge_matches(matches, [], sorted(differences), rules)
 
 
-def _varied(side: Side) -> list[str]:
-    """The axes that two cells of a workload differ in alone, or else several at once, as --by takes them."""
-    keyed = [(_key(cell.cell, tuple(AXES)), asdict(cell.cell.axes)) for cell in side.cells]
-    found = {
-        frozenset(name for name in AXES if left[name] != right[name])
-        for (own, left), (its, right) in itertools.combinations(keyed, 2)
-        if own == its
-    }
-    least = [
-        names for names in found if names and not any(other < names for other in found if other)
-    ]
-    return sorted(",".join(name for name in AXES if name in names) for names in least)
+def _comparable_axes(side: Side) -> list[str]:
+    """Return what --by takes for this side: the smallest sets of axes in which two cells differ."""
+    groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
+    for result in side.cells:
+        groups.setdefault(_matching_key(result.cell, tuple(AXES)), []).append(result.cell)
+    sets_of_axes: set[frozenset[str]] = set()
+    for cells in groups.values():
+        for cell, other in itertools.combinations(cells, 2):
+            sets_of_axes.add(_differing_axes(cell, other))
+    sets_of_axes.discard(frozenset())
+    options = []
+    for names in sets_of_axes:
+        is_smallest = not any(smaller < names for smaller in sets_of_axes)
+        if is_smallest:
+            options.append(",".join(axis for axis in AXES if axis in names))
+    return sorted(options)
+
+
+def _differing_axes(cell: Cell, other: Cell) -> frozenset[str]:
+    """Return the names of the axes in which two cells differ."""
+    return frozenset(axis for axis in AXES if getattr(cell.axes, axis) != getattr(other.axes, axis))
 
 
 def against_first(side: Side) -> Comparison | None:
-    """Within a sweep: each cell against the first measured one of its workload, whatever their hardware; None where
-    there are no two cells of one workload."""
-    ordered = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    workloads = [_key(cell.cell, tuple(AXES)) for cell in ordered]
+    """Compare each cell of a sweep with the first measured one of its workload.
+
+    Whatever hardware they ran on. Returns None where there are no two cells of one workload.
+    """
+    measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
+    workloads = [_matching_key(cell.cell, tuple(AXES)) for cell in measured_first]
     if len(set(workloads)) == len(workloads):
         return None
-    return compare_by(Side(name=side.name, cells=ordered), tuple(AXES), Rules(across=("hardware",)))
+    ordered = Side(name=side.name, cells=measured_first)
+    return compare_by(ordered, tuple(AXES), Rules(across=("hardware",)))
 
 
 def check_across(
-    names: Sequence[str], allowed: Any = DIFFERENCES, option: str = "--across"
+    names: Sequence[str], allowed: Iterable[str] = DIFFERENCES, option: str = "--across"
 ) -> None:
-    """Raises BadInput for a word that names no difference."""
+    """Raise BadInput for a name that is no difference between cells."""
     for name in names:
         if name not in allowed:
             raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
 
 
 def identity_settings(cell: Cell) -> dict[str, Any]:
-    """All that decides a cell's result, by the name that --across knows it by."""
+    """Return all that decides a cell's result, by the name that --across knows it by."""
     identity = cell.workload.identity
-    data = {"data": identity.get("data"), "files": identity.get("files")}
     return {
         "workload": identity["uses"],
         "options": identity.get("options"),
-        "data": data,
+        "data": {"data": identity.get("data"), "files": identity.get("files")},
         "length": asdict(cell.length),
         "evaluate": asdict(cell.evaluate),
         "warmup": cell.warmup,
@@ -215,172 +255,218 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _key(cell: Cell, across: Sequence[str]) -> str:
-    return json.dumps(
-        {name: value for name, value in identity_settings(cell).items() if name not in across},
-        sort_keys=True,
-    )
+def _matching_key(cell: Cell, across: Sequence[str]) -> str:
+    """Return text that is equal for cells which differ in nothing but `across`."""
+    settings = identity_settings(cell)
+    for name in across:
+        settings.pop(name, None)
+    return json.dumps(settings, sort_keys=True)
 
 
-def match(
+def match_cells(
     a: Side, b: Side, across: Sequence[str]
 ) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
-    """Cells that are alike in all but what the question is about, and the labels of those that are alone; raises
-    BadInput if none are alike, or if it can't be told which belongs to which."""
-    ours: dict[str, CellResult] = {}
-    theirs: dict[str, CellResult] = {}
-    for side, keyed in ((a, ours), (b, theirs)):
-        for cell in side.cells:
-            first = keyed.setdefault(_key(cell.cell, across), cell)
-            if first is not cell:
-                raise BadInput(
-                    f"--across {','.join(across)}: {side.name} has {first.cell.label} and {cell.cell.label}, which are"
-                    " alike in all else; name one of them, or compare within one sweep with --by"
-                )
-    alike = [(cell, theirs[key]) for key, cell in ours.items() if key in theirs]
-    if not alike:
-        raise BadInput(_unlike(a, b, across))
-    alone = [
-        f"{cell.cell.label}: only in {a.name}" for key, cell in ours.items() if key not in theirs
-    ]
-    alone += [
-        f"{cell.cell.label}: only in {b.name}" for key, cell in theirs.items() if key not in ours
-    ]
-    return alike, alone
+    """Return the pairs of cells that differ in nothing but `across`, and messages on the others.
+
+    Raises BadInput if no cells match, or if a cell matches several of the other side.
+    """
+    cells_a, cells_b = _cells_by_key(a, across), _cells_by_key(b, across)
+    matched = [(cell, cells_b[key]) for key, cell in cells_a.items() if key in cells_b]
+    if not matched:
+        raise BadInput(_no_match(a, b, across))
+    unmatched = []
+    for side, cells, other_cells in ((a, cells_a, cells_b), (b, cells_b, cells_a)):
+        for key, cell in cells.items():
+            if key not in other_cells:
+                unmatched.append(f"{cell.cell.label}: only in {side.name}")
+    return matched, unmatched
 
 
-def _unlike(a: Side, b: Side, across: Sequence[str]) -> str:
-    """Names the differences of the two cells that have the fewest."""
+def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
+    """Return the cells of a side by `_matching_key`; raises BadInput if two have the same."""
+    by_key: dict[str, CellResult] = {}
+    for cell in side.cells:
+        same = by_key.setdefault(_matching_key(cell.cell, across), cell)
+        if same is not cell:
+            raise BadInput(
+                f"--across {','.join(across)}: {side.name} has {same.cell.label} and"
+                f" {cell.cell.label}, which are alike in all else; name one of them, or compare"
+                " within one sweep with --by"
+            )
+    return by_key
 
-    def differing(one: CellResult, other: CellResult) -> dict[str, tuple[Any, Any]]:
-        left, right = identity_settings(one.cell), identity_settings(other.cell)
-        return {
-            name: (left[name], right[name])
-            for name in left
-            if name not in across and left[name] != right[name]
-        }
 
-    nearest = min((differing(one, other) for one in a.cells for other in b.cells), key=len)
-    told = "; ".join(
-        f"{name}: {_short(left)} and {_short(right)}" for name, (left, right) in nearest.items()
+def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
+    """Return an error that names the differences of the two cells that have the fewest."""
+    pairs = itertools.product(a.cells, b.cells)
+    differences = (
+        _setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
     )
+    fewest = min(differences, key=len)
+    listed = []
+    for name, (value_a, value_b) in fewest.items():
+        listed.append(f"{name}: {_shortened(value_a)} and {_shortened(value_b)}")
     return (
-        f"{a.name} and {b.name} have no cell in common; the nearest differ in {told};"
-        f" if that is the question: --across {','.join([*across, *nearest])}"
+        f"{a.name} and {b.name} have no cell in common; the nearest differ in {'; '.join(listed)};"
+        f" if that is the question: --across {','.join([*across, *fewest])}"
     )
 
 
-def _short(value: Any) -> str:
+def _setting_differences(
+    cell: Cell, other: Cell, across: Sequence[str]
+) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each setting in which two cells differ, except those in `across`."""
+    settings, other_settings = identity_settings(cell), identity_settings(other)
+    differences = {}
+    for name, value in settings.items():
+        if name not in across and value != other_settings[name]:
+            differences[name] = (value, other_settings[name])
+    return differences
+
+
+def _shortened(value: Any) -> str:
+    """Return a setting as text that fits into a message."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:59] + "…"
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return text[: LONGEST_VALUE - 1] + "…"
 
 
-def _differences(
+def _condition_differences(
     a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
 ) -> list[str]:
-    """Other conditions, in words. Other hardware is refused unless it is the question; raises BadInput."""
-    found: list[str] = []
-    for kind in CONDITIONS if a.trials and b.trials else ():
-        left, right = (
-            " and ".join(sorted(side.conditions.get(kind, ["unknown"]))) for side in (a, b)
-        )
-        if left == right and "unknown" not in left and (kind != "hardware" or " and " not in left):
+    """Return the conditions that two cells ran under and that are not known to be the same.
+
+    Raises BadInput for other hardware, unless that is the question.
+    """
+    differences: list[str] = []
+    if not a.trials or not b.trials:
+        return differences
+    for kind in CONDITIONS:
+        condition_a, condition_b = _condition(a, kind), _condition(b, kind)
+        if _is_same_condition(kind, condition_a, condition_b):
             continue
-        words = f"{kind}: {left} ({a_name}), {right} ({b_name})"
+        difference = f"{kind}: {condition_a} ({a_name}), {condition_b} ({b_name})"
         if kind == "hardware" and kind not in across:
             raise BadInput(
-                f"{a.cell.label}: other hardware: {words}; if that is the question: --across hardware"
+                f"{a.cell.label}: other hardware: {difference};"
+                " if that is the question: --across hardware"
             )
-        found.append(words)
-    return found
+        differences.append(difference)
+    return differences
 
 
-def _match(a: CellResult, b: CellResult, b_side: str) -> Match:
-    return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(a, b), pairs=len(pairs(a, b)))
+def _condition(cell: CellResult, kind: str) -> str:
+    """Return the values of a condition, joined if a cell's trials had several."""
+    return " and ".join(sorted(cell.conditions.get(kind, [UNKNOWN])))
 
 
-def _judged(
-    matches: Sequence[Match], missing: list[str], differences: list[str], rules: Rules
+def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
+    """Return whether two conditions are known to be equal; hardware must be a single kind too."""
+    if condition_a != condition_b or UNKNOWN in condition_a:
+        return False
+    return kind != "hardware" or " and " not in condition_a
+
+
+def _judge_matches(
+    matches: Sequence[Match], unmatched: Sequence[str], differences: Sequence[str], rules: Rules
 ) -> Comparison:
-    asked: list[tuple[Match, MetricDifference]] = []
-    notes: dict[str, None] = {}
-    for one in matches:
-        label = one.b.cell.label
-        min_effect, margin = rules.overrides.get(
-            one.b.cell.id, (rules.min_effect, rules.accuracy_margin)
-        )
-        fast, accurate = (
-            speed(one.a, one.b, min_effect, rules.drift),
-            accuracy(one.a, one.b, margin),
-        )
-        asked += [(one, found) for found in (fast, accurate) if found is not None]
-        if fast is None:
-            missing.append(f"{label}: no measured throughput in {_lacking(one)}")
-        elif not fast.question.estimate.paired:
-            notes[_apart(drifts((one.a, one.b), rules.drift))] = None
-        if fast is not None and accurate is None and (one.a.target or one.b.target):
-            missing.append(f"{label}: no target metric that both sides have")
-        if fast is not None and one.a.trials == one.b.trials:
-            missing.append(
-                f"{label}: both sides are the same trials, so there is nothing to compare"
-            )
-        if any(trial.settled is False for side in (one.a, one.b) for trial in side.trials):
-            notes[f"{label}: some trials never reached a steady state"] = None
-        if fast is not None:
-            told = _left_out(one)
-            missing += [f"{label}: {words}" for status, words in told if status != "invalid"]
-            notes |= dict.fromkeys(
-                f"{label}: left out {words}" for status, words in told if status == "invalid"
-            )
-    verdicts = judge(
-        [found.question for _, found in asked], alpha=rules.alpha, correction=rules.correction
-    )
-    rows = [
-        Row(
-            a=one.a,
-            b=one.b,
-            b_side=one.b_side,
-            mean_a=found.mean_a,
-            mean_b=found.mean_b,
-            verdict=verdict,
-        )
-        for (one, found), verdict in zip(asked, verdicts, strict=True)
-    ]
+    """Return the comparison of these matches, with verdicts over all their metrics together."""
+    missing = list(unmatched)
+    notes: list[str] = []
+    asked_of: list[tuple[Match, MetricDifference]] = []
+    for match in matches:
+        min_effect, accuracy_margin = rules.limits(match.b.cell)
+        speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
+        accuracy = metric_difference(match.a, match.b, accuracy_margin)
+        for difference in (speed, accuracy):
+            if difference is not None:
+                asked_of.append((match, difference))
+        missing += _missing(match, speed, accuracy)
+        notes += _notes(match, speed, rules)
+    questions = [difference.question for _, difference in asked_of]
+    verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
+    rows = []
+    for (match, difference), verdict in zip(asked_of, verdicts, strict=True):
+        rows.append(_row(match, difference, verdict))
     return Comparison(
         matches=matches,
         rows=rows,
         differences=differences,
         missing=missing,
-        notes=list(notes),
+        notes=list(dict.fromkeys(notes)),
         rules=rules,
     )
 
 
-def _apart(known: Sequence[Drift]) -> str:
-    """What sides that were not measured in turn may differ by."""
-    if not known:
+def _row(match: Match, difference: MetricDifference, verdict: Verdict) -> Row:
+    """Return the row of one metric of a match."""
+    return Row(
+        a=match.a,
+        b=match.b,
+        b_side=match.b_side,
+        mean_a=difference.mean_a,
+        mean_b=difference.mean_b,
+        verdict=verdict,
+    )
+
+
+def _missing(
+    match: Match, speed: MetricDifference | None, accuracy: MetricDifference | None
+) -> list[str]:
+    """Return what a match lacks, so that it is no pass."""
+    label = match.b.cell.label
+    if speed is None:
+        return [f"{label}: no measured throughput in {_unmeasured_sides(match)}"]
+    missing = []
+    if accuracy is None and (match.a.target or match.b.target):
+        missing.append(f"{label}: no target metric that both sides have")
+    if match.a.trials == match.b.trials:
+        missing.append(f"{label}: both sides are the same trials, so there is nothing to compare")
+    for letter, side in match.sides:
+        for status, count in side.left_out.items():
+            if status != "invalid":
+                missing.append(f"{label}: {count} {status} trials of {letter}")
+    return missing
+
+
+def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
+    """Return what a reader should know about a match."""
+    label = match.b.cell.label
+    notes = []
+    if speed is not None and not speed.question.estimate.paired:
+        notes.append(_not_interleaved(drifts((match.a, match.b), rules.drift)))
+    trials = [*match.a.trials, *match.b.trials]
+    if any(trial.settled is False for trial in trials):
+        notes.append(f"{label}: some trials never reached a steady state")
+    if speed is None:
+        return notes
+    for letter, side in match.sides:
+        invalid = side.left_out.get("invalid")
+        if invalid:
+            notes.append(f"{label}: left out {invalid} invalid trials of {letter}")
+    return notes
+
+
+def _not_interleaved(drift: Sequence[Drift]) -> str:
+    """Return what sides that were not measured in turn may differ by besides their own speed."""
+    if not drift:
         return (
             "not interleaved: what the machine did between the two counts as a difference of them;"
             " harness certify measures how much that can be"
         )
-    moved = math.expm1(math.hypot(*(one.deviation for one in known)))
-    return f"not interleaved: the interval allows for the {moved:.1%} by which the machine moved between certificates"
+    moved = math.expm1(math.hypot(*(part.deviation for part in drift)))
+    return (
+        f"not interleaved: the interval allows for the {moved:.1%} by which the machine moved"
+        " between certificates"
+    )
 
 
-def _left_out(one: Match) -> list[tuple[str, str]]:
-    """By status, as in `2 failed trials of B`."""
-    sides = (("A", one.a), ("B", one.b))
-    return [
-        (status, f"{count} {status} trials of {name}")
-        for name, side in sides
-        for status, count in side.left_out.items()
-    ]
-
-
-def _lacking(one: Match) -> str:
-    told = []
-    for name, side in (("A", one.a), ("B", one.b)):
+def _unmeasured_sides(match: Match) -> str:
+    """Return the sides without a measured throughput, and why: `A (2 failed) and B (too few steps)`."""
+    sides = []
+    for letter, side in match.sides:
         if not side.log_throughputs:
-            why = ", ".join(f"{count} {status}" for status, count in side.left_out.items())
-            told.append(f"{name} ({why or 'too few steps'})")
-    return " and ".join(told)
+            reasons = [f"{count} {status}" for status, count in side.left_out.items()]
+            sides.append(f"{letter} ({', '.join(reasons) or 'too few steps'})")
+    return " and ".join(sides)

@@ -1,40 +1,45 @@
-"""What each axis of a sweep bought: attribution of the throughputs of its trials."""
+"""What each axis of a sweep contributes: attribution of the throughputs of its trials."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
 from harness.analysis.compare import Side
+from harness.analysis.result import CellResult
 from harness.core.errors import BadInput
 from harness.statistics.attribution import Attribution, Point, attribute
 
 
 def attributions(side: Side) -> dict[str, Attribution]:
-    """By workload, of those whose cells differ in an axis and have trials enough."""
+    """Return the attribution of each workload whose cells differ in an axis and have enough trials."""
     points: dict[str, list[Point]] = {}
-    for cell in side.cells:
-        own = points.setdefault(cell.cell.workload.label, [])
-        own += [
-            Point(
-                levels=asdict(cell.cell.axes),
-                block=(one.seed, one.repeat),
-                value=math.log(one.throughput),
-            )
-            for one in cell.trials
-            if one.throughput
-        ]
-    found = {label: attribute(own) for label, own in points.items() if own}
-    return {label: one for label, one in found.items() if one is not None and one.effects}
+    for result in side.cells:
+        points.setdefault(result.cell.workload.label, []).extend(_points(result))
+    by_workload = {}
+    for workload, workload_points in points.items():
+        attribution = attribute(workload_points) if workload_points else None
+        if attribution is not None and attribution.effects:
+            by_workload[workload] = attribution
+    return by_workload
+
+
+def _points(result: CellResult) -> list[Point]:
+    """Return a point for each measured trial of a cell; a block is one seed and repeat of all cells."""
+    levels = asdict(result.cell.axes)
+    points = []
+    for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
+        block = (trial.seed, trial.repeat)
+        points.append(Point(levels=levels, block=block, value=log_throughput))
+    return points
 
 
 def effects(side: Side) -> Mapping[str, Attribution]:
-    """The same; raises BadInput where there is nothing to attribute."""
-    told = attributions(side)
-    if not told:
+    """Return the same; raises BadInput where there is nothing to attribute."""
+    by_workload = attributions(side)
+    if not by_workload:
         raise BadInput(
-            f"{side.name}: found too few trials to tell effects from noise; allowed: cells that differ in an axis,"
-            " and more seeds or repeats"
+            f"{side.name}: found too few trials to tell effects from noise;"
+            " allowed: cells that differ in an axis, and more seeds or repeats"
         )
-    return told
+    return by_workload

@@ -1,5 +1,4 @@
-"""What is asked of two cells: throughput over their trials, accuracy over their seeds, and whether the bits are the
-same."""
+"""The questions asked about two cells: throughput over trials, accuracy over seeds, equal bits."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
+from harness.records.record import Target
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.trials import independent_values
 from harness.statistics.verdict import Metric, Question
@@ -23,131 +23,190 @@ SPEED = Metric(
     better="faster",
     worse="slower",
 )
-ACCURACY_MARGIN = 0.01
-ROUNDING = 1e-12  # between values that are the same step of a metric
+ACCURACY_MARGIN = 0.01  # in the target metric's unit
+ROUNDING = 1e-12  # differences up to it are rounding errors of the same value
+
+TrialPair = tuple[TrialResult, TrialResult]  # of A and of B, with the same seed and repeat
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDifference:
-    """A question, and the means of both sides as people read them; geometric ones of throughputs."""
+    """A question, and the means of both sides as people read them."""
 
     question: Question
-    mean_a: float
+    mean_a: float  # geometric for throughput, else arithmetic
     mean_b: float
 
 
-def pairs(a: CellResult, b: CellResult) -> list[tuple[TrialResult, TrialResult]]:
-    """Trials of the same seed and repeat."""
-    theirs = {(one.seed, one.repeat): one for one in b.trials}
-    return [
-        (one, theirs[one.seed, one.repeat]) for one in a.trials if (one.seed, one.repeat) in theirs
-    ]
+def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
+    """Return the trials of both sides that have the same seed and repeat."""
+    trials_b = {(trial.seed, trial.repeat): trial for trial in b.trials}
+    pairs = []
+    for trial_a in a.trials:
+        trial_b = trials_b.get((trial_a.seed, trial_a.repeat))
+        if trial_b is not None:
+            pairs.append((trial_a, trial_b))
+    return pairs
 
 
 def same_bits(a: CellResult, b: CellResult) -> int:
-    """How many pairs ended with the same parameters."""
-    return sum(one.parameter_digest == other.parameter_digest for one, other in pairs(a, b))
-
-
-def _speeds(cell: CellResult) -> list[float]:
-    """The logarithms of what throughputs' interval is made of, where no pairs take off what a seed brings."""
-    measured = [one for one in cell.trials if one.throughput]
-    return independent_values(
-        [math.log(one.throughput or 1) for one in measured], [one.seed for one in measured]
+    """Return how many pairs of trials ended with the same parameters."""
+    return sum(
+        trial_a.parameter_digest == trial_b.parameter_digest
+        for trial_a, trial_b in paired_trials(a, b)
     )
 
 
 def hardware_keys(cell: CellResult) -> Sequence[str]:
-    """The keys of all that it was measured on."""
+    """Return the keys of all hardware that a cell was measured on."""
     return cell.conditions.get("hardware", [])
 
 
-def drifts(sides: Sequence[CellResult], known: Mapping[str, Drift]) -> list[Drift]:
-    """How much the difference of two sides' log throughputs moves with the times of measuring; none where that is not
-    known of both. Sides of one hardware move independently, but by a deviation that was estimated once."""
-    kinds = [hardware_keys(side) for side in sides]
-    if not all(kinds) or any(kind not in known for own in kinds for kind in own):
-        return []
-    worst = Counter(max(own, key=lambda kind: known[kind].deviation) for own in kinds)
-    return [
-        Drift(
-            deviation=math.sqrt(count) * known[kind].deviation,
-            degrees_of_freedom=known[kind].degrees_of_freedom,
-        )
-        for kind, count in worst.items()
-    ]
+def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) -> list[Drift]:
+    """Return how much the difference of two sides' log throughputs moves between times of measuring.
+
+    Empty unless the drift of all their hardware is known. Where a side has several kinds of
+    hardware, the one that drifts most counts. Sides of the same hardware move independently, but by
+    a deviation that was estimated once, so that they make one drift of sqrt(2) times its size.
+    """
+    counts: Counter[str] = Counter()
+    for side in sides:
+        kinds = hardware_keys(side)
+        if not kinds or any(kind not in drift_by_hardware for kind in kinds):
+            return []
+        counts[max(kinds, key=lambda kind: drift_by_hardware[kind].deviation)] += 1
+    combined = []
+    for kind, count in counts.items():
+        drift = drift_by_hardware[kind]
+        combined.append(replace(drift, deviation=math.sqrt(count) * drift.deviation))
+    return combined
 
 
-def speed(
-    a: CellResult, b: CellResult, min_effect: float, known: Mapping[str, Drift]
+def throughput_difference(
+    a: CellResult, b: CellResult, min_effect: float, drift_by_hardware: Mapping[str, Drift]
 ) -> MetricDifference | None:
-    """Of the log ratio of throughputs; None if a side has none. By pairs where they ran interleaved, one pair after
-    the other; otherwise the two sides are independent, and differ by what is `known` of their hardware's drift too."""
-    ours, theirs = a.log_throughputs, b.log_throughputs
-    if not ours or not theirs:
+    """Return the log ratio of throughputs, None if one side has none.
+
+    By pairs where the sides ran interleaved, one pair after the other. Otherwise the sides are
+    independent, and differ by the drift of their hardware too, as far as that is known.
+    """
+    logs_a, logs_b = a.log_throughputs, b.log_throughputs
+    if not logs_a or not logs_b:
         return None
-    measured = [(one, other) for one, other in pairs(a, b) if one.throughput and other.throughput]
-    if hardware_keys(a) == hardware_keys(b) and _interleaved(measured):
-        estimate = paired(
-            [math.log((other.throughput or 0) / (one.throughput or 1)) for one, other in measured]
-        )
+    log_ratios = _interleaved_log_ratios(a, b)
+    if log_ratios:
+        estimate = paired(log_ratios)
     else:
-        estimate = unpaired(_speeds(a), _speeds(b), drifts((a, b), known))
+        drift = drifts((a, b), drift_by_hardware)
+        estimate = unpaired(_independent_logs(a), _independent_logs(b), drift)
     metric = replace(SPEED, min_effect=min_effect)
-    question = Question(metric=metric, estimate=estimate)
     return MetricDifference(
-        question=question, mean_a=math.exp(fmean(ours)), mean_b=math.exp(fmean(theirs))
+        question=Question(metric=metric, estimate=estimate),
+        mean_a=math.exp(fmean(logs_a)),
+        mean_b=math.exp(fmean(logs_b)),
     )
 
 
-def _interleaved(measured: Sequence[tuple[TrialResult, TrialResult]]) -> bool:
-    """Whether both trials of a pair began before any of the next one did."""
-    begun = sorted(sorted(one.started for one in pair) for pair in measured)
-    return len(begun) > 1 and all(
-        last <= first for (_, last), (first, _) in itertools.pairwise(begun)
-    )
+def _independent_logs(cell: CellResult) -> list[float]:
+    """Return the log throughputs that count as independent values, where pairs do not cancel seeds."""
+    seeds = [trial.seed for trial in cell.measured_trials]
+    return independent_values(cell.log_throughputs, seeds)
 
 
-def accuracy(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
-    """Of the difference over seeds, each the mean of its repeats; None if the sides have no metric in common. What
-    ended with the same bits has the same accuracy, however few seeds there are."""
-    ours, theirs = a.metric_by_seed, b.metric_by_seed
-    if a.target is None or a.target != b.target or not ours or not theirs:
+def _interleaved_log_ratios(a: CellResult, b: CellResult) -> list[float]:
+    """Return the log ratio of B to A of each measured pair, empty unless they ran interleaved.
+
+    Two pairs or more are interleaved where both trials of a pair began before any of the next
+    pair did, on the same hardware.
+    """
+    if hardware_keys(a) != hardware_keys(b):
+        return []
+    starts, log_ratios = [], []
+    for trial_a, trial_b in paired_trials(a, b):
+        if trial_a.throughput and trial_b.throughput:
+            starts.append(sorted((trial_a.started, trial_b.started)))
+            log_ratios.append(math.log(trial_b.throughput / trial_a.throughput))
+    starts.sort()
+    for (_, last_start), (next_start, _) in itertools.pairwise(starts):
+        if last_start > next_start:
+            return []
+    return log_ratios if len(log_ratios) > 1 else []
+
+
+def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
+    """Return the difference of the target metric over seeds, each seed the mean of its repeats.
+
+    None if the sides have no metric in common.
+    """
+    seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
+    if a.target is None or a.target != b.target or not seeds_a or not seeds_b:
         return None
-    common = [seed for seed in ours if seed in theirs]
-    whole = pairs(a, b)
-    alike = all(one.metric == other.metric for one, other in whole)  # or it was evaluated otherwise
-    if whole and alike and same_bits(a, b) == len(whole) == len(a.trials) == len(b.trials):
-        estimate = Estimate(
-            value=0.0, standard_error=0.0, degrees_of_freedom=1, count=len(whole), paired=True
-        )
-    elif common:
-        estimate = _on_a_grid(paired([theirs[seed] - ours[seed] for seed in common]), ours, theirs)
-    else:
-        estimate = _on_a_grid(unpaired(list(ours.values()), list(theirs.values())), ours, theirs)
-    name = a.target.name
-    metric = Metric(
-        name=name,
-        higher_is_better=a.target.higher_is_better,
+    common = [seed for seed in seeds_a if seed in seeds_b]
+    return MetricDifference(
+        question=Question(
+            metric=_target_metric(a.target, margin), estimate=_metric_estimate(a, b, common)
+        ),
+        mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
+        mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
+    )
+
+
+def _target_metric(target: Target, margin: float) -> Metric:
+    """Return the target metric of a workload, with the difference that matters."""
+    return Metric(
+        name=target.name,
+        higher_is_better=target.higher_is_better,
         relative=False,
         min_effect=margin,
-        better=f"better {name}",
-        worse=f"worse {name}",
-    )
-    means = [fmean(side[seed] for seed in common or side) for side in (ours, theirs)]
-    return MetricDifference(
-        question=Question(metric=metric, estimate=estimate), mean_a=means[0], mean_b=means[1]
+        better=f"better {target.name}",
+        worse=f"worse {target.name}",
     )
 
 
-def _on_a_grid(estimate: Estimate, *sides: Mapping[int, float]) -> Estimate:
-    """With an error of at least the min_effect step seen: a metric counted over samples moves in steps, and a few seeds
-    that moved by the same one do not make its effect certain."""
-    values = sorted({value for side in sides for value in side.values()})
-    steps = [other - one for one, other in itertools.pairwise(values) if other - one > ROUNDING]
-    if not steps or estimate.standard_error is None:
+def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Estimate:
+    """Return the estimated difference of the target metric, by pairs of the seeds in common if any."""
+    if _are_identical(a, b):
+        return Estimate(
+            value=0.0,
+            standard_error=0.0,
+            degrees_of_freedom=1,
+            count=len(a.trials),
+            paired=True,
+        )
+    seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
+    if common:
+        estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])
+    else:
+        estimate = unpaired(list(seeds_a.values()), list(seeds_b.values()))
+    return _with_smallest_step(estimate, [*seeds_a.values(), *seeds_b.values()])
+
+
+def _are_identical(a: CellResult, b: CellResult) -> bool:
+    """Return whether all trials of both sides are pairs that ended with the same bits and metric.
+
+    Their accuracy is the same then, however few seeds there are. The metric is compared too,
+    because the same parameters may have been evaluated otherwise.
+    """
+    pairs = paired_trials(a, b)
+    if not pairs or not len(pairs) == len(a.trials) == len(b.trials):
+        return False
+    same_metric = all(trial_a.metric == trial_b.metric for trial_a, trial_b in pairs)
+    return same_metric and same_bits(a, b) == len(pairs)
+
+
+def _with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:
+    """Return the estimate with a standard error of at least the smallest step between the values.
+
+    A metric counted over samples moves in steps, and a few seeds that moved by the same step do not
+    make its effect certain.
+    """
+    if estimate.standard_error is None:
         return estimate
-    return replace(
-        estimate,
-        standard_error=max(estimate.standard_error, min(steps) / math.sqrt(estimate.count)),
-    )
+    steps = []
+    for value, next_value in itertools.pairwise(sorted(set(values))):
+        if next_value - value > ROUNDING:
+            steps.append(next_value - value)
+    if not steps:
+        return estimate
+    smallest_error = min(steps) / math.sqrt(estimate.count)
+    return replace(estimate, standard_error=max(estimate.standard_error, smallest_error))

@@ -13,7 +13,7 @@ from functools import cached_property
 from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import Comparison, Row, Side, against_first
 from harness.analysis.effects import attributions
-from harness.analysis.questions import SPEED, speed
+from harness.analysis.questions import SPEED, throughput_difference
 from harness.analysis.result import CellResult, aggregate, join, unrecorded
 from harness.records.record import Record
 from harness.spec.cell import Cell
@@ -145,21 +145,22 @@ class SweepResult:
         return contenders(fastest, slower)
 
 
-def contenders(fastest: CellResult, others: Sequence[CellResult]) -> list[CellResult]:
+def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:
     """Return the cells that are not significantly slower than the fastest by as much as matters.
 
     Bonferroni over the others: if another cell is truly the best, then a false winner has to come
     out better than that cell, which is a single comparison of so many, however the winner was
     picked (Hsu 1981, doi:10.1214/aos/1176345582).
     """
-    return [cell for cell in others if not _is_slower(cell, fastest, ALPHA / len(others))]
+    alpha = ALPHA / max(1, len(slower))
+    return [cell for cell in slower if not _is_slower(cell, fastest, alpha)]
 
 
 def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
     """Return whether `fast` is faster, significantly at `alpha` and by as much as matters."""
-    difference = speed(slow, fast, SPEED.min_effect, {})
+    difference = throughput_difference(slow, fast, SPEED.min_effect, {})
     if difference is None:
         return False
     estimate = difference.question.estimate
-    _, fastest_unimportant = difference.question.metric.margins
-    return estimate.p_above(0.0) <= alpha and estimate.value >= fastest_unimportant
+    _, upper_margin = difference.question.metric.margins
+    return estimate.p_above(0.0) <= alpha and estimate.value >= upper_margin

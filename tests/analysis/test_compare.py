@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare import Comparison, Rules, Side, compare, compare_by
-from harness.analysis.questions import speed
+from harness.analysis.questions import throughput_difference
 from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
@@ -107,7 +107,7 @@ def test_intervals_hold_with_a_drift_that_few_comparisons_told() -> None:
             make_result(list(own), started=[n * 1e6 + seed for seed in range(3)])
             for n, own in enumerate(sides)
         )
-        asked = speed(a, b, 0.01, {kind: certified})
+        asked = throughput_difference(a, b, 0.01, {kind: certified})
         assert asked is not None
         low, high = asked.question.estimate.interval()
         held_by += low <= 0 <= high
