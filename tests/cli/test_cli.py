@@ -13,6 +13,7 @@ from harness.cli.completion import complete_set
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
+from tests.support.pages import harness_calls, parse_problem
 from tests.support.sweeps import write
 
 
@@ -46,6 +47,9 @@ def test_help_of_a_command_shows_an_example_of_it(words: tuple[str, ...]) -> Non
     assert (ended.code, ended.err) == (0, "")
     example = " ".join(ended.out.partition("Example")[2].split())
     assert f"harness {' '.join(words)}" in example
+    for line in ended.out.partition("Examples:\n")[2].splitlines():
+        for arguments in harness_calls(line.strip()):
+            assert parse_problem(arguments) is None, line
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

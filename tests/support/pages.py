@@ -1,0 +1,216 @@
+"""Reads Markdown pages: the commands and files that they print, and whether these still work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer.main
+import yaml
+from typer.exceptions import TyperException
+
+from harness.cli.main import app
+from harness.gate.limits import read_gate
+from harness.spec import cluster, sweep
+from tests.support.tree import TOP
+
+README = TOP / "README.md"
+GUIDE = TOP / "harness" / "guide"
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```\s*$", re.M | re.S
+)
+FILE_NAME = re.compile(r"^# (?P<name>[\w./-]+\.(?:yaml|yml|py|toml|sh|csv))$")
+EXIT_CODE = re.compile(r"#.*\bexit code (?P<code>\d+)")
+SHELL_LANGUAGES = ("console", "bash", "sh")
+RUN_LIMIT = 600  # seconds that one command of a page may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of a page."""
+
+    line: int  # where it starts, from 1
+    info: (
+        str  # what follows the fence: the language, and `run` for commands that are to be executed
+    )
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.info.split()[0] if self.info.split() else ""
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether a test executes its commands."""
+        return self.language in SHELL_LANGUAGES and "run" in self.info.split()[1:]
+
+    @property
+    def file_name(self) -> str | None:
+        """Return the name of the file that it prints, which is its first line as a comment."""
+        match = FILE_NAME.match(self.text.partition("\n")[0])
+        return match["name"] if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command line as a page prints it."""
+
+    text: str
+    exit_code: int  # the one that a comment at its end states, else 0
+
+
+def documented_pages() -> list[Path]:
+    """Return the README and the pages of the manual."""
+    return [README, *sorted(GUIDE.glob("*.md"))]
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a page."""
+    found_blocks: list[Block] = []
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        found_blocks.append(Block(line=line, info=match["info"].strip(), text=match["text"]))
+    return found_blocks
+
+
+def commands(block: Block) -> list[Command]:
+    """Return the command lines of a block: of a console those after `$ `, of a script all of them.
+
+    A line that ends with a backslash goes on in the next one.
+    """
+    if block.language not in SHELL_LANGUAGES:
+        return []
+    joined = block.text.replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines()]
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    return [Command(text=line, exit_code=_stated_exit_code(line)) for line in lines]
+
+
+def _stated_exit_code(line: str) -> int:
+    match = EXIT_CODE.search(line)
+    return int(match["code"]) if match else 0
+
+
+def harness_calls(command: str) -> list[list[str]]:
+    """Return the arguments of each call of `harness` in a command line, which may chain several."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.commenters = "#"
+    lexer.wordchars += "…%:@=,[]{}+^"
+    calls: list[list[str]] = []
+    is_start = True  # whether the next word is a program's name
+    arguments: list[str] | None = None
+    for word in lexer:
+        if set(word) <= set(";&|()<>"):
+            is_start = word not in (">", ">>", "<")
+            arguments = None
+        elif is_start and re.fullmatch(r"\w+=.*", word):
+            continue  # a variable that is set for this program
+        elif is_start:
+            is_start = False
+            if Path(word).name == "harness":
+                arguments = []
+                calls.append(arguments)
+        elif arguments is not None:
+            arguments.append(word)
+    return calls
+
+
+def parse_problem(arguments: list[str]) -> str | None:
+    """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
+    command: Any = typer.main.get_command(app)
+    remaining = [word for word in arguments if word != "--version"]
+    while hasattr(command, "commands"):
+        if not remaining or remaining[0] == "--help":
+            return None
+        name = remaining.pop(0)
+        if name not in command.commands:
+            return f"no such command: {name}"
+        command = command.commands[name]
+    if "--help" in remaining:  # to parse it would print the help
+        return None
+    try:
+        command.make_context("harness", remaining)
+    except TyperException as error:
+        return error.format_message()
+    return None
+
+
+def write_files(text: str, folder: Path) -> list[Path]:
+    """Write the files that a page prints; of two with the same name the later one stays."""
+    paths: list[Path] = []
+    for block in blocks(text):
+        if block.file_name is None:
+            continue
+        path = folder / block.file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text.partition("\n")[2], encoding="utf-8")
+        if path not in paths:
+            paths.append(path)
+    return paths
+
+
+def check_file(path: Path) -> str:
+    """Read a file as the harness does and return its kind; raises what its reader raises."""
+    if path.suffix == ".py":
+        compile(path.read_text(encoding="utf-8"), str(path), "exec")
+        return "python"
+    if path.suffix not in (".yaml", ".yml"):
+        return "other"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "workloads" in keys:
+        assert sweep.load_sweep(path).trials()
+        return "sweep"
+    if "launcher" in keys or "slurm" in keys or "device" in keys:
+        cluster.load_profile(str(path))
+        return "profile"
+    read_gate(path)
+    return "gate"
+
+
+def run_page(text: str, folder: Path) -> list[str]:
+    """Execute a page's `run` blocks in a folder, with its files in it; return what did not end as stated.
+
+    A file is written when its block comes, so that a later one of the same name replaces it for what follows.
+    """
+    problems: list[str] = []
+    for block in blocks(text):
+        if block.file_name is not None:
+            write_files(f"```{block.info}\n{block.text}```\n", folder)
+        if not block.is_run:
+            continue
+        for command in commands(block):
+            problem = _run(command, folder)
+            if problem:
+                problems.append(f"line {block.line}: {problem}")
+    return problems
+
+
+def _run(command: Command, folder: Path) -> str | None:
+    """Execute one command in bash and return what went wrong, with the end of its output."""
+    environment = {name: value for name, value in os.environ.items() if name != "HARNESS_RESULTS"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", command.text],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=RUN_LIMIT,
+        check=False,
+    )
+    if ended.returncode == command.exit_code:
+        return None
+    return (
+        f"{command.text}: exit code {ended.returncode}, not {command.exit_code}:\n"
+        f"{ended.stdout[-2000:]}"
+    )
