@@ -1,183 +1,233 @@
-"""Where the numbers come from: what went wrong, what they were measured with, and how to get them again."""
+"""Where the numbers come from: what went wrong, what they were measured with, how to repeat them."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.paths import SweepFolder
 from harness.hardware.roofline import device_of
 from harness.records.record import Record
 from harness.render.html.facts import Facts
-from harness.spec.sweep import ready_sweeps
+from harness.spec.sweep import Sweep, ready_sweeps
 
 LOG_LINES = 30  # of the end of a log
-SPREAD = 3  # different values of a setting that are listed; of more only how many
-NOISE = ("TORCHELASTIC", "SLURM")  # variables that differ from trial to trial and decide nothing
+MAX_VALUES = 3  # different values of a setting that are listed; of more, only the number
+PER_TRIAL_VARIABLES = ("TORCHELASTIC", "SLURM")  # they differ between trials and decide nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """A trial that is no part of the numbers, or an earlier attempt of one that is."""
+    """A trial that is no part of the numbers, or an earlier attempt at one that is."""
 
     trial: str
     label: str
     status: str
     reasons: Sequence[str]
     log: str  # path; empty if there is none
-    tail: str
+    tail: str  # the end of the log; empty for a trial that is done
     traceback: str
 
 
 def troubles(facts: Facts, folder: SweepFolder) -> list[Trouble]:
-    """In the order of the trials; then those that are planned and have no record, as one."""
-    found = [
-        _trouble(record, folder)
-        for record in facts.records
-        if record.status != "done" or record.previous_failures
-    ]
-    return [one for one in found if one.reasons]
+    """Return the trials that something went wrong with, in their order."""
+    found_troubles = []
+    for record in facts.records:
+        if record.status != "done" or record.previous_failures:
+            trouble = _trouble(record, folder)
+            if trouble.reasons:
+                found_troubles.append(trouble)
+    return found_troubles
 
 
-def missing(facts: Facts) -> int:
-    """Trials that are planned and have no record."""
+def count_unrecorded(facts: Facts) -> int:
+    """Return the number of trials that are planned and have no record."""
     return len(facts.sweep.trials()) - len(facts.records)
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
-    place, failure = folder.trial_folder(record.trial.id), record.failure
-    reasons = [f"an earlier attempt: {one}" for one in record.previous_failures]
-    reasons = ([str(failure)] if failure else []) + list(record.violations) + reasons
-    path = place.path / failure.log if failure and failure.log else place.launch_log
-    tail = ""
-    if record.status != "done" and path.is_file():
-        tail = "\n".join(
-            path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-        )
+    trial_folder = folder.trial_folder(record.trial.id)
+    failure = record.failure
+    reasons = [str(failure)] if failure else []
+    reasons += record.violations
+    reasons += [f"an earlier attempt: {earlier}" for earlier in record.previous_failures]
+    log = trial_folder.launch_log
+    traceback = ""
+    if failure:
+        traceback = failure.traceback or ""
+        if failure.log:
+            log = trial_folder.path / failure.log
+    is_done = record.status == "done"
     return Trouble(
         trial=record.trial.id,
         label=f"{record.trial.cell.label} seed {record.trial.seed}",
-        status="done after a failure" if record.status == "done" else record.status,
+        status="done after a failure" if is_done else record.status,
         reasons=reasons,
-        log=str(path) if path.is_file() else "",
-        tail=tail,
-        traceback=failure.traceback or "" if failure else "",
+        log=str(log) if log.is_file() else "",
+        tail="" if is_done else _read_tail(log),
+        traceback=traceback,
     )
 
 
+def _read_tail(log: Path) -> str:
+    """Return the last lines of a log, empty if there is none."""
+    if not log.is_file():
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LOG_LINES:])
+
+
 def environment(facts: Facts) -> list[tuple[str, str]]:
-    """Every setting of the trials' hardware, software and variables; all its values where they differ."""
-    found: dict[str, dict[str, None]] = {}
+    """Return every setting of the trials' hardware, software and variables, with all its values."""
+    values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
     for record in facts.records:
-        for name, value in _flat(record).items():
-            found.setdefault(name, {})[value] = None
-    return [
-        (name, "; ".join(values) if len(values) <= SPREAD else f"{len(values)} different values")
-        for name, values in found.items()
-    ]
+        for name, value in _settings(record):
+            values.setdefault(name, {})[value] = None
+    return [(name, _list_values(list(different))) for name, different in values.items()]
 
 
-def _flat(record: Record) -> dict[str, str]:
-    known: Mapping[str, Any] = record.rank0.environment if record.rank0 else {}
-    flat: dict[str, Any] = {"device": device_of(record)} if known else {}
-    flat |= {name: value for name, value in (known.get("hardware") or {}).items() if name != "gpus"}
-    if isinstance(size := flat.pop("memory_bytes", None), int):
-        flat["memory"] = f"{size / 2**30:.1f} GiB"
-    flat |= {
-        "GPUs": ", ".join(
-            gpu.get("name", "?") for gpu in (known.get("hardware") or {}).get("gpus", [])
-        )
-    }
-    software = dict(known.get("software") or {})
-    packages = software.pop("packages", {})
-    flat |= software | {name: version for name, version in packages.items() if name != "torch"}
-    flat |= {
-        name: value
-        for name, value in (known.get("variables") or {}).items()
-        if not name.startswith(NOISE)
-    }
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in flat.items()
-        if value not in ("", None)
-    }
+def _list_values(values: Sequence[str]) -> str:
+    if len(values) > MAX_VALUES:
+        return f"{len(values)} different values"
+    return "; ".join(values)
+
+
+def _settings(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of what a trial ran with, without those that are unknown."""
+    if record.rank0 is None:
+        return
+    described = record.rank0.environment
+    settings: dict[str, Any] = {"device": device_of(record)}
+    settings |= _hardware_settings(described.get("hardware") or {})
+    settings |= _software_settings(described.get("software") or {})
+    for name, value in (described.get("variables") or {}).items():
+        if not name.startswith(PER_TRIAL_VARIABLES):
+            settings[name] = value
+    for name, value in settings.items():
+        if value in ("", None):
+            continue
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _hardware_settings(hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hardware's settings, its memory in GiB and its GPUs by their names."""
+    settings = dict(hardware)
+    gpus = settings.pop("gpus", [])
+    size = settings.pop("memory_bytes", None)
+    if isinstance(size, int):
+        settings["memory"] = f"{size / 2**30:.1f} GiB"
+    settings["GPUs"] = ", ".join(gpu.get("name", "?") for gpu in gpus)
+    return settings
+
+
+def _software_settings(software: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the software's settings and the versions of its packages.
+
+    Torch is a setting already, with the build in its version: `2.11.0+cu128`.
+    """
+    settings = dict(software)
+    packages = settings.pop("packages", {})
+    for name, version in packages.items():
+        if name != "torch":
+            settings[name] = version
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to measure it again: commands, and what is to be known about them."""
+    """How to measure a sweep again."""
 
-    code: Sequence[str]  # commits, each with whether it had changes
+    code: Sequence[str]  # commits, each with whether it had uncommitted changes
     commands: str
-    notes: Sequence[str]
+    notes: Sequence[str]  # what to know about the commands
 
 
 def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
-    """From the code that measured; settings that a command line changed are in each trial's trial.json."""
-    found: dict[str, bool] = {}
+    """Return how to repeat a sweep with the code that measured it."""
+    had_changes: dict[str, bool] = {}  # by commit
     for record in facts.records:
-        told: Mapping[str, Any] = (
-            (record.rank0.environment.get("harness") or {}) if record.rank0 else {}
-        )
-        if commit := told.get("commit"):
-            found[commit] = found.get(commit, False) or bool(told.get("dirty"))
-    notes = []
-    if not found:
-        notes.append("The commit is not known: the harness did not run from a checkout.")
-    if len(found) > 1:
-        notes.append("The trials ran on several commits; the commands take the last one.")
-    if any(found.values()):
-        notes.append("The checkout had uncommitted changes, which the commit does not hold.")
-    notes.append(
-        "What --set and --data changed is not in the sweep file; each trial's trial.json holds all of it."
-    )
+        if record.rank0 is None:
+            continue
+        code = record.rank0.environment.get("harness") or {}
+        commit = code.get("commit")
+        if commit:
+            had_changes[commit] = had_changes.get(commit, False) or bool(code.get("dirty"))
+    commits = list(had_changes)
     return Recipe(
-        code=[
-            f"{commit} {'with changes' if dirty else 'clean'}" for commit, dirty in found.items()
-        ],
-        commands="\n".join(_commands(facts, folder, list(found))),
-        notes=notes,
+        code=[f"{commit} {_cleanliness(dirty)}" for commit, dirty in had_changes.items()],
+        commands="\n".join(_commands(facts, folder, commits)),
+        notes=_notes(had_changes),
     )
+
+
+def _cleanliness(dirty: bool) -> str:
+    if dirty:
+        return "with changes"
+    return "clean"
+
+
+def _notes(had_changes: Mapping[str, bool]) -> list[str]:
+    """Return what to know before running the commands; `had_changes` is by commit."""
+    notes = []
+    if not had_changes:
+        notes.append("The commit is unknown: the harness did not run from a checkout.")
+    if len(had_changes) > 1:
+        notes.append("The trials ran on several commits; the commands use the last one.")
+    if any(had_changes.values()):
+        notes.append("The checkout had uncommitted changes, which are not part of the commit.")
+    notes.append(
+        "Values set with --set and --data are not in the sweep file; each trial's trial.json has"
+        " them all."
+    )
+    return notes
 
 
 def _commands(facts: Facts, folder: SweepFolder, commits: Sequence[str]) -> list[str]:
-    sweep = facts.sweep
-    source = sweep.source.stem if sweep.source.stem in ready_sweeps() else str(sweep.source)
-    files = {
-        cell.workload.label: cell.workload.data["path"]
-        for cell in sweep.cells
-        if cell.workload.data.get("path")
-    }
-    data = [word for label, path in files.items() for word in ("--data", f"{label}={path}")]
-    seeds = [
-        "--set",
-        f"seeds={','.join(map(str, sweep.seeds))}",
-        "--set",
-        f"repeats={sweep.repeats}",
-    ]
-    last = max(facts.records, key=lambda record: record.ended)
-    software = last.rank0.environment.get("software", {}) if last.rank0 else {}
+    """Return the lines that check out, install and run, and run one trial by hand."""
+    last_record = max(facts.records, key=lambda record: record.ended)
+    commands = []
+    if commits:
+        commands.append(f"git checkout {commits[-1]}")
+    commands.append(_install_command(last_record))
+    commands.append(_run_command(facts.sweep))
+    commands.append("# one trial by hand, as it ran")
+    trial_path = folder.trial_folder(last_record.trial.id).path
+    ranks = last_record.trial.cell.axes.world_size
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+    commands.append(shlex.join([*torchrun, "-m", "harness.training.worker", str(trial_path)]))
+    return commands
+
+
+def _install_command(record: Record) -> str:
+    """Return the command that installs the packages of a trial, in the versions that it had."""
+    software: Mapping[str, Any] = {}
+    if record.rank0:
+        software = record.rank0.environment.get("software", {})
     versions = [f"{name}=={version}" for name, version in software.get("packages", {}).items()]
-    _, _, build = str(software.get("torch", "")).partition("+")  # as in 2.11.0+cu128
-    wheels = ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"] if build else []
-    trial = folder.trial_folder(last.trial.id).path
-    ranks = last.trial.cell.axes.world_size
-    return [
-        *([f"git checkout {commits[-1]}"] if commits else []),
-        shlex.join(["pip", "install", ".", *versions, *wheels]),
-        shlex.join(["harness", "run", source, *data, *seeds]),
-        "# one trial alone, as it ran",
-        shlex.join(
-            [
-                "torchrun",
-                "--standalone",
-                f"--nproc-per-node={ranks}",
-                "-m",
-                "harness.training.worker",
-                str(trial),
-            ]
-        ),
-    ]
+    command = ["pip", "install", ".", *versions]
+    build = str(software.get("torch", "")).partition("+")[2]  # `cu128` of `2.11.0+cu128`
+    if build:
+        command += ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
+    return shlex.join(command)
+
+
+def _run_command(sweep: Sweep) -> str:
+    """Return the command that runs a sweep with the data, the seeds and the repeats that it had."""
+    source = str(sweep.source)
+    if sweep.source.stem in ready_sweeps():
+        source = sweep.source.stem
+    command = ["harness", "run", source]
+    data_files = {}
+    for cell in sweep.cells:
+        path = cell.workload.data.get("path")
+        if path:
+            data_files[cell.workload.label] = path
+    for label, path in data_files.items():
+        command += ["--data", f"{label}={path}"]
+    seeds = ",".join(map(str, sweep.seeds))
+    command += ["--set", f"seeds={seeds}", "--set", f"repeats={sweep.repeats}"]
+    return shlex.join(command)

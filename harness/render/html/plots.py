@@ -1,12 +1,15 @@
-"""What needs axes, as SVG within the page: curves and the roofline. Words are the reader's fonts, not outlines."""
+"""Plots with axes, as SVG within the page: curves of the loss and of the target metric.
+
+Their texts are text, drawn in the reader's fonts, not outlines of letters.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,113 +23,169 @@ from harness.render.html.facts import CellFacts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 16  # lines of a workload that are drawn: of the fastest cells
-BANDS = 4  # lines of which the range is drawn too
-DASHES: Sequence[Any] = ("-", (0, (4, 1.5)), (0, (1, 1)))
-POINTS = 200  # of a curve
+MAX_LINES = 16  # of a workload that are drawn: those of the fastest cells
+MAX_LINES_WITH_RANGE = 4  # with more lines, their ranges would hide each other
+MAX_POINTS = 200  # of a curve
+# Line styles, as Matplotlib and as SVG write them. A style is used for as many lines as there are
+# colors, then the next one begins.
+LINE_STYLES: Sequence[tuple[Any, str]] = (
+    ("-", "none"),
+    ((0, (4, 1.5)), "6 2"),
+    ((0, (1, 1)), "2 2"),
+)
+SVG_SETTINGS: Mapping[str, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "text.parse_math": False,
+}
+# Ids that Matplotlib numbers, which are the same in every plot of the page. Nothing refers to them.
+NUMBERED_ID = re.compile(r' id="[a-z_A-Z0-9]*_\d+"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegendEntry:
+    """A line of a plot and its name."""
+
+    color: str
+    dashes: str  # as SVG's stroke-dasharray
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """`lines` are the legend: colour, dashes, name."""
+    """A drawing with its title and legend."""
 
     title: str
     svg: Markup
-    lines: Sequence[tuple[str, str, str]]
+    lines: Sequence[LegendEntry]
     note: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The curve of one cell, or of several whose values are the very same."""
+
+    steps: Sequence[int]
+    values: Numbers  # shape (trials, steps)
+    cells: list[CellFacts] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The number of its earliest cell, which decides the order, the color and the style."""
+        return min(cell.number for cell in self.cells)
+
+    @property
+    def name(self) -> str:
+        """The names of its cells, joined by equals signs."""
+        cells = sorted(self.cells, key=lambda cell: cell.number)
+        return " = ".join(cell.name for cell in cells)
+
+
 def loss_plot(title: str, cells: Sequence[CellFacts]) -> Plot | None:
-    """The mean loss over ranks and trials, step by step, with the range over trials."""
-    return _curves(title, cells, "training loss", _losses)
+    """Return a plot of the mean loss over ranks and trials at each step, None without any."""
+    return _plot(title, cells, "training loss", _losses)
 
 
 def metric_plot(title: str, cells: Sequence[CellFacts]) -> Plot | None:
-    """The target metric at each evaluation; None where there was but one."""
-    named = next((cell.target for cell in cells if cell.target), "target metric")
-    return _curves(title, cells, named, _metrics)
+    """Return a plot of the target metric at each evaluation, None if there was only one."""
+    y_label = "target metric"
+    for cell in cells:
+        if cell.target:
+            y_label = cell.target
+            break
+    return _plot(title, cells, y_label, _metrics)
 
 
 def _losses(record: Record) -> dict[int, float]:
-    values = record.loss.unpack() if record.loss else np.empty(0)
-    places = np.unique(
-        np.linspace(0, len(values) - 1, min(len(values), POINTS)).round().astype(int)
-    )
-    return {int(place) + 1: float(values[place]) for place in places}
+    """Return the loss by step, thinned to at most MAX_POINTS steps."""
+    if record.loss is None:
+        return {}
+    losses = record.loss.unpack()
+    if not len(losses):
+        return {}
+    indices = np.linspace(0, len(losses) - 1, min(len(losses), MAX_POINTS)).round().astype(int)
+    return {int(index) + 1: float(losses[index]) for index in np.unique(indices)}
 
 
 def _metrics(record: Record) -> dict[int, float]:
-    learned = record.rank0
-    return (
-        {one.step: one.metrics[learned.target.name] for one in learned.evaluations}
-        if learned
-        else {}
-    )
+    """Return the target metric of each evaluation by step."""
+    if record.rank0 is None:
+        return {}
+    target = record.rank0.target.name
+    return {evaluation.step: evaluation.metrics[target] for evaluation in record.rank0.evaluations}
 
 
-def _curves(title: str, cells: Sequence[CellFacts], what: str, values: Any) -> Plot | None:
-    cells = sorted(
-        (cell for cell in cells if cell.done),
-        key=lambda cell: -(cell.rate.mean if cell.rate else 0.0),
-    )
-    found: dict[
-        tuple[Any, bytes], tuple[list[CellFacts], Numbers]
-    ] = {}  # by what they are, as some are the same
-    for cell in cells:
-        rows = [values(record) for record in cell.done]
-        steps = tuple(sorted(set.intersection(*(set(row) for row in rows))))
-        table: Numbers = np.array([[row[step] for step in steps] for row in rows])
-        if len(steps) > 1:
-            found.setdefault((steps, table.tobytes()), ([], table))[0].append(cell)
-    if not found:
+def _plot(
+    title: str,
+    cells: Sequence[CellFacts],
+    y_label: str,
+    read: Callable[[Record], dict[int, float]],
+) -> Plot | None:
+    """Return a plot of each cell's mean over trials, and their range where lines are few.
+
+    `read` returns a trial's values by step.
+    """
+    curves = _distinct_curves(cells, read)
+    if not curves:
         return None
-    drawn = chart.new_figure(3.6, 2.7)
-    axes = drawn.subplots()
+    figure = chart.new_figure(3.6, 2.7)
+    axes = figure.subplots()
     lines = []
-    for (steps, _), (alike, table) in sorted(
-        list(found.items())[:SHOWN], key=lambda item: _first(item[1][0])
-    ):
-        number = _first(alike)
-        colour, dash = (
-            chart.COLORS[number % len(chart.COLORS)],
-            number // len(chart.COLORS) % len(DASHES),
-        )
-        axes.plot(steps, table.mean(axis=0), color=colour, linestyle=DASHES[dash], linewidth=1.1)
-        if len(table) > 1 and len(found) <= BANDS:
-            axes.fill_between(
-                steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0
-            )
-        names = " = ".join(cell.name for cell in sorted(alike, key=lambda cell: cell.number))
-        lines.append((colour, ("none", "6 2", "2 2")[dash], names))
-    chart.style_axes(axes, "", "step", what)
-    note = f"the {SHOWN} fastest of {len(found)}" if len(found) > SHOWN else ""
-    return Plot(title=title, svg=svg(drawn, f"{what} of {title}"), lines=lines, note=note)
+    for curve in sorted(curves[:MAX_LINES], key=lambda curve: curve.number):
+        color = chart.COLORS[curve.number % len(chart.COLORS)]
+        style_number = curve.number // len(chart.COLORS) % len(LINE_STYLES)
+        line_style, dashes = LINE_STYLES[style_number]
+        mean = curve.values.mean(axis=0)
+        axes.plot(curve.steps, mean, color=color, linestyle=line_style, linewidth=1.1)
+        if len(curve.values) > 1 and len(curves) <= MAX_LINES_WITH_RANGE:
+            low = curve.values.min(axis=0)
+            high = curve.values.max(axis=0)
+            axes.fill_between(curve.steps, low, high, color=color, alpha=0.15, linewidth=0)
+        lines.append(LegendEntry(color=color, dashes=dashes, name=curve.name))
+    chart.style_axes(axes, "", "step", y_label)
+    note = ""
+    if len(curves) > MAX_LINES:
+        note = f"the {MAX_LINES} fastest of {len(curves)}"
+    return Plot(title=title, svg=svg(figure, f"{y_label} of {title}"), lines=lines, note=note)
 
 
-def _first(cells: Sequence[CellFacts]) -> int:
-    return min(cell.number for cell in cells)
+def _distinct_curves(
+    cells: Sequence[CellFacts], read: Callable[[Record], dict[int, float]]
+) -> list[Curve]:
+    """Return the curves of the cells from the fastest down; cells with equal values share one."""
+    curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
+    for cell in sorted(cells, key=_throughput, reverse=True):
+        trials = [read(record) for record in cell.done]
+        if not trials:
+            continue
+        common_steps = set(trials[0]).intersection(*trials)
+        if len(common_steps) < 2:
+            continue
+        steps = tuple(sorted(common_steps))
+        values: Numbers = np.array([[trial[step] for step in steps] for trial in trials])
+        curve = curves.setdefault((steps, values.tobytes()), Curve(steps=steps, values=values))
+        curve.cells.append(cell)
+    return list(curves.values())
 
 
-def svg(drawn: Figure, label: str) -> Markup:
-    """Inline, with the same bytes for the same plot, and for a screen reader what it is."""
+def _throughput(cell: CellFacts) -> float:
+    if cell.rate is None:
+        return 0.0
+    return cell.rate.mean
+
+
+def svg(figure: Figure, label: str) -> Markup:
+    """Return a figure as inline SVG; a screen reader reads its label.
+
+    The same figure with the same label gives the same bytes.
+    """
     import matplotlib as mpl
 
     content = io.StringIO()
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": label,
-        "font.family": "sans-serif",
-        "text.parse_math": False,
-    }
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # glyphs that matplotlib's own font lacks and the reader's may have
-        drawn.savefig(
-            content, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
-    numbered = re.compile(
-        r' id="[a-z_A-Z0-9]*_\d+"'
-    )  # the same in every plot, and nothing refers to them
-    drawing = numbered.sub("", content.getvalue().partition("<svg")[2])
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with mpl.rc_context({**SVG_SETTINGS, "svg.hashsalt": label}), warnings.catch_warnings():
+        # Matplotlib's own font may lack a letter that the reader's fonts have.
+        warnings.simplefilter("ignore")
+        figure.savefig(content, format="svg", metadata=no_metadata)
+    drawing = NUMBERED_ID.sub("", content.getvalue().partition("<svg")[2])
     return Markup('<svg role="img" aria-label="{}"').format(label) + Markup(drawing)

@@ -1,4 +1,7 @@
-"""What is drawn by HTML alone: bars, intervals and shades, as positions in percent, so that they fit any screen."""
+"""Rows that HTML draws by itself: bars, intervals and shades.
+
+Positions and widths are in percent of the space that a row has, so that a row fits any screen.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +11,19 @@ from dataclasses import dataclass
 
 from harness.render.chart import COLORS
 
-TICKS = (
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.5,
-    0.7,
-    0.8,
-    0.9,
-    1,
-    1.1,
-    1.2,
-    1.5,
-    2,
-    3,
-    5,
-    10,
-    20,
-    50,
-    100,
-)
-MOST_TICKS = 6
-PALEST, DARKEST = (
-    255,
-    0.6,
-)  # white; how much of a colour a shade holds at most, so that dark text reads well on it
+Bounds = tuple[float, float]  # the low and the high end of an interval
+
+RATIO_TICKS = (
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9,
+    1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100,
+)  # fmt: skip
+TICK_STEPS = (1, 2, 5, 10, 20)  # tenths of the power of ten that a linear scale spans
+MAX_TICKS = 6
+LINEAR_MIN_WIDTH = 1e-3  # of a scale of values that are all alike
+LOG_MIN_WIDTH = 0.02  # the same of ratios, in natural logarithms: 2%
+PADDING = 0.05  # of a scale beyond its outermost values, as a share of its width
+WHITE = 255  # a color channel
+STRONGEST_SHADE = 0.6  # the share of a color in its strongest shade, on which dark text reads well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,145 +31,177 @@ class Part:
     """A piece of a bar."""
 
     width: float  # percent
-    colour: str
+    color: str
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
+    """A row with a bar that is made of parts, and a text beside it."""
+
     label: str
     parts: Sequence[Part]
     text: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A word, and its look: better, worse, same, or open where nothing is certain."""
+class Badge:
+    """A word in a colored frame: a verdict, a certainty or a status."""
 
-    word: str
-    look: str
+    text: str
+    look: str  # better, worse, same, failed, or open where nothing is certain
+
+
+NO_BADGE = Badge("", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A value with its interval, if that is known."""
+    """A row with a dot for a value, a line for its interval and a text beside them."""
 
     label: str
-    at: float  # percent
-    low: float | None
-    high: float | None
-    ends: str  # which ends of the interval are cut off: open-low, open-high
+    position: float  # percent
+    low: float | None  # percent; None without an interval
+    high: float | None  # percent
+    ends: str  # the ends of the interval that are beyond the scale: open-low, open-high
     text: str
-    verdict: Verdict
+    badge: Badge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows under one title, with a legend of colours and names, or with the labels of a scale in percent."""
+    """Rows under one title."""
 
     title: str
     rows: Sequence[Bar | Span]
-    legend: Sequence[tuple[str, str]] = ()
-    ticks: Sequence[tuple[float, str]] = ()
+    legend: Sequence[tuple[str, str]] = ()  # colors and names
+    ticks: Sequence[tuple[float, str]] = ()  # positions in percent, and labels
     mark: float | None = None  # percent at which a line stands for the reference
     note: str = ""
 
 
 class Scale:
-    """Holds all of some values, and the bounds of their intervals as far as values stay apart."""
+    """A linear scale that contains all values, and their intervals unless these are far longer.
 
-    REACH = 6.0  # how far intervals may reach beyond all values, in widths of these
+    A long interval is cut off, so that it does not squeeze all values into one spot.
+    """
 
-    def __init__(
-        self, values: Sequence[float], bounds: Sequence[float] = (), least: float = 1e-3
-    ) -> None:
-        first, last = min(values), max(values)
-        width = max(last - first, least)
-        self.low = max(first - self.REACH * width, min([first, *bounds])) - 0.05 * width
-        self.high = min(last + self.REACH * width, max([last, *bounds])) + 0.05 * width
+    REACH = 6.0  # how far intervals may reach beyond all values, in widths of the values' range
+    MIN_WIDTH = LINEAR_MIN_WIDTH
 
-    def holds(self, value: float) -> bool:
+    def __init__(self, values: Sequence[float], bounds: Sequence[float] = ()) -> None:
+        """Fit the scale to values and to the ends of their intervals."""
+        smallest = min(values)
+        largest = max(values)
+        width = max(largest - smallest, self.MIN_WIDTH)
+        lowest_bound = min([smallest, *bounds])
+        highest_bound = max([largest, *bounds])
+        self.low = max(smallest - self.REACH * width, lowest_bound) - PADDING * width
+        self.high = min(largest + self.REACH * width, highest_bound) + PADDING * width
+
+    def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def place(self, value: float) -> float:
-        """In percent, kept inside."""
-        return 100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+    def position(self, value: float) -> float:
+        """Return where a value is, in percent; a value beyond the scale is moved to its end."""
+        inside = min(max(value, self.low), self.high)
+        return 100 * (inside - self.low) / (self.high - self.low)
 
     def span(
-        self,
-        label: str,
-        value: float,
-        bounds: tuple[float, float] | None,
-        text: str,
-        verdict: Verdict,
+        self, label: str, value: float, bounds: Bounds | None, text: str, badge: Badge = NO_BADGE
     ) -> Span:
-        low, high = bounds or (None, None)
-        ends = [("open-low", low), ("open-high", high)]
+        """Return the row of a value; `bounds` are the ends of its interval, None without one."""
+        if bounds is None:
+            return Span(
+                label=label,
+                position=self.position(value),
+                low=None,
+                high=None,
+                ends="",
+                text=text,
+                badge=badge,
+            )
+        low, high = bounds
+        ends = []
+        if not self.contains(low):
+            ends.append("open-low")
+        if not self.contains(high):
+            ends.append("open-high")
         return Span(
             label=label,
-            at=self.place(value),
-            low=None if low is None else self.place(low),
-            high=None if high is None else self.place(high),
-            ends=" ".join(
-                name for name, bound in ends if bound is not None and not self.holds(bound)
-            ),
+            position=self.position(value),
+            low=self.position(low),
+            high=self.position(high),
+            ends=" ".join(ends),
             text=text,
-            verdict=verdict,
+            badge=badge,
         )
 
     def ticks(self) -> list[tuple[float, str]]:
-        """At multiples of 1, 2 or 5 in a decade."""
-        power = 10 ** math.floor(math.log10(self.high - self.low))
-        steps = (factor * power / 10 for factor in (1, 2, 5, 10, 20))
-        step = next(step for step in steps if (self.high - self.low) / step <= MOST_TICKS)
-        inside = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        return [(self.place(at * step), f"{at * step:.6g}") for at in inside]
+        """Return at most MAX_TICKS ticks, at multiples of 1, 2 or 5 times a power of ten."""
+        width = self.high - self.low
+        power = 10 ** math.floor(math.log10(width))
+        steps = [factor * power / 10 for factor in TICK_STEPS]
+        step = next(step for step in steps if width / step <= MAX_TICKS)
+        lowest = math.ceil(self.low / step)
+        highest = math.floor(self.high / step)
+        multiples = [number * step for number in range(lowest, highest + 1)]
+        return [(self.position(value), f"{value:.6g}") for value in multiples]
 
 
-class Ratios(Scale):
-    """A logarithmic one that holds 1 too."""
+class RatioScale(Scale):
+    """A logarithmic scale of ratios, on which 1 has its place too."""
 
     REACH = 2.0
+    MIN_WIDTH = LOG_MIN_WIDTH
 
     def __init__(self, ratios: Sequence[float], bounds: Sequence[float] = ()) -> None:
-        logs = [_log(ratio) for ratio in (*ratios, 1.0) if 0 < ratio < math.inf]
-        super().__init__(logs, [_log(bound) for bound in bounds], least=0.02)
+        finite = [ratio for ratio in (*ratios, 1.0) if 0 < ratio < math.inf]
+        super().__init__([_log(ratio) for ratio in finite], [_log(bound) for bound in bounds])
 
-    def holds(self, value: float) -> bool:
-        return super().holds(_log(value))
+    def contains(self, value: float) -> bool:
+        return super().contains(_log(value))
 
-    def place(self, value: float) -> float:
-        return super().place(_log(value))
+    def position(self, value: float) -> float:
+        return super().position(_log(value))
 
     def ticks(self) -> list[tuple[float, str]]:
-        inside = [tick for tick in TICKS if self.holds(tick)]
-        every = math.ceil(len(inside) / MOST_TICKS)
-        one = inside.index(1)
-        return [(self.place(tick), f"{tick:g}×") for tick in inside[one % every :: every]]
+        """Return at most MAX_TICKS ticks at round ratios, 1 among them."""
+        inside = [tick for tick in RATIO_TICKS if self.contains(tick)]
+        every = math.ceil(len(inside) / MAX_TICKS)
+        start = inside.index(1) % every
+        return [(self.position(tick), f"{tick:g}×") for tick in inside[start::every]]
 
 
 def _log(ratio: float) -> float:
-    return math.log(ratio) if 0 < ratio < math.inf else -math.inf if ratio <= 0 else math.inf
+    """Return the natural logarithm, infinite for the bounds of an interval without an end."""
+    if ratio <= 0:
+        return -math.inf
+    if ratio == math.inf:
+        return math.inf
+    return math.log(ratio)
 
 
-def bars(values: Sequence[tuple[str, float, str]], colour: str = COLORS[0]) -> list[Bar]:
-    """From labels, values and texts: the largest is as wide as there is room."""
+def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> list[Bar]:
+    """Return a bar for each label, value and text; the largest takes all the space."""
     largest = max(value for _, value, _ in values) or 1.0
-    return [
-        Bar(
-            label=label,
-            parts=[Part(width=100 * value / largest, colour=colour, name="")],
-            text=text,
-        )
-        for label, value, text in values
-    ]
+    rows = []
+    for label, value, text in values:
+        part = Part(width=100 * value / largest, color=color, name="")
+        rows.append(Bar(label=label, parts=[part], text=text))
+    return rows
 
 
-def shade(ratio: float, strongest: float) -> str:
-    """Blue for faster, orange for slower, by the logarithm; `strongest` is the ratio of the full shade."""
-    share = min(1.0, abs(math.log(ratio)) / max(math.log(strongest), 1e-9)) * DARKEST
-    colour = COLORS[0] if ratio > 1 else COLORS[1]
-    channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(
-        f"{round(PALEST + (channel - PALEST) * share):02x}" for channel in channels
-    )
+def shade(ratio: float, strongest_ratio: float) -> str:
+    """Return a color for a ratio: blue for faster, orange for slower, white for 1.
+
+    The shade grows with the logarithm, up to that of `strongest_ratio`.
+    """
+    strength = abs(math.log(ratio)) / max(math.log(strongest_ratio), 1e-9)
+    share = min(1.0, strength) * STRONGEST_SHADE
+    color = COLORS[0] if ratio > 1 else COLORS[1]
+    digits = []
+    for start in (1, 3, 5):  # of `#rrggbb`
+        channel = int(color[start : start + 2], 16)
+        digits.append(f"{round(WHITE + (channel - WHITE) * share):02x}")
+    return "#" + "".join(digits)

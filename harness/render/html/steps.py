@@ -1,92 +1,130 @@
-"""Step times: their course over a trial with the steady state marked, and their distribution in it."""
+"""Step times: their course over a trial with the steady state marked, and their distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.summary import find_window, unpack
-from harness.records.record import Record
+from harness.records.record import Record, Summary
 from harness.records.series import Numbers
 from harness.render.html.facts import CellFacts
 
-POINTS = 120  # of a course
+COURSE_POINTS = 120  # at most, of a course
 BINS = 24  # of a distribution
-HIGHEST = 3.0  # medians that the course has room for: what compiles or stalls is cut off
+COURSE_TOP = 3.0  # medians at the top of a course; steps that compile or stall are cut off there
+PEAK_HEIGHT = 96  # percent of the box that the highest bin of a distribution takes
+FEWEST_STEPS = 2  # that a trial must have measured to be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Drawn in boxes of 100 by 100, upside down as SVG is. `steady` are stretches, begin and width."""
+class StepTimes:
+    """The step times of a cell, drawn in boxes of 100 by 100 in which y points down, as in SVG."""
 
     label: str
     course: str  # points of a line
-    steady: Sequence[tuple[float, float]]
+    steady: Sequence[tuple[float, float]]  # the beginning and width of each steady segment
     distribution: str  # points of an outline
-    range: tuple[str, str]  # milliseconds at the distribution's ends
+    range: tuple[str, str]  # milliseconds at both ends of the distribution
     text: str
 
 
-def steps_of(cell: CellFacts) -> Steps | None:
-    """The course is of the first trial, the distribution of all; a step takes as long as at its slowest rank."""
-    traces = [_trace(record) for record in cell.done if record.ranks[0].step_seconds]
-    traces = [(seconds, inside) for seconds, inside in traces if inside.sum() >= 2]
+@dataclass(frozen=True)
+class Trace:
+    """The steps of one trial."""
+
+    seconds: Numbers  # of the slowest rank at each step, shape (steps,)
+    is_measured: NDArray[np.bool_]  # whether a step is in the measured window, shape (steps,)
+
+
+def step_times(cell: CellFacts) -> StepTimes | None:
+    """Return the step times of a cell, None if too few steps were measured.
+
+    The course is of the first trial, the distribution of all done trials.
+    """
+    traces = []
+    for record in cell.done:
+        if record.ranks[0].step_seconds:
+            trace = _trace(record)
+            if trace.is_measured.sum() >= FEWEST_STEPS:
+                traces.append(trace)
     if not traces:
         return None
-    measured = np.concatenate([seconds[inside] for seconds, inside in traces]) * 1e3
+    measured = np.concatenate([trace.seconds[trace.is_measured] for trace in traces]) * 1e3
     p50, p90, p99 = np.percentile(measured, (50, 90, 99))
-    settled = [summary.settled for summary in cell.summaries]
-    known = (
-        "never steady, measured"
-        if False in settled
-        else "measured"
-        if None in settled
-        else "steady"
-    )
-    start = cell.summaries[0].window_start
     low, high = np.percentile(measured, (0.5, 99.5))
-    seconds, inside = traces[0]
-    return Steps(
+    percentiles = f"p50 {_short(p50)}, p90 {_short(p90)}, p99 {_short(p99)} ms"
+    start = cell.summaries[0].window_start
+    return StepTimes(
         label=cell.name,
-        course=_course(seconds * 1e3 / p50),
-        steady=_stretches(inside),
+        course=_course(traces[0].seconds * 1e3 / p50),
+        steady=_segments(traces[0].is_measured),
         distribution=_outline(measured, low, high),
         range=(_short(low), f"{_short(high)} ms"),
-        text=f"p50 {_short(p50)}, p90 {_short(p90)}, p99 {_short(p99)} ms; {known} from step {start}",
+        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}",
     )
+
+
+def _steadiness(summaries: Sequence[Summary]) -> str:
+    """Return what the measured steps are: `steady`, unless a trial has none or too few to tell."""
+    settled = [summary.settled for summary in summaries]
+    if False in settled:
+        return "never steady, measured"
+    if None in settled:
+        return "measured"
+    return "steady"
 
 
 def _short(milliseconds: float) -> str:
-    """In three digits or more."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+    """Return a number with three significant digits or more."""
+    if milliseconds >= 100:
+        return f"{milliseconds:,.0f}"
+    return f"{milliseconds:.3g}"
 
 
-def _trace(record: Record) -> tuple[Numbers, NDArray[np.bool_]]:
+def _trace(record: Record) -> Trace:
     seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
-    resumed = [taken_up.step for taken_up in record.ranks[0].interruptions]
-    return seconds, find_window(seconds, record.trial.cell.warmup, resumed).mask
+    resumed = [interruption.step for interruption in record.ranks[0].interruptions]
+    window = find_window(seconds, record.trial.cell.warmup, resumed)
+    return Trace(seconds=seconds, is_measured=window.inside)
 
 
 def _course(relative: Numbers) -> str:
-    """The largest of each bin, so that a straggling step is seen."""
-    bins = np.array_split(relative, min(POINTS, len(relative)))
-    heights = np.minimum([part.max() for part in bins], HIGHEST) / HIGHEST * 100
-    places = (np.arange(len(bins)) + 0.5) / len(bins) * 100
-    return " ".join(f"{x:.1f},{100 - y:.1f}" for x, y in zip(places, heights, strict=True))
+    """Return the points of a line through step times relative to their median.
+
+    Each point is the largest of its bin, so that a single straggling step is visible.
+    """
+    bins = np.array_split(relative, min(COURSE_POINTS, len(relative)))
+    heights = np.minimum([steps.max() for steps in bins], COURSE_TOP) / COURSE_TOP * 100
+    positions = (np.arange(len(bins)) + 0.5) / len(bins) * 100
+    return _points(zip(positions, 100 - heights, strict=True))
 
 
-def _stretches(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(int)))
-    return [(100 * a / len(inside), 100 * (b - a) / len(inside)) for a, b in edges.reshape(-1, 2)]
+def _segments(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
+    """Return the beginning and the width of each run of True, in percent of the length."""
+    padded = np.concatenate([[False], inside, [False]]).astype(int)
+    edges = np.flatnonzero(np.diff(padded)).reshape(-1, 2)
+    steps = len(inside)
+    return [(100 * start / steps, 100 * (end - start) / steps) for start, end in edges]
 
 
 def _outline(values: Numbers, low: float, high: float) -> str:
-    counts, _ = np.histogram(values, bins=BINS, range=(low, high if high > low else low + 1e-9))
-    heights = 100 - counts / max(1, counts.max()) * 96
-    points = [
-        (100 * (at + side) / BINS, height) for at, height in enumerate(heights) for side in (0, 1)
-    ]
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in [(0, 100), *points, (100, 100)])
+    """Return the points of a histogram's outline between two values."""
+    if high <= low:
+        high = low + 1e-9  # NumPy refuses an empty range
+    counts, _ = np.histogram(values, bins=BINS, range=(low, high))
+    tops = 100 - counts / max(1, counts.max()) * PEAK_HEIGHT
+    points: list[tuple[float, float]] = [(0, 100)]
+    for number, top in enumerate(tops):
+        points.append((100 * number / BINS, top))
+        points.append((100 * (number + 1) / BINS, top))
+    points.append((100, 100))
+    return _points(points)
+
+
+def _points(points: Iterable[tuple[float, float]]) -> str:
+    """Return points as SVG writes them: `0.4,66.7 1.2,65.9`."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
