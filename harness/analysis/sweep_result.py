@@ -144,6 +144,19 @@ class SweepResult:
         fastest, *slower = self.ranking(workload)
         return contenders(fastest, slower)
 
+    def has_single_trials(self, workload: str) -> bool:
+        """Return whether no measured cell of a workload has a second trial to show variation."""
+        return all(len(cell.measured_trials) < 2 for cell in self.ranking(workload))
+
+    def is_winner_certain(self, workload: str) -> bool:
+        """Return whether the fastest cell of a workload is the winner, not merely ahead.
+
+        That takes another measured cell, and every other one to be slower for certain.
+        """
+        if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
+            return False
+        return not self.contenders(workload)
+
 
 def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:
     """Return the cells that are not significantly slower than the fastest by as much as matters.

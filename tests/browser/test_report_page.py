@@ -10,7 +10,7 @@ import pytest
 from harness.core.paths import Results
 from harness.render.html import page
 from tests.browser.conftest import shoot
-from tests.support.reports import HOSTILE, leave, make_records, make_sweep
+from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_sweep(folder, label=HOSTILE, description=HOSTILE),
     )
     records = make_records(sweep, hostile=True)
-    leave(results, sweep, records, logs=HOSTILE)
+    write_run(results, sweep, records, logs=HOSTILE)
     page.write(folder / "report.html", results, sweep, records)
     return folder / "report.html"
 

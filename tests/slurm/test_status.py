@@ -25,7 +25,7 @@ from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from tests.factories import make_record
 from tests.support.commands import harness
-from tests.support.reports import leave
+from tests.support.reports import write_run
 from tests.support.sweeps import load
 
 # squeue of Slurm 22.05 with --array --noheader and FIELDS; the last line is what it says when a controller is slow.
@@ -257,7 +257,7 @@ class TestOfARunOnThisMachine:
         self, tmp_path: Path
     ) -> None:
         results, sweep = Results(tmp_path / "results"), load(tmp_path)
-        leave(
+        write_run(
             results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()]
         )
         ended = harness("status", "--watch", "--results", str(results.path))

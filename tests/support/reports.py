@@ -13,12 +13,17 @@ from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
-HOSTILE = "</pre></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+# A text that takes over the title of a page which does not escape it.
+HOSTILE = (
+    "</pre></style><script>document.title='owned'</script>"
+    "<img src=x onerror=\"document.title='owned'\">"
+)
 STRATEGIES = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+BEGUN = 1_700_000_000.0  # seconds since the epoch
 
 
 def make_sweep(folder: Path, *, seeds: int = 3, label: str = "mlp", **keys: Any) -> Sweep:
-    """Two precisions by two strategies of a small MLP."""
+    """Return a sweep of two precisions by two strategies of a small MLP."""
     return load(
         folder,
         {label: {"uses": "mlp", "data": {"source": "digits"}}},
@@ -31,37 +36,44 @@ def make_sweep(folder: Path, *, seeds: int = 3, label: str = "mlp", **keys: Any)
 
 
 def make_records(sweep: Sweep, *, hostile: bool = False) -> list[Record]:
-    """Every cell twice as fast as the one before it; if hostile, the last trial failed with words of an attacker."""
-    place = {cell.id: number for number, cell in enumerate(sweep.cells)}
-    found = [
-        make_record(
+    """Return a record for each trial, every cell twice as fast as the one before it.
+
+    If `hostile`, the last trial has failed with an attacker's texts.
+    """
+    numbers = {cell.id: number for number, cell in enumerate(sweep.cells)}
+    records = []
+    for trial_number, trial in enumerate(sweep.trials()):
+        record = make_record(
             trial.cell,
             seed=trial.seed,
             sweep=sweep.name,
-            step_seconds=0.1 / 2 ** place[trial.cell.id],
-            started=1_700_000_000.0 + 100 * number,
+            step_seconds=0.1 / 2 ** numbers[trial.cell.id],
+            started=BEGUN + 100 * trial_number,
         )
-        for number, trial in enumerate(sweep.trials())
-    ]
+        records.append(record)
     if hostile:
-        failure = Failure(
-            kind="Error",
-            message=HOSTILE,
-            rank=0,
-            host=HOSTILE,
-            log="logs/rank0.log",
-            traceback=HOSTILE,
-        )
-        last = found[-1]
-        found[-1] = make_record(
-            last.trial.cell, seed=last.trial.seed, status="failed", failure=failure
-        )
-        found[-1] = replace(found[-1], sweep=sweep.name)
-    return found
+        records[-1] = _failed(records[-1])
+    return records
 
 
-def leave(results: Results, sweep: Sweep, records: list[Record], *, logs: str = "") -> None:
-    """What a run leaves on disk."""
+def _failed(record: Record) -> Record:
+    """Return the record of the same trial, failed with an attacker's texts."""
+    failure = Failure(
+        kind="Error",
+        message=HOSTILE,
+        rank=0,
+        host=HOSTILE,
+        log="logs/rank0.log",
+        traceback=HOSTILE,
+    )
+    failed = make_record(
+        record.trial.cell, seed=record.trial.seed, status="failed", failure=failure
+    )
+    return replace(failed, sweep=record.sweep)
+
+
+def write_run(results: Results, sweep: Sweep, records: list[Record], *, logs: str = "") -> None:
+    """Write what a run of the sweep leaves on disk; every log has the text `logs`."""
     folder = results.sweep_folder(sweep.name)
     for record in records:
         write_trial(folder, record, logs=logs)

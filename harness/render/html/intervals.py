@@ -2,145 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.analysis.compare import Row
-from harness.render.html.facts import CellFacts, Facts
-from harness.render.html.rows import Group, Ratios, Scale, Verdict
-from harness.statistics.attribution import Effect
-from harness.statistics.verdict import ALPHA
+from harness.render import format as fmt
+from harness.render.html.report import Report
+from harness.render.html.rows import NO_BADGE, Badge, Bounds, Group, RatioScale, Scale
+from harness.statistics.attribution import Attribution, Effect
+from harness.statistics.interval import Interval
 
-Bounds = tuple[float, float]
-NONE = Verdict("", "")
+RATIO_DIGITS = 2  # of ratios in a drawing, where more would not be visible
 
 
-def speedups(facts: Facts) -> list[Group]:
-    """Each cell against the first of its workload."""
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio of throughputs to draw."""
+
+    label: str
+    value: float
+    bounds: Bounds | None  # None where too few values give no interval
+    badge: Badge
+
+
+def speedups(report: Report) -> list[Group]:
+    """Return each cell's throughput against the reference of its workload."""
     groups = []
-    for label, cells in facts.workloads.items():
-        found = [(cell.name, row) for cell in cells if (row := facts.row(cell.cell))]
-        reference = facts.reference(label)
-        if found and reference:
-            groups.append(_compared(label, found, note=f"1× is {reference.name}"))
+    for workload, cells in report.workloads.items():
+        reference = report.result.reference(workload)
+        ratios = []
+        for cell in cells:
+            row = report.result.throughput_row(cell.cell)
+            if row is not None:
+                ratios.append(_ratio(cell.name, row))
+        if ratios and reference is not None:
+            groups.append(_ratio_group(workload, ratios, f"1× is {report.name(reference.cell)}"))
     return groups
 
 
-def against(facts: Facts) -> list[Group]:
-    """The sweep's cells against what it was asked to be held against, in throughput."""
-    if facts.against is None:
+def against(report: Report) -> list[Group]:
+    """Return each cell's throughput against the sweep or baseline that it is compared with."""
+    if report.against is None:
         return []
-    name, comparison = facts.against
-    found = [
-        (row.b.cell.label, row) for row in comparison.rows if row.verdict.question.metric.relative
-    ]
-    return [_compared(name, found, note=f"1× is {name}")] if found else []
+    name, comparison = report.against
+    ratios = [_ratio(row.b.cell.label, row) for row in comparison.rows if row.metric.relative]
+    if not ratios:
+        return []
+    return [_ratio_group(name, ratios, f"1× is {name}")]
 
 
-def _compared(title: str, found: Sequence[tuple[str, Row]], note: str) -> Group:
-    rows = []
-    for label, row in found:
-        verdict = row.verdict
-        ratio = verdict.question.metric.back_transform(verdict.question.estimate.value)
-        bounds = (
-            None
-            if verdict.question.estimate.standard_error is None
-            else (verdict.low, verdict.high)
-        )
-        rows.append((label, ratio, bounds, _verdict(row)))
-    return _ratios(title, rows, note)
+def _ratio(label: str, row: Row) -> Ratio:
+    verdict = row.verdict
+    return Ratio(
+        label=label, value=verdict.effect, bounds=verdict.interval, badge=verdict_badge(row)
+    )
 
 
-def _verdict(row: Row | None) -> Verdict:
+def verdict_badge(row: Row | None) -> Badge:
+    """Return the badge of a verdict, an empty one for a cell that has none."""
     if row is None:
-        return NONE
-    look = "open" if row.verdict.outcome == "inconclusive" else row.verdict.outcome
-    return Verdict(row.verdict.label, look)
+        return NO_BADGE
+    outcome = row.verdict.outcome
+    return Badge(row.verdict.label, "open" if outcome == "inconclusive" else outcome)
 
 
-def _ratios(
-    title: str, found: Sequence[tuple[str, float, Bounds | None, Verdict]], note: str
-) -> Group:
-    scale = Ratios(
-        [ratio for _, ratio, _, _ in found],
-        [bound for _, _, bounds, _ in found for bound in bounds or ()],
-    )
+def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
+    """Return ratios on one logarithmic scale, with a line at 1."""
+    bounds: list[float] = []
+    for ratio in ratios:
+        if ratio.bounds is not None:
+            bounds += ratio.bounds
+    scale = RatioScale([ratio.value for ratio in ratios], bounds)
     rows = []
-    for label, ratio, bounds, verdict in found:
-        interval = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
-        rows.append(scale.span(label, ratio, bounds, f"{ratio:.2f}×{interval}", verdict))
-    return Group(title=title, rows=rows, ticks=scale.ticks(), mark=scale.place(1.0), note=note)
+    for ratio in ratios:
+        text = fmt.ratio(ratio.value, RATIO_DIGITS)
+        if ratio.bounds is not None:
+            low, high = ratio.bounds
+            text += f" ({fmt.bounds(low, high, RATIO_DIGITS)})"
+        rows.append(scale.span(ratio.label, ratio.value, ratio.bounds, text, ratio.badge))
+    return Group(title=title, rows=rows, ticks=scale.ticks(), mark=scale.position(1.0), note=note)
 
 
-def bought(facts: Facts) -> list[Group]:
-    """What each axis buys, and how much more of it with a value of another axis than without."""
+def contributions(report: Report) -> list[Group]:
+    """Return what each axis contributes, and what two axes contribute together."""
     groups = []
-    for label, found in facts.attributions.items():
-        alone = [effect for effect in found.effects if len(effect.levels) == 1]
-        together = [effect for effect in found.effects if len(effect.levels) > 1]
-        note = "; ".join(
-            f"{' and '.join(term)} can't be told from the other axes" for term in found.unknown
-        )
-        if alone:
-            groups.append(
-                _ratios(label, [_effect(one, "faster", "slower") for one in _sorted(alone)], note)
+    for workload, attribution in report.result.attributions.items():
+        if attribution.main_effects:
+            ratios = [_main_effect(effect) for effect in attribution.main_effects]
+            groups.append(_ratio_group(workload, ratios, _unknown_note(attribution)))
+        if attribution.interactions:
+            ratios = [_interaction(effect) for effect in attribution.interactions]
+            note = (
+                "how much more the first contributes with the second than without it;"
+                " 1× is neither more nor less"
             )
-        if together:
-            note = "how much more the first buys with the second than without it; 1× is neither more nor less"
-            rows = [_effect(one, "more", "less") for one in _sorted(together)]
-            groups.append(_ratios(f"{label}: two axes together", rows, note))
+            groups.append(_ratio_group(f"{workload}: two axes together", ratios, note))
     return groups
 
 
-def _sorted(effects: Sequence[Effect]) -> list[Effect]:
-    return sorted(effects, key=lambda effect: -max(effect.ratio, 1 / effect.ratio))
+def _unknown_note(attribution: Attribution) -> str:
+    """Say which axes always change together with others."""
+    notes = []
+    for term in attribution.unknown:
+        notes.append(f"{' and '.join(term)} cannot be separated from the other axes")
+    return "; ".join(notes)
 
 
-def _effect(effect: Effect, above: str, below: str) -> tuple[str, float, Bounds, Verdict]:
-    verdict = Verdict(above, "better") if effect.ratio > 1 else Verdict(below, "worse")
-    if effect.p > ALPHA:
-        verdict = Verdict("not certain", "open")
-    against = f" against {_values(effect.reference)}" if len(effect.levels) == 1 else ""
-    return f"{_values(effect.levels)}{against}", effect.ratio, (effect.low, effect.high), verdict
+def _main_effect(effect: Effect) -> Ratio:
+    levels = fmt.short_axis_levels(effect.levels)
+    reference = fmt.short_axis_levels(effect.reference)
+    return _effect_ratio(f"{levels} against {reference}", effect, "faster", "slower")
 
 
-def _values(found: Mapping[str, Hashable]) -> str:
-    """`bf16 with ddp`; what is no word by itself has its axis beside it, as in `workers=2`."""
-    return " with ".join(
-        value if isinstance(value, str) else f"{axis}={value}" for axis, value in found.items()
-    )
+def _interaction(effect: Effect) -> Ratio:
+    return _effect_ratio(fmt.short_axis_levels(effect.levels), effect, "more", "less")
 
 
-def accuracy(facts: Facts) -> list[Group]:
-    """The target metric at the end, by cell, with verdicts against the first of the workload."""
+def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:
+    """Return an effect to draw; `above` and `below` name a certain one above and below 1."""
+    badge = Badge("not certain", "open")
+    if effect.is_certain:
+        badge = Badge(above, "better") if effect.ratio > 1 else Badge(below, "worse")
+    return Ratio(label=label, value=effect.ratio, bounds=(effect.low, effect.high), badge=badge)
+
+
+def accuracy(report: Report) -> list[Group]:
+    """Return each cell's target metric at the end, with verdicts against the reference."""
     groups = []
-    for label, cells in facts.workloads.items():
-        found = [(cell, _accuracy(cell)) for cell in cells]
-        known = [(cell, *one) for cell, one in found if one is not None]
-        if not known:
+    for workload, cells in report.workloads.items():
+        evaluated = [(cell, cell.result.metric) for cell in cells if cell.result.metric]
+        if not evaluated:
             continue
-        scale = Scale(
-            [value for _, value, _ in known],
-            [bound for _, _, bounds in known for bound in bounds or ()],
-        )
+        bounds: list[float] = []
+        for _, metric in evaluated:
+            bounds += _bounds(metric) or ()
+        scale = Scale([metric.mean for _, metric in evaluated], bounds)
         rows = []
-        for cell, value, bounds in known:
-            text = f"{value:.4f}" + (f" ±{bounds[1] - value:.4f}" if bounds else "")
+        for cell, metric in evaluated:
+            badge = verdict_badge(report.result.metric_row(cell.cell))
             rows.append(
-                scale.span(
-                    cell.name, value, bounds, text, _verdict(facts.row(cell.cell, cell.target))
-                )
+                scale.span(cell.name, metric.mean, _bounds(metric), fmt.metric(metric), badge)
             )
-        first, value, _ = known[0]
-        note = f"{first.target}; the line is {first.name}"
+        first_cell, first_metric = evaluated[0]
+        target = first_cell.result.target
+        name = target.name if target else "target metric"
         groups.append(
-            Group(title=label, rows=rows, ticks=scale.ticks(), mark=scale.place(value), note=note)
+            Group(
+                title=workload,
+                rows=rows,
+                ticks=scale.ticks(),
+                mark=scale.position(first_metric.mean),
+                note=f"{name}; the line is {first_cell.name}",
+            )
         )
     return groups
 
 
-def _accuracy(cell: CellFacts) -> tuple[float, Bounds | None] | None:
-    found = cell.metric
-    if found is None:
+def _bounds(interval: Interval) -> Bounds | None:
+    """Return the ends of the interval of a mean, None where a single value gives none."""
+    if interval.half_width is None:
         return None
-    half = found.half_width
-    return found.mean, None if half is None else (found.mean - half, found.mean + half)
+    return interval.mean - interval.half_width, interval.mean + interval.half_width

@@ -12,7 +12,7 @@ from typing import Any
 from harness.core.paths import SweepFolder
 from harness.hardware.roofline import device_of
 from harness.records.record import Record
-from harness.render.html.facts import Facts
+from harness.render.html.report import Report
 from harness.spec.sweep import Sweep, ready_sweeps
 
 LOG_LINES = 30  # of the end of a log
@@ -33,20 +33,20 @@ class Trouble:
     traceback: str
 
 
-def troubles(facts: Facts, folder: SweepFolder) -> list[Trouble]:
+def troubles(report: Report) -> list[Trouble]:
     """Return the trials that something went wrong with, in their order."""
-    found_troubles = []
-    for record in facts.records:
+    troubled_trials = []
+    for record in report.records:
         if record.status != "done" or record.previous_failures:
-            trouble = _trouble(record, folder)
+            trouble = _trouble(record, report.folder)
             if trouble.reasons:
-                found_troubles.append(trouble)
-    return found_troubles
+                troubled_trials.append(trouble)
+    return troubled_trials
 
 
-def count_unrecorded(facts: Facts) -> int:
+def count_unrecorded(report: Report) -> int:
     """Return the number of trials that are planned and have no record."""
-    return len(facts.sweep.trials()) - len(facts.records)
+    return len(report.sweep.trials()) - len(report.records)
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
@@ -81,10 +81,10 @@ def _read_tail(log: Path) -> str:
     return "\n".join(lines[-LOG_LINES:])
 
 
-def environment(facts: Facts) -> list[tuple[str, str]]:
+def environment(report: Report) -> list[tuple[str, str]]:
     """Return every setting of the trials' hardware, software and variables, with all its values."""
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
-    for record in facts.records:
+    for record in report.records:
         for name, value in _settings(record):
             values.setdefault(name, {})[value] = None
     return [(name, _list_values(list(different))) for name, different in values.items()]
@@ -146,10 +146,10 @@ class Recipe:
     notes: Sequence[str]  # what to know about the commands
 
 
-def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
+def recipe(report: Report) -> Recipe:
     """Return how to repeat a sweep with the code that measured it."""
     had_changes: dict[str, bool] = {}  # by commit
-    for record in facts.records:
+    for record in report.records:
         if record.rank0 is None:
             continue
         code = record.rank0.environment.get("harness") or {}
@@ -159,7 +159,7 @@ def recipe(facts: Facts, folder: SweepFolder) -> Recipe:
     commits = list(had_changes)
     return Recipe(
         code=[f"{commit} {_cleanliness(dirty)}" for commit, dirty in had_changes.items()],
-        commands="\n".join(_commands(facts, folder, commits)),
+        commands="\n".join(_commands(report, commits)),
         notes=_notes(had_changes),
     )
 
@@ -186,16 +186,16 @@ def _notes(had_changes: Mapping[str, bool]) -> list[str]:
     return notes
 
 
-def _commands(facts: Facts, folder: SweepFolder, commits: Sequence[str]) -> list[str]:
+def _commands(report: Report, commits: Sequence[str]) -> list[str]:
     """Return the lines that check out, install and run, and run one trial by hand."""
-    last_record = max(facts.records, key=lambda record: record.ended)
+    last_record = max(report.records, key=lambda record: record.ended)
     commands = []
     if commits:
         commands.append(f"git checkout {commits[-1]}")
     commands.append(_install_command(last_record))
-    commands.append(_run_command(facts.sweep))
+    commands.append(_run_command(report.sweep))
     commands.append("# one trial by hand, as it ran")
-    trial_path = folder.trial_folder(last_record.trial.id).path
+    trial_path = report.folder.trial_folder(last_record.trial.id).path
     ranks = last_record.trial.cell.axes.world_size
     torchrun = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
     commands.append(shlex.join([*torchrun, "-m", "harness.training.worker", str(trial_path)]))

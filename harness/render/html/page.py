@@ -1,10 +1,10 @@
-"""The page put together: every section that has data, and for the others what would bring them."""
+"""The report as one HTML page: every section that has data, and what the other sections need."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,38 +12,34 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from harness.analysis.compare import Side
-from harness.core.paths import Results, SweepFolder, write_atomically
-from harness.hardware.machine import Machine
+from harness.analysis.compare import Comparison, Side
+from harness.core.paths import Results, write_atomically
 from harness.hardware.roofline import machine_of
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record
-from harness.render.format import duration
+from harness.render import format as fmt
+from harness.render.findings import Finding, findings
 from harness.render.html import intervals, origin, plots, sections
-from harness.render.html.facts import Facts, gather
-from harness.render.html.findings import findings
-from harness.render.html.steps import steps_of
-from harness.render.terminal.roofline import (
-    describe_shares,
-    draw_roofline,
-    roofline_cells,
-    with_measured_peaks,
-)
+from harness.render.html.report import Report, ReportCell, make_report
+from harness.render.html.steps import StepTimes, step_times
+from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
 from harness.spec.sweep import Sweep
 
-CURVES = "means over trials, with their range where lines are few; cells with the very same values share a line"
+ABOUT_CURVES = (
+    "means over trials, with their range where lines are few; cells with equal values share a line"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """`kind` is the template's word for how it is shown; without content, `otherwise` says what would bring it."""
+    """A section of the page, and what it needs."""
 
     id: str
     title: str
-    kind: str
-    content: Any
+    kind: str  # the macro in templates/kinds.html that shows the content
+    build: Callable[[Report], Any]  # returns the content, something false without data
     about: str = ""
-    otherwise: str = ""
+    needs: str = ""  # the data that the section needs
 
 
 def write(
@@ -53,153 +49,283 @@ def write(
     records: Sequence[Record],
     against: Side | None = None,
 ) -> None:
-    """The report of a sweep that has run; the same bytes for the same records. Raises BadInput if there are none."""
-    records, machines = with_measured_peaks(records, results)
-    facts = gather(results, sweep, records, against)
-    write_atomically(
-        path, render(facts, _sections(facts, results.sweep_folder(sweep.name), machines))
-    )
+    """Write the report of a sweep that has run; the same records give the same bytes.
+
+    Raises BadInput if there are no records, or if `against` cannot be compared with them.
+    """
+    write_atomically(path, render(make_report(results, sweep, records, against)))
 
 
-def render(facts: Facts, found: Sequence[Section]) -> str:
-    """Everything from records is escaped; secrets of this environment and credentials in URLs are cut out."""
+def render(report: Report) -> str:
+    """Return the page.
+
+    Texts from records are escaped. Secrets of this environment and credentials in URLs are removed.
+    """
     loader = jinja2.PackageLoader("harness.render.html")
-    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                   lstrip_blocks=True)  # fmt: skip
+    templates = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown: list[tuple[Section, Any]] = []
+    lacking: list[Section] = []
+    for section in _sections(report):
+        content = section.build(report)
+        if content:
+            shown.append((section, content))
+        else:
+            lacking.append(section)
     text = templates.get_template("report.html").render(
-        sweep=facts.sweep,
-        overview=_overview(facts),
-        shown=[section for section in found if section.content],
-        lacking=[section for section in found if not section.content],
+        sweep=report.sweep,
+        overview=_overview(report),
+        shown=shown,
+        lacking=lacking,
         style=Markup(loader.get_source(templates, "report.css")[0]),
     )
-    hidden = secrets()
-    return scrub(text, [*hidden, *(str(escape(secret)) for secret in hidden)])
+    secret_texts = secrets()
+    escaped = [str(escape(secret)) for secret in secret_texts]
+    return scrub(text, [*secret_texts, *escaped])
 
 
-def _overview(facts: Facts) -> list[tuple[str, str]]:
-    counts = Counter(record.status for record in facts.records)
-    counts_words = ", ".join(f"{count} {status}" for status, count in counts.items())
-    unrecorded = origin.missing(facts)
-    began, ended = min(r.started for r in facts.records), max(r.ended for r in facts.records)
-    hardware = dict.fromkeys(_hardware(record) for record in facts.records if record.rank0)
-    seeds, repeats = len(facts.sweep.seeds), facts.sweep.repeats
+def _overview(report: Report) -> list[tuple[str, str]]:
+    """Return the terms at the top of the page: how much was measured, when and on what."""
+    started = min(record.started for record in report.records)
+    ended = max(record.ended for record in report.records)
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
+    workloads = fmt.counted(len(report.workloads), "workload")
+    seeds = fmt.counted(len(report.sweep.seeds), "seed")
+    repeats = fmt.counted(report.sweep.repeats, "repeat")
+    hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
     return [
-        (
-            "cells",
-            f"{len(facts.cells)} of {len(facts.workloads)} workload{'s' if len(facts.workloads) > 1 else ''}",
-        ),
-        ("trials", counts_words + (f", {unrecorded} not run" if unrecorded else "")),
-        (
-            "a cell",
-            f"{seeds} seed{'s' if seeds > 1 else ''}, {repeats} repeat{'s' if repeats > 1 else ''}",
-        ),
-        ("measured", f"{_moment(began)}, in {duration(ended - began)}"),
+        ("cells", f"{len(report.cells)} of {workloads}"),
+        ("trials", _trial_counts(report)),
+        ("per cell", f"{seeds}, {repeats}"),
+        ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]
 
 
+def _trial_counts(report: Report) -> str:
+    """Return how many trials have which status: `10 done, 1 failed, 1 not run`."""
+    counts = fmt.counts(record.status for record in report.records)
+    unrecorded = origin.count_unrecorded(report)
+    if unrecorded:
+        counts += f", {unrecorded} not run"
+    return counts
+
+
 def _hardware(record: Record) -> str:
-    found: Mapping[str, Any] = record.rank0.environment.get("hardware", {}) if record.rank0 else {}
-    gpus = Counter(gpu.get("name") for gpu in found.get("gpus", []))
-    return ", ".join(
-        [
-            f"{found.get('cpu')}, {found.get('usable_cores')} cores",
-            *(f"{n} × {g}" for g, n in gpus.items()),
-        ]
+    """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`."""
+    hardware = {}
+    if record.rank0:
+        hardware = record.rank0.environment.get("hardware", {})
+    parts = [str(hardware.get("cpu")), f"{hardware.get('usable_cores')} cores"]
+    gpus = Counter(gpu.get("name") for gpu in hardware.get("gpus", []))
+    parts += [f"{count} × {name}" for name, count in gpus.items()]
+    return ", ".join(parts)
+
+
+def _findings(report: Report) -> list[Finding]:
+    return findings(report.result, report.name)
+
+
+def _plots_by(
+    plot: Callable[[str, Sequence[ReportCell]], plots.Plot | None],
+) -> Callable[[Report], list[plots.Plot]]:
+    """Return a function that draws a plot for each workload that has the data for it."""
+
+    def build(report: Report) -> list[plots.Plot]:
+        drawn = [plot(workload, cells) for workload, cells in report.workloads.items()]
+        return [each for each in drawn if each is not None]
+
+    return build
+
+
+def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
+    """Return the step times of each workload's cells, by the workload's label."""
+    groups = []
+    for workload, cells in report.workloads.items():
+        rows = [row for row in map(step_times, cells) if row is not None]
+        if rows:
+            groups.append((workload, rows))
+    return groups
+
+
+def _rooflines(report: Report) -> list[tuple[str, Markup]]:
+    """Return a text and a drawing for each measured machine that some trials ran on."""
+    done = [record for record in report.records if record.status == "done"]
+    rooflines = []
+    for machine in report.machines.values():
+        on_machine = [record for record in done if machine_of(record, report.machines) is machine]
+        cells = roofline_cells(report.sweep, on_machine, machine)
+        if cells:
+            figure = draw_roofline(report.sweep.name, cells, machine)
+            rooflines.append((describe_shares(cells), plots.svg(figure, "roofline")))
+    return rooflines
+
+
+def _sections(report: Report) -> list[Section]:
+    """Return the sections of the page in order."""
+    ordered = []
+    for section in SECTIONS:
+        ordered.append(section)
+        if section.id == "speedups" and report.against is not None:
+            ordered.append(_against_section(*report.against))
+    return ordered
+
+
+def _against_section(name: str, comparison: Comparison) -> Section:
+    """Return the section that compares the sweep with another one or with a baseline."""
+    remarks = [f"other {difference}" for difference in comparison.differences]
+    remarks += comparison.missing
+    remarks += comparison.notes
+    return Section(
+        id="against",
+        title=f"Against {name}",
+        kind="spans",
+        build=intervals.against,
+        about="; ".join(remarks),
+        needs="cells that both have measured",
     )
 
 
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
-def _sections(facts: Facts, folder: SweepFolder, machines: Mapping[str, Machine]) -> list[Section]:
-    groups = facts.workloads.items()
-    steps = [
-        (label, found)
-        for label, cells in groups
-        if (found := [s for c in cells if (s := steps_of(c))])
-    ]
-    return [
-        Section(id="summary", title="What won", kind="findings", content=findings(facts),
-                otherwise="takes a trial that is done and has steps enough to be measured"),
-        Section(id="matrix", title="The matrix", kind="heat", content=sections.heat(facts),
-                about="samples/s, and the ratio to the first cell of the workload; blue is faster, orange slower",
-                otherwise="takes a measured cell"),
-        Section(id="speedups", title="Speed-ups", kind="spans", content=intervals.speedups(facts),
-                about="each cell against the first of its workload, with 95% intervals over trials; a verdict takes"
-                " more, as chance has as many tries as there are cells; a hollow dot has no interval, one with an arrow"
-                " goes on",
-                otherwise="take two measured cells of one workload"),
-        *_against(facts),
-        Section(id="axes", title="What each axis buys", kind="spans", content=intervals.bought(facts),
-                about="least squares on log throughput: an axis in the mean over the others, then two axes together",
-                otherwise="takes cells that differ in two axes, or more seeds or repeats"),
-        Section(id="accuracy", title="Accuracy", kind="spans", content=intervals.accuracy(facts),
-                about="the target metric at the end, in the mean over trials with 95% intervals",
-                otherwise="takes an evaluation"),
-        Section(id="curves", title="Loss", kind="plots", content=_plots(facts, plots.loss_plot),
-                about=CURVES, otherwise="takes a trial that is done"),
-        Section(id="evaluations", title="Accuracy while training", kind="plots",
-                content=_plots(facts, plots.metric_plot), about=CURVES,
-                otherwise="takes several evaluations a trial, as by evaluate: {steps: N} in the sweep file"),
-        Section(id="steps", title="Step times", kind="steps", content=steps,
-                about="left the first trial, step by step, steady state shaded; right all trials' steady steps",
-                otherwise="take a trial with steps enough to be measured"),
-        Section(id="step-phases", title="Where a step goes", kind="bars", content=sections.step_phases(facts),
-                about="shares of the measured steps' time over all ranks", otherwise="takes a measured cell"),
-        Section(id="trial-phases", title="Where a trial goes", kind="bars", content=sections.trial_phases(facts),
-                about="seconds, of the rank that took longest", otherwise="takes a trial that is done"),
-        Section(id="scaling", title="Scaling", kind="bars", content=sections.scaling(facts),
-                about="against the same settings on the fewest ranks",
-                otherwise="takes cells that differ in world_size"),
-        Section(id="roofline", title="Roofline", kind="roofline", content=_rooflines(facts, machines),
-                otherwise="takes harness peak, which measures what the machine can do"),
-        Section(id="memory", title="Memory", kind="bars", content=sections.memory(facts),
-                about="the most that training took at a rank", otherwise="takes trials whose memory could be read"),
-        Section(id="energy", title="Energy", kind="bars", content=sections.energy(facts),
-                about="joules a sample, of all GPUs",
-                otherwise="takes GPUs with an energy counter, and trials of some seconds"),
-        Section(id="failures", title="Failed and invalid", kind="troubles", content=origin.troubles(facts, folder),
-                about="no part of any number above", otherwise="none: every trial that has run is done"),
-        Section(id="environment", title="Environment", kind="environment", content=origin.environment(facts),
-                otherwise="takes a trial that is done"),
-        Section(id="reproduce", title="How to reproduce", kind="recipe", content=origin.recipe(facts, folder)),
-    ]  # fmt: skip
-
-
-def _against(facts: Facts) -> list[Section]:
-    if facts.against is None:
-        return []
-    name, comparison = facts.against
-    told = [
-        *(f"other {one}" for one in comparison.differences),
-        *comparison.missing,
-        *comparison.notes,
-    ]
-    return [
-        Section(id="against", title=f"Against {name}", kind="spans", content=intervals.against(facts),
-                about="; ".join(told), otherwise="takes cells that both have measured")
-    ]  # fmt: skip
-
-
-def _plots(facts: Facts, plot: Any) -> list[plots.Plot]:
-    found = (plot(label, cells) for label, cells in facts.workloads.items())
-    return [one for one in found if one is not None]
-
-
-def _rooflines(facts: Facts, machines: Mapping[str, Machine]) -> list[tuple[str, Markup]]:
-    """A drawing for each machine that some trials ran on and that was measured."""
-    done = [record for record in facts.records if record.status == "done"]
-    found = []
-    for machine in machines.values():
-        own = [record for record in done if machine_of(record, machines) is machine]
-        if cells := roofline_cells(facts.sweep, own, machine):
-            found.append(
-                (
-                    describe_shares(cells),
-                    plots.svg(draw_roofline(facts.sweep.name, cells, machine), "roofline"),
-                )
-            )
-    return found
+SECTIONS = (
+    Section(
+        id="summary",
+        title="Summary",
+        kind="findings",
+        build=_findings,
+        needs="a done trial with enough steps to be measured",
+    ),
+    Section(
+        id="matrix",
+        title="Throughput",
+        kind="matrix",
+        build=sections.matrices,
+        about="samples/s, and the ratio to the first measured cell of the workload; blue is faster,"
+        " orange slower",
+        needs="a measured cell",
+    ),
+    Section(
+        id="speedups",
+        title="Speedups",
+        kind="spans",
+        build=intervals.speedups,
+        about="each cell against the first measured cell of its workload, with 95% intervals over"
+        " seeds. A verdict takes more than an interval without 1, because more cells give chance"
+        " more tries. A hollow dot has no interval; an arrow marks an interval that is cut off.",
+        needs="two measured cells of one workload",
+    ),
+    Section(
+        id="axes",
+        title="Contribution of each axis",
+        kind="spans",
+        build=intervals.contributions,
+        about="least squares on log throughput: each axis averaged over the others, then pairs of"
+        " axes",
+        needs="cells that differ in two axes, or more seeds or repeats",
+    ),
+    Section(
+        id="accuracy",
+        title="Accuracy",
+        kind="spans",
+        build=intervals.accuracy,
+        about="the target metric at the end, averaged over seeds, with 95% intervals",
+        needs="an evaluation",
+    ),
+    Section(
+        id="curves",
+        title="Loss",
+        kind="plots",
+        build=_plots_by(plots.loss_plot),
+        about=ABOUT_CURVES,
+        needs="a done trial",
+    ),
+    Section(
+        id="evaluations",
+        title="Accuracy during training",
+        kind="plots",
+        build=_plots_by(plots.metric_plot),
+        about=ABOUT_CURVES,
+        needs="several evaluations per trial, such as evaluate: {steps: N} in the sweep file",
+    ),
+    Section(
+        id="steps",
+        title="Step times",
+        kind="steps",
+        build=_steps,
+        about="left: the first trial step by step, with its steady state shaded; right: the"
+        " distribution of all trials' steady steps",
+        needs="a trial with enough steps to be measured",
+    ),
+    Section(
+        id="step-phases",
+        title="Time by phase of a step",
+        kind="bars",
+        build=sections.step_phases,
+        about="shares of the measured steps' time over all ranks",
+        needs="a measured cell",
+    ),
+    Section(
+        id="trial-phases",
+        title="Time by phase of a trial",
+        kind="bars",
+        build=sections.trial_phases,
+        about="seconds, of the rank that took longest",
+        needs="a done trial",
+    ),
+    Section(
+        id="scaling",
+        title="Scaling",
+        kind="bars",
+        build=sections.scaling,
+        about="against the same settings on the fewest ranks",
+        needs="cells that differ in world_size",
+    ),
+    Section(
+        id="roofline",
+        title="Roofline",
+        kind="roofline",
+        build=_rooflines,
+        needs="harness peak, which measures what the machine can do",
+    ),
+    Section(
+        id="memory",
+        title="Memory",
+        kind="bars",
+        build=sections.memory,
+        about="the most memory that training took at a rank",
+        needs="trials whose memory could be read",
+    ),
+    Section(
+        id="energy",
+        title="Energy",
+        kind="bars",
+        build=sections.energy,
+        about="joules per sample, summed over all GPUs",
+        needs="GPUs with an energy counter, and trials of several seconds",
+    ),
+    Section(
+        id="failures",
+        title="Failed and invalid trials",
+        kind="troubles",
+        build=origin.troubles,
+        about="not part of any number above",
+        needs="a trial that failed; every trial that has run is done",
+    ),
+    Section(
+        id="environment",
+        title="Environment",
+        kind="environment",
+        build=origin.environment,
+        needs="a done trial",
+    ),
+    Section(
+        id="reproduce",
+        title="How to reproduce",
+        kind="recipe",
+        build=origin.recipe,
+    ),
+)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from harness.records.record import Record
 from harness.records.series import Numbers
 from harness.render import chart
-from harness.render.html.facts import CellFacts
+from harness.render.html.report import ReportCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ class Curve:
 
     steps: Sequence[int]
     values: Numbers  # shape (trials, steps)
-    cells: list[CellFacts] = field(default_factory=list)
+    cells: list[ReportCell] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -81,17 +81,17 @@ class Curve:
         return " = ".join(cell.name for cell in cells)
 
 
-def loss_plot(title: str, cells: Sequence[CellFacts]) -> Plot | None:
+def loss_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
     """Return a plot of the mean loss over ranks and trials at each step, None without any."""
     return _plot(title, cells, "training loss", _losses)
 
 
-def metric_plot(title: str, cells: Sequence[CellFacts]) -> Plot | None:
+def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
     """Return a plot of the target metric at each evaluation, None if there was only one."""
     y_label = "target metric"
     for cell in cells:
-        if cell.target:
-            y_label = cell.target
+        if cell.result.target:
+            y_label = cell.result.target.name
             break
     return _plot(title, cells, y_label, _metrics)
 
@@ -117,7 +117,7 @@ def _metrics(record: Record) -> dict[int, float]:
 
 def _plot(
     title: str,
-    cells: Sequence[CellFacts],
+    cells: Sequence[ReportCell],
     y_label: str,
     read: Callable[[Record], dict[int, float]],
 ) -> Plot | None:
@@ -150,7 +150,7 @@ def _plot(
 
 
 def _distinct_curves(
-    cells: Sequence[CellFacts], read: Callable[[Record], dict[int, float]]
+    cells: Sequence[ReportCell], read: Callable[[Record], dict[int, float]]
 ) -> list[Curve]:
     """Return the curves of the cells from the fastest down; cells with equal values share one."""
     curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
@@ -168,10 +168,10 @@ def _distinct_curves(
     return list(curves.values())
 
 
-def _throughput(cell: CellFacts) -> float:
-    if cell.rate is None:
+def _throughput(cell: ReportCell) -> float:
+    if cell.result.throughput is None:
         return 0.0
-    return cell.rate.mean
+    return cell.result.throughput.mean
 
 
 def svg(figure: Figure, label: str) -> Markup:
@@ -182,8 +182,9 @@ def svg(figure: Figure, label: str) -> Markup:
     import matplotlib as mpl
 
     content = io.StringIO()
+    settings: Any = {**SVG_SETTINGS, "svg.hashsalt": label}
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({**SVG_SETTINGS, "svg.hashsalt": label}), warnings.catch_warnings():
+    with mpl.rc_context(settings), warnings.catch_warnings():
         # Matplotlib's own font may lack a letter that the reader's fonts have.
         warnings.simplefilter("ignore")
         figure.savefig(content, format="svg", metadata=no_metadata)

@@ -1,4 +1,4 @@
-"""The sections that show measurements, each as the rows of its groups; one without data is empty."""
+"""The sections that show measurements, each as groups of rows. A section without data is empty."""
 
 from __future__ import annotations
 
@@ -7,215 +7,288 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
+from harness.analysis.cells import naming_axes
 from harness.measure.memory import training_bytes
 from harness.records.record import Record
+from harness.render import format as fmt
 from harness.render.chart import COLORS, INK
-from harness.render.html.facts import CellFacts, Facts, telling, words
+from harness.render.html.report import Report, ReportCell
 from harness.render.html.rows import Bar, Group, Part, bars, shade
 from harness.tracking.telemetry import joules_per_sample
 
-COLUMNS = 6  # of the heat map at most, where the axes allow it
-STRONGEST = 1.2  # the ratio that has the full shade at least, so that noise looks pale
-STEP = {  # the phases of a step in their order, and how they look
-    "data_wait": COLORS[5], "host_to_device": COLORS[7], "forward": COLORS[2], "backward": COLORS[0],
-    "communication": COLORS[1], "optimizer": COLORS[3],
-}  # fmt: skip
-TRIAL = {  # and those of a trial
-    "startup": "#999999", "data": COLORS[5], "build": COLORS[4], "loader": COLORS[7], "compile": COLORS[1],
-    "warmup": COLORS[6], "train": COLORS[0], "evaluate": COLORS[2], "checkpoint": COLORS[3],
-    "fingerprint": INK, "profile": "#CCCCCC",
-}  # fmt: skip
+MAX_COLUMNS = 6  # of the matrix, where the axes allow it
+FULL_SHADE_RATIO = 1.2  # the least ratio with the full shade, so that mere noise stays pale
+WHITE = "#ffffff"
+STEP_COLORS = {  # the phases of a step in their order
+    "data_wait": COLORS[5],
+    "host_to_device": COLORS[7],
+    "forward": COLORS[2],
+    "backward": COLORS[0],
+    "communication": COLORS[1],
+    "optimizer": COLORS[3],
+}
+TRIAL_COLORS = {  # the phases of a trial in their order
+    "startup": "#999999",
+    "data": COLORS[5],
+    "build": COLORS[4],
+    "loader": COLORS[7],
+    "compile": COLORS[1],
+    "warmup": COLORS[6],
+    "train": COLORS[0],
+    "evaluate": COLORS[2],
+    "checkpoint": COLORS[3],
+    "fingerprint": INK,
+    "profile": "#CCCCCC",
+}
 MIB = 2**20
-SCALING_ROOM = 1.25  # of ideal scaling that bars have room for
+SCALING_TOP = 1.25  # the share of ideal scaling that a bar of full width stands for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A cell of the heat map: samples/s, ratio to the reference, colour."""
+    """One cell of the matrix."""
 
-    text: str
-    ratio: str
-    colour: str
+    text: str  # samples/s, or why there are none
+    ratio: str  # to the reference; empty where nothing was measured
+    color: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heat:
-    """One workload: a row for each head, a field for each column; None where the sweep has no such cell."""
+class Matrix:
+    """The cells of one workload, by some axes across and the others down."""
 
     title: str
     columns: Sequence[str]
+    # A heading and a field for each column; None where the sweep has no such cell.
     rows: Sequence[tuple[str, Sequence[Field | None]]]
 
 
-def heat(facts: Facts) -> list[Heat]:
-    """Columns are the last axes that tell, as many as there is room for."""
+def matrices(report: Report) -> list[Matrix]:
+    """Return a matrix for each workload of which a cell was measured."""
     return [
-        _heat(facts, label)
-        for label, cells in facts.workloads.items()
-        if any(c.rate for c in cells)
+        _matrix(report, workload)
+        for workload in report.workloads
+        if report.result.reference(workload) is not None
     ]
 
 
-def _across(cells: Sequence[CellFacts], axes: Sequence[str]) -> Sequence[str]:
-    """The longest row of last axes, the first left out, whose values make at most COLUMNS columns."""
-    tails = [axes[at:] for at in range(1, len(axes))]
-    fitting = [tail for tail in tails if len({words(cell.cell, tail) for cell in cells}) <= COLUMNS]
-    return next(iter(fitting), axes[-1:])
-
-
-def _heat(facts: Facts, label: str) -> Heat:
-    axes = telling([cell.cell for cell in facts.workloads[label]])
-    across = _across(facts.workloads[label], axes)
-    cells, reference = facts.workloads[label], facts.reference(label)
-    base = reference.rate.mean if reference and reference.rate else 1.0
-    ratios = {cell.cell.id: cell.rate.mean / base for cell in cells if cell.rate}
-    strongest = max(STRONGEST, *(max(ratio, 1 / ratio) for ratio in ratios.values()))
+def _matrix(report: Report, workload: str) -> Matrix:
+    cells = report.workloads[workload]
+    axes = naming_axes([cell.cell for cell in cells])
+    across = _axes_across(cells, axes)
     down = [axis for axis in axes if axis not in across]
-    columns = list(dict.fromkeys(words(cell.cell, across) for cell in cells))
+    reference = report.result.reference(workload)
+    ratios: dict[str, float] = {}  # by cell id
+    for cell in cells:
+        if cell.result.throughput and reference and reference.throughput:
+            ratios[cell.cell.id] = cell.result.throughput.mean / reference.throughput.mean
+    largest = max(max(ratio, 1 / ratio) for ratio in ratios.values())
+    full_shade_ratio = max(FULL_SHADE_RATIO, largest)
+    columns = list(dict.fromkeys(fmt.cell_name(cell.cell, across) for cell in cells))
     rows: dict[str, dict[str, Field]] = {}
     for cell in cells:
-        ratio = ratios.get(cell.cell.id)
-        text = cell.absent if cell.rate is None else f"{cell.rate.mean:,.0f}"
-        colour = "#ffffff" if ratio is None else shade(ratio, strongest)
-        row = rows.setdefault(words(cell.cell, down) or label, {})
-        row[words(cell.cell, across)] = Field(
-            text=text, ratio="" if ratio is None else f"{ratio:.2f}×", colour=colour
-        )
-    found = [(head, [row.get(column) for column in columns]) for head, row in rows.items()]
-    return Heat(title=label, columns=columns or [""], rows=found)
-
-
-def step_phases(facts: Facts) -> list[Group]:
-    """The shares of a step, over the ranks and the measured steps."""
-    return _stacked(
-        facts, STEP, lambda record: record.summary.shares if record.summary else {}, _step_words
+        heading = fmt.cell_name(cell.cell, down) or workload
+        column = fmt.cell_name(cell.cell, across)
+        field = _field(cell, ratios.get(cell.cell.id), full_shade_ratio)
+        rows.setdefault(heading, {})[column] = field
+    return Matrix(
+        title=workload,
+        columns=columns,
+        rows=[
+            (heading, [fields.get(column) for column in columns])
+            for heading, fields in rows.items()
+        ],
     )
 
 
-def _step_words(shares: Mapping[str, float]) -> str:
-    return f"{shares.get('data_wait', 0.0):.0%} data wait, {shares.get('communication', 0.0):.0%} communication"
-
-
-def trial_phases(facts: Facts) -> list[Group]:
-    """The seconds of a trial, from its start to its record."""
-    return _stacked(
-        facts, TRIAL, lambda record: record.phases, lambda seconds: f"{sum(seconds.values()):.1f} s"
+def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> Field:
+    if ratio is None or cell.result.throughput is None:
+        return Field(text=cell.why_unmeasured, ratio="", color=WHITE)
+    return Field(
+        text=fmt.samples_per_second(cell.result.throughput.mean),
+        ratio=fmt.ratio(ratio, digits=2),
+        color=shade(ratio, full_shade_ratio),
     )
+
+
+def _axes_across(cells: Sequence[ReportCell], axes: Sequence[str]) -> Sequence[str]:
+    """Return the axes whose values are columns: as many of the last ones as there is room for.
+
+    The first axis always goes down, unless it is the only one.
+    """
+    for start in range(1, len(axes)):
+        columns = {fmt.cell_name(cell.cell, axes[start:]) for cell in cells}
+        if len(columns) <= MAX_COLUMNS:
+            return axes[start:]
+    return axes[-1:]
+
+
+def step_phases(report: Report) -> list[Group]:
+    """Return the shares of a step's phases, over the ranks and the measured steps."""
+
+    def read(record: Record) -> Mapping[str, float]:
+        return record.summary.shares if record.summary else {}
+
+    def describe(shares: Mapping[str, float]) -> str:
+        waiting = fmt.share(shares.get("data_wait", 0.0), digits=0)
+        communication = fmt.share(shares.get("communication", 0.0), digits=0)
+        return f"{waiting} data wait, {communication} communication"
+
+    return _stacked(report, STEP_COLORS, read, describe)
+
+
+def trial_phases(report: Report) -> list[Group]:
+    """Return the seconds of a trial's phases, from its start to its record."""
+
+    def describe(seconds: Mapping[str, float]) -> str:
+        return f"{sum(seconds.values()):.1f} s"
+
+    return _stacked(report, TRIAL_COLORS, lambda record: record.phases, describe)
 
 
 def _stacked(
-    facts: Facts,
-    looks: Mapping[str, str],
+    report: Report,
+    colors: Mapping[str, str],
     read: Callable[[Record], Mapping[str, float]],
-    say: Callable[[Mapping[str, float]], str],
+    describe: Callable[[Mapping[str, float]], str],
 ) -> list[Group]:
+    """Return a bar for each cell that is made of its phases, in the mean over its trials.
+
+    `read` returns a trial's phases, `describe` the text beside a bar.
+    """
     groups = []
-    for label, cells in facts.workloads.items():
-        means = [(cell.name, mean) for cell in cells if (mean := _mean(map(read, cell.done)))]
-        found = {name for _, mean in means for name in mean}
-        names = [name for name in looks if name in found] + sorted(found - looks.keys())
-        colours = {name: looks.get(name, INK) for name in names}
-        titles = {name: name.replace("_", " ") for name in names}
-        longest = max((sum(mean.values()) for _, mean in means), default=1.0)
-        rows = []
-        for name, mean in means:
-            parts = [
-                Part(width=100 * mean[n] / longest, colour=colours[n], name=titles[n])
-                for n in names
-                if n in mean
-            ]
-            rows.append(Bar(label=name, parts=parts, text=say(mean)))
-        if rows:
-            groups.append(
-                Group(
-                    title=label, rows=rows, legend=[(colours[name], titles[name]) for name in names]
-                )
-            )
-    return groups
-
-
-def _mean(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """By name, of those above zero; what a trial does not have counts as zero."""
-    trials = list(found)
-    names = dict.fromkeys(name for trial in trials for name in trial)
-    means = {name: fmean(trial.get(name, 0.0) for trial in trials) for name in names}
-    return {name: mean for name, mean in means.items() if mean > 0}
-
-
-def scaling(facts: Facts) -> list[Group]:
-    """Throughput on more ranks, of what as many times the min_effect number of ranks would do."""
-    groups = []
-    for label, cells in facts.workloads.items():
-        rows: list[Bar] = []
-        bases = _fewest_ranks(cells)
+    for workload, cells in report.workloads.items():
+        means: dict[str, dict[str, float]] = {}  # by cell name, then by phase
         for cell in cells:
-            base = bases[_apart_from_ranks(cell)]
-            ranks, least = cell.cell.axes.world_size, base.cell.axes.world_size if base else 0
-            if base is None or base.rate is None or cell.rate is None or ranks <= least:
-                continue
-            speedup, ideal = cell.rate.mean / base.rate.mean, ranks / least
-            share = speedup / ideal
-            part = Part(width=min(100.0, 100 * share / SCALING_ROOM), colour=COLORS[0], name="")
-            text = f"{speedup:.2f}× on {ideal:g}× the ranks: {share:.0%} of ideal"
-            rows.append(Bar(label=cell.name, parts=[part], text=text))
-        if rows:
-            groups.append(
-                Group(
-                    title=label,
-                    rows=rows,
-                    mark=100 / SCALING_ROOM,
-                    note="the line is ideal scaling",
-                )
-            )
+            mean = _mean_phases(map(read, cell.done))
+            if mean:
+                means[cell.name] = mean
+        if not means:
+            continue
+        present = {phase for mean in means.values() for phase in mean}
+        phases = [phase for phase in colors if phase in present]
+        phases += sorted(present - colors.keys())
+        looks = {phase: (colors.get(phase, INK), phase.replace("_", " ")) for phase in phases}
+        longest = max(sum(mean.values()) for mean in means.values())
+        rows = []
+        for name, mean in means.items():
+            parts = _parts(mean, looks, longest)
+            rows.append(Bar(label=name, parts=parts, text=describe(mean)))
+        groups.append(Group(title=workload, rows=rows, legend=list(looks.values())))
     return groups
 
 
-def _apart_from_ranks(cell: CellFacts) -> str:
-    axes = {n: v for n, v in asdict(cell.cell.axes).items() if n not in ("world_size", "strategy")}
+def _parts(
+    mean: Mapping[str, float], looks: Mapping[str, tuple[str, str]], longest: float
+) -> list[Part]:
+    """Return the parts of a bar; `looks` are the color and the title of each phase, in order."""
+    parts = []
+    for phase, (color, title) in looks.items():
+        if phase in mean:
+            parts.append(Part(width=100 * mean[phase] / longest, color=color, name=title))
+    return parts
+
+
+def _mean_phases(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each phase over trials; a phase that a trial does not have counts as 0."""
+    by_trial = list(trials)
+    phases = dict.fromkeys(phase for trial in by_trial for phase in trial)
+    means = {}
+    for phase in phases:
+        mean = fmean(trial.get(phase, 0.0) for trial in by_trial)
+        if mean > 0:
+            means[phase] = mean
+    return means
+
+
+def scaling(report: Report) -> list[Group]:
+    """Return throughput on more ranks, as a share of ideal scaling from the fewest ranks."""
+    groups = []
+    for workload, cells in report.workloads.items():
+        bases = _fewest_ranks(cells)
+        rows = []
+        for cell in cells:
+            base = bases.get(_key_without_ranks(cell))
+            if base is not None and _ranks(cell) > _ranks(base):
+                row = _scaling_bar(cell, base)
+                if row is not None:
+                    rows.append(row)
+        if rows:
+            note = "the line is ideal scaling"
+            groups.append(Group(title=workload, rows=rows, mark=100 / SCALING_TOP, note=note))
+    return groups
+
+
+def _scaling_bar(cell: ReportCell, base: ReportCell) -> Bar | None:
+    """Return the bar of a cell against the same settings on fewer ranks, None if not measured."""
+    if cell.result.throughput is None or base.result.throughput is None:
+        return None
+    speedup = cell.result.throughput.mean / base.result.throughput.mean
+    ideal = _ranks(cell) / _ranks(base)
+    share = speedup / ideal
+    part = Part(width=min(100.0, 100 * share / SCALING_TOP), color=COLORS[0], name="")
+    text = (
+        f"{fmt.ratio(speedup, digits=2)} on {ideal:g}× the ranks:"
+        f" {fmt.share(share, digits=0)} of ideal"
+    )
+    return Bar(label=cell.name, parts=[part], text=text)
+
+
+def _ranks(cell: ReportCell) -> int:
+    return cell.cell.axes.world_size
+
+
+def _key_without_ranks(cell: ReportCell) -> str:
+    """Return a text that is equal for cells that differ in ranks and strategy only."""
+    axes = asdict(cell.cell.axes)
+    del axes["world_size"], axes["strategy"]
     return json.dumps(axes, sort_keys=True)
 
 
-def _fewest_ranks(cells: Sequence[CellFacts]) -> dict[str, CellFacts | None]:
-    """Of each group of cells that differ in ranks and strategy only, the measured one with the fewest ranks."""
-    found: dict[str, CellFacts | None] = {}
+def _fewest_ranks(cells: Sequence[ReportCell]) -> dict[str, ReportCell]:
+    """Return the measured cell with the fewest ranks for each `_key_without_ranks`."""
+    bases: dict[str, ReportCell] = {}
     for cell in cells:
-        key = _apart_from_ranks(cell)
-        best = found.setdefault(key, None)
-        if cell.rate and (best is None or cell.cell.axes.world_size < best.cell.axes.world_size):
-            found[key] = cell
-    return found
+        if cell.result.throughput is None:
+            continue
+        key = _key_without_ranks(cell)
+        if key not in bases or _ranks(cell) < _ranks(bases[key]):
+            bases[key] = cell
+    return bases
 
 
-def memory(facts: Facts) -> list[Group]:
-    """The most that training took at a rank; where that is not known, the resident size."""
-    return _measured(
-        facts, lambda cell: cell.mean(_memory), lambda cell, value: f"{value:,.0f} MiB"
-    )
+def memory(report: Report) -> list[Group]:
+    """Return the most memory that training took at a rank."""
+    return _measured(report, _peak_mib, lambda value: f"{value:,.0f} MiB")
 
 
-def _memory(record: Record) -> float | None:
-    found = [training_bytes(rank.memory) for rank in record.ranks]
-    known = [size / MIB for size in found if size is not None]
-    return max(known) if known and len(known) == len(found) else None
+def _peak_mib(record: Record) -> float | None:
+    """Return the peak of the rank that took most, in MiB; None unless it is known of every rank."""
+    sizes = []
+    for rank in record.ranks:
+        size = training_bytes(rank.memory)
+        if size is None:
+            return None
+        sizes.append(size / MIB)
+    return max(sizes, default=None)
 
 
-def energy(facts: Facts) -> list[Group]:
-    """Joules a sample of all ranks' GPUs."""
-    return _measured(
-        facts, lambda cell: cell.mean(joules_per_sample), lambda cell, value: f"{value:.3g} J"
-    )
+def energy(report: Report) -> list[Group]:
+    """Return the energy of all ranks' GPUs for one sample."""
+    return _measured(report, joules_per_sample, lambda value: f"{value:.3g} J")
 
 
 def _measured(
-    facts: Facts, read: Callable[[CellFacts], float | None], say: Callable[[CellFacts, float], str]
+    report: Report, read: Callable[[Record], float | None], describe: Callable[[float], str]
 ) -> list[Group]:
+    """Return a bar for each cell that has a number, in the mean over its trials."""
     groups = []
-    for label, cells in facts.workloads.items():
-        found = [
-            (cell.name, value, say(cell, value))
-            for cell in cells
-            if (value := read(cell)) is not None
-        ]
-        if found:
-            groups.append(Group(title=label, rows=bars(found)))
+    for workload, cells in report.workloads.items():
+        values = []
+        for cell in cells:
+            mean = cell.mean(read)
+            if mean is not None:
+                values.append((cell.name, mean, describe(mean)))
+        if values:
+            groups.append(Group(title=workload, rows=bars(values)))
     return groups

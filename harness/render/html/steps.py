@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from harness.measure.summary import find_window, unpack
 from harness.records.record import Record, Summary
 from harness.records.series import Numbers
-from harness.render.html.facts import CellFacts
+from harness.render.html.report import ReportCell
 
 COURSE_POINTS = 120  # at most, of a course
 BINS = 24  # of a distribution
@@ -40,7 +40,7 @@ class Trace:
     is_measured: NDArray[np.bool_]  # whether a step is in the measured window, shape (steps,)
 
 
-def step_times(cell: CellFacts) -> StepTimes | None:
+def step_times(cell: ReportCell) -> StepTimes | None:
     """Return the step times of a cell, None if too few steps were measured.
 
     The course is of the first trial, the distribution of all done trials.
@@ -89,7 +89,7 @@ def _trace(record: Record) -> Trace:
     seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
     resumed = [interruption.step for interruption in record.ranks[0].interruptions]
     window = find_window(seconds, record.trial.cell.warmup, resumed)
-    return Trace(seconds=seconds, is_measured=window.inside)
+    return Trace(seconds=seconds, is_measured=window.mask)
 
 
 def _course(relative: Numbers) -> str:

@@ -1,4 +1,4 @@
-"""`harness report`: one file that says what is known, and nothing that is not."""
+"""`harness report`: one file that shows what was measured, and nothing that was not."""
 
 from __future__ import annotations
 
@@ -14,22 +14,34 @@ import pytest
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.render.html import page, sections
+from harness.spec.sweep import Sweep
 from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
-from tests.support.reports import HOSTILE, leave, make_records, make_sweep
+from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 from tests.support.tree import TOP
+
+LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed"}
+ADDRESS_ATTRIBUTES = ("src", "href", "xlink:href")
 
 
 class Page(HTMLParser):
-    """What a browser would make of it: elements, attributes, and the words of each section."""
+    """A page as a browser reads it: its elements with their attributes, and each section's text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: dict[str, str] = {}
+        self.texts: dict[str, str] = {}  # by the section's id; `head` before the first one
         self.section = "head"
-        self.text = path.read_text(encoding="utf-8")
-        self.feed(self.text)
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    @property
+    def attributes(self) -> list[tuple[str, str | None]]:
+        return [item for _, attributes in self.elements for item in attributes.items()]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
@@ -37,24 +49,33 @@ class Page(HTMLParser):
             self.section = str(dict(attrs)["id"])
 
     def handle_data(self, data: str) -> None:
-        self.words[self.section] = " ".join(f"{self.words.get(self.section, '')} {data}".split())
+        text = f"{self.texts.get(self.section, '')} {data}"
+        self.texts[self.section] = " ".join(text.split())
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Results:
+def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def report(place: Results, *more: str) -> Page:
-    ended = harness("report", "demo", "--results", str(place.path), *more)
+@pytest.fixture
+def sweep(results: Results, tmp_path: Path) -> Sweep:
+    """A sweep of which every trial is done."""
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep))
+    return sweep
+
+
+def report(results: Results, *options: str) -> Page:
+    """Return the report of the sweep `demo` as the command writes it."""
+    ended = harness("report", "demo", "--results", str(results.path), *options)
     assert (ended.code, ended.err) == (0, "")
     return Page(Path(ended.out.strip()))
 
 
-def test_says_what_won_by_how_much_and_that_it_is_certain(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    summary = report(place).words["summary"]
+@pytest.mark.usefixtures("sweep")
+def test_the_summary_names_the_winner_the_ratio_and_its_certainty(results: Results) -> None:
+    summary = report(results).texts["summary"]
     assert "Fastest is bf16 ddp×2" in summary
     ratio = re.search(r"([\d.]+) times the reference fp32 single \(95% interval", summary)
     assert ratio is not None
@@ -63,174 +84,147 @@ def test_says_what_won_by_how_much_and_that_it_is_certain(place: Results, tmp_pa
     assert "3 faster" in summary
 
 
-def test_a_single_trial_is_never_certain(place: Results, tmp_path: Path) -> None:
+def test_single_trials_are_never_certain(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, seeds=1)
-    leave(place, sweep, make_records(sweep))
-    words = report(place).words
-    assert "Not certain: a single trial a cell" in words["summary"]
-    assert "inconclusive" in words["speedups"]
-    assert "faster" not in words["speedups"]
+    write_run(results, sweep, make_records(sweep))
+    texts = report(results).texts
+    assert "Not certain: one trial per cell" in texts["summary"]
+    assert "inconclusive" in texts["speedups"]
+    assert "faster" not in texts["speedups"]
 
 
-def test_what_there_is_no_data_for_is_named_with_what_brings_it(
-    place: Results, tmp_path: Path
-) -> None:
-    sweep = make_sweep(tmp_path)
-    records = make_records(sweep)
-    leave(place, sweep, records)
-    before = report(place)
-    assert "roofline" not in before.words
-    assert "Roofline : takes harness peak" in before.words["lacking"]
-    assert "Energy" in before.words["lacking"]
-    machines.write(place.peaks, make_machine())
-    learned = records[0].rank0
-    assert learned
-    write_trial(
-        place.sweep_folder("demo"),
-        replace(records[0], rank0=replace(learned, bytes_per_sample=2.5e5)),
-    )
-    after = report(place)
-    assert "Roofline" not in after.words["lacking"]
-    assert "of the roof" in after.words["roofline"]
+def test_a_section_without_data_says_what_it_needs(results: Results, sweep: Sweep) -> None:
+    before = report(results)
+    assert "roofline" not in before.texts
+    assert "Roofline : needs harness peak" in before.texts["lacking"]
+    assert "Energy" in before.texts["lacking"]
+    machines.write(results.peaks, make_machine())
+    record = make_records(sweep)[0]
+    assert record.rank0
+    record = replace(record, rank0=replace(record.rank0, bytes_per_sample=2.5e5))
+    write_trial(results.sweep_folder("demo"), record)
+    after = report(results)
+    assert "Roofline" not in after.texts["lacking"]
+    assert "of the roof" in after.texts["roofline"]
 
 
-def test_sections_of_a_whole_sweep(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    words = report(place).words
-    assert "1.99× on 2× the ranks: 100% of ideal" in words["scaling"]
-    assert "steady from step" in words["steps"]
-    assert "10% data wait" in words["step-phases"]
-    assert "101 MiB" in words["memory"]
-    assert "Test CPU" in words["environment"]
-    assert "git checkout c0ffee" in words["reproduce"]
-    assert "--set seeds=0,1,2" in words["reproduce"]
+@pytest.mark.usefixtures("sweep")
+def test_sections_of_a_complete_sweep(results: Results) -> None:
+    texts = report(results).texts
+    assert "1.99× on 2× the ranks: 100% of ideal" in texts["scaling"]
+    assert "steady from step" in texts["steps"]
+    assert "10% data wait" in texts["step-phases"]
+    assert "101 MiB" in texts["memory"]
+    assert "Test CPU" in texts["environment"]
+    assert "git checkout c0ffee" in texts["reproduce"]
+    assert "--set seeds=0,1,2" in texts["reproduce"]
 
 
-def test_what_two_axes_do_together_is_not_taken_for_a_speed_up(
-    place: Results, tmp_path: Path
-) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    words = report(place).words["axes"]
-    assert re.search(r"bf16 against fp32 4\.\d\d× \([^)]*\) faster", words)
-    assert (
-        "mlp: two axes together how much more the first buys with the second than without it"
-        in words
-    )
-    assert re.search(r"bf16 with ddp [01]\.\d\d× \([^)]*\) not certain", words)
+@pytest.mark.usefixtures("sweep")
+def test_an_interaction_of_two_axes_is_not_called_a_speedup(results: Results) -> None:
+    text = report(results).texts["axes"]
+    assert re.search(r"bf16 against fp32 4\.\d\d× \([^)]*\) faster", text)
+    assert "mlp: two axes together how much more the first contributes" in text
+    assert re.search(r"bf16 with ddp [01]\.\d\d× \([^)]*\) not certain", text)
 
 
-def test_cells_that_trained_the_same_share_a_curve(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    assert "fp32 single = bf16 single fp32 ddp×2 = bf16 ddp×2" in report(place).words["curves"]
+@pytest.mark.usefixtures("sweep")
+def test_cells_with_equal_losses_share_a_curve(results: Results) -> None:
+    names = "fp32 single = bf16 single fp32 ddp×2 = bf16 ddp×2"
+    assert names in report(results).texts["curves"]
 
 
-def test_every_phase_of_a_trial_has_its_own_colour() -> None:
-    for looks in (sections.STEP, sections.TRIAL):
-        assert len({colour.lower() for colour in looks.values()}) == len(looks)
+@pytest.mark.parametrize("colors", [sections.STEP_COLORS, sections.TRIAL_COLORS])
+def test_every_phase_has_its_own_color(colors: dict[str, str]) -> None:
+    assert len({color.lower() for color in colors.values()}) == len(colors)
 
 
-def test_it_needs_nothing_else(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    found = report(place)
-    tags = {tag for tag, _ in found.elements}
-    assert "svg" in tags
-    assert not tags & {"script", "link", "img", "iframe", "object", "embed"}
-    addresses = [
-        value or "" for _, attributes in found.elements for name, value in attributes.items()
-        if name in ("src", "href", "xlink:href")
-    ]  # fmt: skip
+@pytest.mark.usefixtures("sweep")
+def test_the_page_loads_nothing(results: Results) -> None:
+    written = report(results)
+    assert "svg" in written.tags
+    assert not written.tags & LOADING_TAGS
+    addresses = [value or "" for name, value in written.attributes if name in ADDRESS_ATTRIBUTES]
     assert addresses
     assert [address for address in addresses if not address.startswith("#")] == []
-    assert not re.search(r"@import|url\((?!#)", found.text)
+    assert not re.search(r"@import|url\((?!#)", written.source)
 
 
-def test_hostile_words_stay_words(place: Results, tmp_path: Path) -> None:
+def test_hostile_texts_are_escaped(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, label=HOSTILE, description=HOSTILE)
-    records = make_records(sweep, hostile=True)
-    leave(place, sweep, records, logs=HOSTILE)
-    found = report(place)
-    assert not {tag for tag, _ in found.elements} & {"script", "img"}
-    assert not [
-        name for _, attributes in found.elements for name in attributes if name.startswith("on")
-    ]
-    assert HOSTILE in found.words["failures"]
-    assert HOSTILE in found.words["matrix"]
+    write_run(results, sweep, make_records(sweep, hostile=True), logs=HOSTILE)
+    written = report(results)
+    assert not written.tags & {"script", "img"}
+    assert [name for name, _ in written.attributes if name.startswith("on")] == []
+    assert HOSTILE in written.texts["failures"]
+    assert HOSTILE in written.texts["matrix"]
 
 
-def test_a_failed_trial_is_told_with_its_reason_and_log(place: Results, tmp_path: Path) -> None:
+def test_a_failed_trial_is_shown_with_its_reason_and_log(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     records = make_records(sweep, hostile=True)
-    leave(place, sweep, records[1:], logs="the last line of the log")
-    words = report(place).words
-    assert f"{records[-1].trial.id} , log" in words["failures"]
-    assert "the last line of the log" in words["failures"]
-    assert "10 done, 1 failed, 1 not run" in words["head"]
+    write_run(results, sweep, records[1:], logs="the last line of the log")
+    texts = report(results).texts
+    assert f"{records[-1].trial.id} , log" in texts["failures"]
+    assert "the last line of the log" in texts["failures"]
+    assert "10 done, 1 failed, 1 not run" in texts["head"]
 
 
-def test_secrets_in_logs_are_cut_out(
-    place: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_secrets_in_logs_are_removed(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret<>value")
     sweep = make_sweep(tmp_path)
-    leave(
-        place,
-        sweep,
-        make_records(sweep, hostile=True),
-        logs="s3cret<>value at https://me:pw@host/x",
-    )
-    text = report(place).text
-    assert "s3cret" not in text
-    assert "me:pw" not in text
-    assert text.count("[redacted]") >= 2
+    logs = "s3cret<>value at https://me:pw@host/x"
+    write_run(results, sweep, make_records(sweep, hostile=True), logs=logs)
+    source = report(results).source
+    assert "s3cret" not in source
+    assert "me:pw" not in source
+    assert source.count("[redacted]") >= 2
 
 
-def test_the_same_records_give_the_same_bytes(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    assert report(place).text == report(place, "--out", str(tmp_path / "again.html")).text
+@pytest.mark.usefixtures("sweep")
+def test_the_same_records_give_the_same_bytes(results: Results, tmp_path: Path) -> None:
+    again = report(results, "--out", str(tmp_path / "again.html"))
+    assert report(results).source == again.source
 
 
-def test_against_a_baseline(place: Results, tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
-    assert harness("baseline", "save", "demo", "--results", str(place.path)).code == 0
-    found = report(place, "--against", "baseline")
-    assert "1.00×" in found.words["against"]
-    assert "against" not in report(place).words
+@pytest.mark.usefixtures("sweep")
+def test_a_sweep_is_compared_with_a_baseline(results: Results) -> None:
+    assert harness("baseline", "save", "demo", "--results", str(results.path)).code == 0
+    compared = report(results, "--against", "baseline")
+    assert "1.00×" in compared.texts["against"]
+    assert "against" not in report(results).texts
 
 
+@pytest.mark.usefixtures("sweep")
 @pytest.mark.parametrize(
     "arguments", [["other"], ["demo", "--against", "baseline"], ["demo", "--against", "nothing"]]
 )
-def test_what_is_not_there_is_bad_input_and_writes_nothing(
-    place: Results, tmp_path: Path, arguments: list[str]
+def test_an_unknown_name_is_bad_input_and_writes_nothing(
+    results: Results, tmp_path: Path, arguments: list[str]
 ) -> None:
-    sweep = make_sweep(tmp_path)
-    leave(place, sweep, make_records(sweep))
     out = tmp_path / "out.html"
-    ended = harness("report", *arguments, "--results", str(place.path), "--out", str(out))
+    ended = harness("report", *arguments, "--results", str(results.path), "--out", str(out))
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert not out.exists()
 
 
-def test_a_sweep_without_records_is_bad_input(place: Results, tmp_path: Path) -> None:
-    leave(place, make_sweep(tmp_path), [])
-    assert "found no records" in harness("report", "demo", "--results", str(place.path)).err
+def test_a_sweep_without_records_is_bad_input(results: Results, tmp_path: Path) -> None:
+    write_run(results, make_sweep(tmp_path), [])
+    ended = harness("report", "demo", "--results", str(results.path))
+    assert ended.code == 2
+    assert "found no records" in ended.err
 
 
-def test_a_wheel_holds_the_templates() -> None:
-    """Hatchling packs what lies in a package and is not ignored by git."""
+def test_a_wheel_contains_the_templates() -> None:
+    """Hatchling packs what is in a package and not ignored by git."""
     templates = sorted((Path(page.__file__).parent / "templates").iterdir())
     assert {path.name for path in templates} == {"report.html", "kinds.html", "report.css"}
-    wheel = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"][
-        "build"
-    ]["targets"]
-    assert wheel == {"wheel": {"packages": ["harness", "workloads", "clusters"]}}
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
+    targets = project["tool"]["hatch"]["build"]["targets"]
+    assert targets == {"wheel": {"packages": ["harness", "workloads", "clusters"]}}
     if (TOP / ".git").exists():
         ignored = subprocess.run(
             ["git", "check-ignore", *map(str, templates)], cwd=TOP, capture_output=True, text=True
@@ -238,10 +232,7 @@ def test_a_wheel_holds_the_templates() -> None:
         assert ignored.stdout == ""
 
 
-def test_one_trial_in_flight_is_no_trouble(place: Results, tmp_path: Path) -> None:
-    """A report of a sweep that has only begun."""
+def test_a_sweep_that_has_only_begun_has_a_report(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
-    records = make_records(sweep)
-    leave(place, sweep, [])
-    write_trial(place.sweep_folder("demo"), records[0])
-    assert "1 done, 11 not run" in report(place).words["head"]
+    write_run(results, sweep, make_records(sweep)[:1])
+    assert "1 done, 11 not run" in report(results).texts["head"]

@@ -1,0 +1,124 @@
+"""What every section of the report starts from: the result of a sweep, and its cells' records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.analysis.cells import naming_axes
+from harness.analysis.compare import Comparison, Rules, Side, certified_drifts, compare
+from harness.analysis.result import CellResult
+from harness.analysis.sweep_result import SweepResult
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder
+from harness.hardware.machine import Machine
+from harness.records.record import Record, Summary
+from harness.render.format import cell_name
+from harness.render.terminal.roofline import with_measured_peaks
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
+
+REASONS = ("failed", "invalid", "interrupted")  # why a cell has no numbers, the worst first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCell:
+    """A cell of the report: its result, and the records of its trials."""
+
+    result: CellResult
+    name: str  # distinguishes it from the other cells of its workload
+    number: int  # counts the cells of its workload, from 0
+    done: Sequence[Record]  # those of its trials that are done
+
+    @property
+    def cell(self) -> Cell:
+        return self.result.cell
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """The summaries of the done trials."""
+        return [record.summary for record in self.done if record.summary]
+
+    @property
+    def why_unmeasured(self) -> str:
+        """Why the cell has no throughput."""
+        if not self.result.is_recorded:
+            return "not run"
+        for status in REASONS:
+            if self.result.left_out.get(status):
+                return status
+        return "not measured"
+
+    def mean(self, read: Callable[[Record], float | None]) -> float | None:
+        """Return the mean of a number over the done trials that have it, None if none has."""
+        values = [value for value in map(read, self.done) if value is not None]
+        return fmean(values) if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that a report shows."""
+
+    sweep: Sweep
+    folder: SweepFolder
+    records: Sequence[Record]  # with MFU against the peaks of `machines`
+    machines: Mapping[str, Machine]  # those that `harness peak` has measured, by key
+    result: SweepResult
+    workloads: dict[str, list[ReportCell]]  # by label
+    against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
+
+    @property
+    def cells(self) -> list[ReportCell]:
+        return [cell for cells in self.workloads.values() for cell in cells]
+
+    def name(self, cell: Cell) -> str:
+        """Return the short name of a cell of this sweep."""
+        for candidate in self.workloads[cell.workload.label]:
+            if candidate.cell.id == cell.id:
+                return candidate.name
+        return cell.label
+
+
+def make_report(
+    results: Results, sweep: Sweep, records: Sequence[Record], against: Side | None
+) -> Report:
+    """Return the report of a sweep, compared with `against` if that is not None.
+
+    Raises BadInput if there are no records, or if `against` cannot be compared with them.
+    """
+    records, machines = with_measured_peaks(records, results)
+    if not records:
+        raise BadInput(f"{sweep.name}: found no records; allowed: a sweep that has run")
+    result = SweepResult.of_records(sweep, records)
+    comparison = None
+    if against is not None:
+        rules = Rules(drift=certified_drifts(results, (against, result.side)))
+        comparison = (against.name, compare(against, [result.side], rules))
+    return Report(
+        sweep=sweep,
+        folder=results.sweep_folder(sweep.name),
+        records=records,
+        machines=machines,
+        result=result,
+        workloads={label: _report_cells(result, label) for label in result.workloads},
+        against=comparison,
+    )
+
+
+def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
+    """Return the cells of a workload, named by the axes in which they differ."""
+    cell_results = result.workloads[workload]
+    axes = naming_axes([cell_result.cell for cell_result in cell_results])
+    cells = []
+    for number, cell_result in enumerate(cell_results):
+        cell = cell_result.cell
+        cells.append(
+            ReportCell(
+                result=cell_result,
+                name=cell_name(cell, axes) or cell.label,
+                number=number,
+                done=result.done_records(cell),
+            )
+        )
+    return cells
