@@ -39,10 +39,6 @@ MANY_BRANCHES = {
     "harness.measure.telemetry.report": "to be rewritten",
     "harness.measure.traffic.moved": "to be rewritten",
     "harness.records.restore._restore": "to be rewritten",
-    "harness.render.html.origin._flat": "to be rewritten",
-    "harness.render.html.plots._curves": "to be rewritten",
-    "harness.render.html.sections._heat": "to be rewritten",
-    "harness.render.html.sections._stacked": "to be rewritten",
     "harness.render.terminal.gate.sentence": "to be rewritten",
     "harness.render.terminal.phases.show_phases": "to be rewritten",
     "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
@@ -62,10 +58,6 @@ MANY_BRANCHES = {
     "harness.spec.sweep._cells_of": "to be rewritten",
     "harness.spec.sweep._apply_set": "to be rewritten",
     "harness.statistics.attribution.attribute": "to be rewritten",
-    "harness.tracking.contents.cell_contents": "to be rewritten",
-    "harness.tracking.pages.experiment_tags": "to be rewritten",
-    "harness.tracking.telemetry.telemetry_scalars": "to be rewritten",
-    "harness.tracking.tracker.deliver": "to be rewritten",
 }
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.

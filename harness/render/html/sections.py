@@ -77,28 +77,32 @@ def _matrix(report: Report, workload: str) -> Matrix:
     axes = naming_axes([cell.cell for cell in cells])
     across = _axes_across(cells, axes)
     down = [axis for axis in axes if axis not in across]
-    reference = report.result.reference(workload)
-    ratios: dict[str, float] = {}  # by cell id
-    for cell in cells:
-        if cell.result.throughput and reference and reference.throughput:
-            ratios[cell.cell.id] = cell.result.throughput.mean / reference.throughput.mean
+    columns = list(dict.fromkeys(fmt.cell_name(cell.cell, across) for cell in cells))
+    ratios = _ratios_to_reference(report, workload)
     largest = max(max(ratio, 1 / ratio) for ratio in ratios.values())
     full_shade_ratio = max(FULL_SHADE_RATIO, largest)
-    columns = list(dict.fromkeys(fmt.cell_name(cell.cell, across) for cell in cells))
-    rows: dict[str, dict[str, Field]] = {}
+    fields: dict[str, dict[str, Field]] = {}  # by heading, then by column
     for cell in cells:
         heading = fmt.cell_name(cell.cell, down) or workload
         column = fmt.cell_name(cell.cell, across)
         field = _field(cell, ratios.get(cell.cell.id), full_shade_ratio)
-        rows.setdefault(heading, {})[column] = field
-    return Matrix(
-        title=workload,
-        columns=columns,
-        rows=[
-            (heading, [fields.get(column) for column in columns])
-            for heading, fields in rows.items()
-        ],
-    )
+        fields.setdefault(heading, {})[column] = field
+    rows = []
+    for heading, by_column in fields.items():
+        rows.append((heading, [by_column.get(column) for column in columns]))
+    return Matrix(title=workload, columns=columns, rows=rows)
+
+
+def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
+    """Return each measured cell's throughput as a ratio to the reference's, by cell id."""
+    reference = report.result.reference(workload)
+    if reference is None or reference.throughput is None:
+        return {}
+    ratios = {}
+    for cell in report.workloads[workload]:
+        if cell.result.throughput is not None:
+            ratios[cell.cell.id] = cell.result.throughput.mean / reference.throughput.mean
+    return ratios
 
 
 def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> Field:
