@@ -90,3 +90,30 @@ def end_process_group(process: Process) -> None:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             continue
+
+
+def output_lines(
+    command: Sequence[str], variables: Mapping[str, str], timeout_seconds: float
+) -> list[str]:
+    """Run a command in a session of its own, and return what it wrote to both streams, without empty lines.
+
+    A command that takes longer is ended with everything that it started, and a line that says so is added.
+    """
+    process = subprocess.Popen(
+        command,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        end_process_group(process)
+        output, _ = process.communicate()
+        output += f"\nended after {timeout_seconds:g} s".encode()
+    finally:
+        end_process_group(process)
+    lines = output.decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip()]

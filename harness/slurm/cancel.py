@@ -1,42 +1,50 @@
-"""Ending the jobs of a sweep."""
+"""Cancels the jobs of a sweep."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.launch.sweep import lock
-from harness.slurm import queue, submission
+from harness.slurm import queue as queues
+from harness.slurm import submission as submissions
+from harness.slurm.queue import QueuedJob
+from harness.slurm.submission import Submission
 
 
-def cancel(folder: SweepFolder) -> Sequence[str]:
-    """Cancel every job of the sweep that has not ended, with one call; returns their ids. Trials that were at work
-    can go on from where they were when the sweep is submitted again.
+def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
+    """Cancel every job of the sweep that has not ended, with one call of scancel; return the jobs' ids.
 
-    Raises SlurmDown, HarnessError where Slurm refuses.
+    Trials that were running continue from their last checkpoint when the sweep is submitted again.
+    Raises SlurmDown if Slurm does not answer, HarnessError if it refuses.
     """
-    with lock(folder):
-        submitted = submission.read_all(folder)
-        if not submitted:
-            return []
-        known = queue.ask(one.user for one in submitted)
-        whole = queue.adopt(submitted, known)
-        alive = {job.id for job in queue.live(whole, known).values()}
-        jobs = sorted(alive, key=lambda job: [int(part) for part in job.split("_")])
-        if not jobs:
-            return []
-        for one in (
-            whole
-        ):  # before they end: a leader that saves meanwhile must not go back into the queue
-            if alive & {
-                one.arrays[number].job_id(element) for number, element, _ in one.elements()
-            }:
-                submission.write(folder, replace(one, cancelled=time.time()))
-        done = subprocess.run(["scancel", *jobs], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise HarnessError(f"scancel: {one_line(done.stderr)}")
-    return jobs
+    with lock(sweep_folder):
+        submitted = submissions.read_all(sweep_folder)
+        queue = queues.query_submitters(submitted)
+        job_ids: list[str] = []
+        for submission in queues.recover_job_ids(submitted, queue):
+            live_ids = _live_job_ids(submission, queue)
+            if live_ids:
+                # Written before the jobs end: a leader that saves its trial must read that it may not requeue its job.
+                submissions.write(sweep_folder, replace(submission, cancelled_at=time.time()))
+            job_ids += live_ids
+        if job_ids:
+            _scancel(job_ids)
+    return job_ids
+
+
+def _live_job_ids(submission: Submission, queue: Mapping[str, QueuedJob]) -> list[str]:
+    """Return the ids of the submission's jobs that have not ended."""
+    live = [queues.queued_job(job, queue) for job in submission.jobs()]
+    return [job.id for job in live if job is not None]
+
+
+def _scancel(job_ids: Sequence[str]) -> None:
+    """Call scancel once for all jobs; raises HarnessError with Slurm's message if it refuses."""
+    completed = subprocess.run(["scancel", *job_ids], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise HarnessError(f"scancel: {one_line(completed.stderr)}")

@@ -1,9 +1,9 @@
-"""What a job does, once, on its first node: run its trials as steps, one after the other, each leaving its record.
+"""The leader of a job: it runs once, on the job's first node, and runs the job's trials as Slurm steps in turn.
 
-submitit calls `lead`; nothing else of submitit takes part. The user signal, which Slurm sends before the time limit
-and at a preemption, goes to the batch script alone, which this process has taken the place of: between two trials
-there is no step that could get it. It is passed on to the running trial, which saves and stops; then the job puts
-itself back into the queue, and goes on from there when it is back.
+submitit calls `lead`; it plays no further part. Slurm sends the user signal, SIGUSR2, ahead of the time limit and of a
+preemption. It sends it to the batch script alone, whose place this process has taken: between two trials there is no
+step that could receive it. The leader passes the signal on to the running trial, which saves and stops; then the
+leader requeues the job, and continues where it stopped when Slurm starts the job again.
 """
 
 from __future__ import annotations
@@ -33,117 +33,161 @@ from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
-ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # no trial can run in this job any more
-EARLY = 60.0  # seconds that Slurm may send the signal too early: man sbatch, --signal
-POLL = 0.5  # seconds between looks at a running trial, over a shared file system
+ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
+EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
+POLL_SECONDS = 0.5  # between looks at a running trial; its files lie on a shared file system
 RETRIES = 2  # of a trial that was lost through no fault of its own
 
 
-def lead(folder: str, submission_id: str, array: int, element: int) -> None:
-    """Run what is left of a job's trials. Raises HarnessError, for Slurm to see, if some will stay undone."""
-    sweep = SweepFolder(Path(folder))
-    submission = submissions.read(submissions.folder_of(sweep, submission_id).file)
+def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
+    """Run the trials of this job that are still pending, and requeue the job if it was interrupted.
+
+    `array` and `index` say which of the submission's jobs this is. Raises HarnessError, so that Slurm shows the job
+    as failed, if trials stay undone and the job is not requeued.
+    """
+    sweep_folder = SweepFolder(Path(sweep_path))
+    submission_folder = submissions.folder_of(sweep_folder, submission_id)
+    submission = submissions.read(submission_folder.file)
     slurm = submission.profile.slurm
+    job_array = submission.arrays[array]
     refuse_cancelled(submission)
-    told = JobListener(time.time() + slurm.time_limit_seconds - slurm.warning)
+
+    listener = JobListener(signal_due=time.time() + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
-        signal.signal(number, told.signalled)
-    runner = runner_of(sweep, submission, submission.arrays[array].ranks_per_node, told)
-    trials = {trial.id: trial for trial in submission.sweep.trials()}
-    load = [trials[trial] for trial in submission.arrays[array].loads[element]]
-    pending = left(runner, load)
-    told.say(
-        f"job {os.environ['SLURM_JOB_ID']} on {os.environ['SLURM_JOB_NODELIST']}: {len(pending)} of {len(load)}"
+        signal.signal(number, listener.on_signal)
+    runner = runner_of(sweep_folder, submission, job_array.ranks_per_node, listener)
+    trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
+    job_trials = [trials_by_id[trial_id] for trial_id in job_array.trial_ids[index]]
+    pending = pending_trials(runner, job_trials)
+    listener.log(
+        f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
+        f" {len(pending)} of {len(job_trials)} trials are pending"
     )
-    give_up(runner, pending, submissions.folder_of(sweep, submission_id))
-    if restarts() > slurm.requeues:  # Slurm starts a job again by itself when its node dies
-        raise HarnessError(
-            f"job {os.environ['SLURM_JOB_ID']} was started again {restarts()} times; {most(slurm)}"
-        )
-    interrupted = None
-    for found in runner.run(pending):
-        if found.status == "interrupted" or (
-            found.failure and found.failure.kind in ALLOCATION_LOST
-        ):
-            interrupted = str(found.failure)
-            break
-    if not (undone := left(runner, load)):
+    record_lost_attempts(runner, pending, submission_folder)
+    refuse_too_many_restarts(slurm)
+
+    interruption = _run_until_interrupted(runner, pending)
+    undone = pending_trials(runner, job_trials)
+    if not undone:
         return
-    refuse_cancelled(submissions.read(submissions.folder_of(sweep, submission_id).file))
-    back = SIGNAL in told.signals or (
-        interrupted and not told.signals and not cancelled_by_user(interrupted)
-    )
-    if back:
+    refuse_cancelled(submissions.read(submission_folder.file))  # it may have been meanwhile
+    to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
+    if to_be_requeued:
         requeue(slurm)
-    if bad := bad_nodes(runner, undone):
-        leave_out(
-            sorted({*submission.excluded, *bad}),
-            replace(slurm, nodes=submission.arrays[array].nodes),
-        )
-    if not back:
-        raise HarnessError(
-            f"{len(undone)} trials are left undone" + (f": {interrupted}" if interrupted else "")
-        )
+    # Slurm requeues a job by itself if a node of it dies: bad nodes are excluded in any case.
+    _exclude_bad_nodes(runner, undone, submission, job_array.nodes)
+    if not to_be_requeued:
+        reason = f": {interruption}" if interruption else ""
+        raise HarnessError(f"{len(undone)} trials are left undone{reason}")
+
+
+def _run_until_interrupted(runner: Runner, pending: Sequence[Trial]) -> str | None:
+    """Run the trials. Return None after the last, or else the failure after which this job can't run another."""
+    for record in runner.run(pending):
+        lost = record.failure is not None and record.failure.kind in ALLOCATION_LOST
+        if lost or record.status == "interrupted":
+            return str(record.failure)
+    return None
+
+
+def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
+    """Return whether the job should continue later: after the user signal, or after the loss of its nodes.
+
+    A job that got SIGTERM alone was cancelled or has reached its limit, and one whose step a user has cancelled is not
+    wanted any more.
+    """
+    if SIGNAL in signals:
+        return True
+    if signals or interruption is None:
+        return False
+    return not cancelled_by_user(interruption)
+
+
+def _exclude_bad_nodes(
+    runner: Runner, undone: Sequence[Trial], submission: Submission, nodes: int
+) -> None:
+    """Have Slurm restart this job without the nodes with which trials were lost; a job takes `nodes` nodes."""
+    bad = bad_nodes(runner, undone)
+    if bad:
+        excluded = sorted({*submission.excluded_nodes, *bad})
+        exclude_nodes(excluded, replace(submission.profile.slurm, nodes=nodes))
 
 
 def refuse_cancelled(submission: Submission) -> None:
-    """Raises HarnessError if somebody has cancelled it: what goes back into the queue then would run all the same."""
-    if submission.cancelled:
+    """Raise HarnessError if the user has cancelled the submission: once requeued, its job would run all the same."""
+    if submission.cancelled_at is not None:
         raise HarnessError("the sweep's jobs were cancelled")
 
 
-def give_up(runner: Runner, pending: Sequence[Trial], folder: SubmissionFolder) -> None:
-    """Record the attempts that ended without a word, with the node that led them if this job did, and leave this node's
-    name for the next time."""
-    job, node = os.environ["SLURM_JOB_ID"], os.environ.get("SLURMD_NODENAME", "")
-    before = folder.node(job).read_text(encoding="utf-8") if folder.node(job).exists() else None
-    why = (
-        f"job {job} ended on {before} and was started again by Slurm"
-        if before
-        else "its job ended without a word"
-    )
+def refuse_too_many_restarts(slurm: SlurmOptions) -> None:
+    """Raise HarnessError if this job was started again too often. Slurm does so by itself when a node dies."""
+    restarts = restart_count()
+    if restarts > slurm.requeues:
+        raise HarnessError(
+            f"job {_job_id()} was started again {restarts} times; slurm.requeues: {slurm.requeues}"
+        )
+
+
+def record_lost_attempts(
+    runner: Runner, pending: Sequence[Trial], submission_folder: SubmissionFolder
+) -> None:
+    """Record attempts whose job was killed before it could, and leave this node's name for the job's next start.
+
+    If Slurm has restarted this very job, the node that led it before is recorded as the attempt's host.
+    """
+    job_id = _job_id()
+    node_file = submission_folder.node(job_id)
+    previous_node = None
+    reason = "its job ended without leaving a record"
+    if node_file.exists():
+        previous_node = node_file.read_text(encoding="utf-8")
+        reason = f"job {job_id} ended on {previous_node} and was started again by Slurm"
     for trial in pending:
-        runner.record_interruption(trial, why, before)
-    write_atomically(folder.node(job), node)
+        runner.record_interruption(trial, reason, previous_node)
+    write_atomically(node_file, os.environ.get("SLURMD_NODENAME", ""))
 
 
-def restarts() -> int:
-    """How often this job has been put back into the queue, by itself or by Slurm."""
+def _job_id() -> str:
+    """Return the id of this job. For a job of an array it is unlike the id that squeue shows."""
+    return os.environ["SLURM_JOB_ID"]
+
+
+def restart_count() -> int:
+    """Return how often this job was requeued, by its leader or by Slurm."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def most(slurm: SlurmOptions) -> str:
-    return f"slurm.requeues: {slurm.requeues}"
-
-
 def runner_of(
-    sweep: SweepFolder, submission: Submission, ranks_per_node: int, told: JobListener
+    sweep_folder: SweepFolder, submission: Submission, ranks_per_node: int, listener: JobListener
 ) -> Runner:
+    """Return the runner of this job's trials. Raises BadInput as `launcher_of` does."""
     return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
-        folder=sweep,
+        folder=sweep_folder,
         launcher=launcher_of(submission.profile, ranks_per_node),
-        listener=told,
-        peaks=machine.read_all(sweep.peaks_folder),
-        first_attempts=submission.attempts,
-        poll_seconds=POLL,
+        listener=listener,
+        peaks=machine.read_all(sweep_folder.peaks_folder),
+        first_attempts=submission.first_attempts,
+        poll_seconds=POLL_SECONDS,
         retries=RETRIES,
-        resumes=0,
-        stop_reason=told.why,
+        resumes=0,  # an interrupted trial continues when its job is back, not in this one
+        stop_reason=listener.stop_reason,
     )
 
 
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
-    """For the job that this process leads. Raises BadInput as `node_address` does."""
+    """Return the launcher of steps in this job. Raises BadInput if the profile's interface has no address."""
     slurm = profile.slurm
-    network = {
-        name: slurm.interface
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        if slurm.interface
-    }
+    environment = dict(profile.environment)
+    if slurm.interface:
+        # Variables of the profile win over its interface.
+        environment = {
+            "GLOO_SOCKET_IFNAME": slurm.interface,
+            "NCCL_SOCKET_IFNAME": slurm.interface,
+        } | environment
     return Srun(
-        environment=network | profile.environment,
+        environment=environment,
         ranks_per_node=ranks_per_node,
         cpus_per_rank=slurm.cpus_per_rank,
         python=slurm.python or sys.executable,
@@ -153,84 +197,99 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
     )
 
 
-def left(runner: Runner, load: Sequence[Trial]) -> list[Trial]:
-    """The trials that have no record of this submission yet, and those that run again."""
-    found = []
-    for trial in load:
-        path, first = (
-            runner.folder.trial_folder(trial.id).record_path,
-            runner.first_attempts[trial.id],
-        )
-        known = read_record_if_exists(path)
-        over = known is not None and known.attempt >= first and known.status != "interrupted"
-        if known is None or not over or runner.runs_again(known, first):
-            found.append(trial)
-    return found
+def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that have to run: without a final record of this submission, or due to run again."""
+    pending = []
+    for trial in trials:
+        record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
+        first_attempt = runner.first_attempts[trial.id]
+        if (
+            record is None
+            or record.attempt < first_attempt
+            or record.status == "interrupted"
+            or runner.runs_again(record, first_attempt)
+        ):
+            pending.append(trial)
+    return pending
 
 
 def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
-    """Those that an attempt was lost with."""
-    found = [
-        read_record_if_exists(runner.folder.trial_folder(trial.id).record_path) for trial in trials
-    ]
-    return {node for known in found if known for node in known.bad_nodes}
+    """Return the names of nodes with which an attempt of these trials was lost."""
+    names: set[str] = set()
+    for trial in trials:
+        record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
+        if record is not None:
+            names.update(record.bad_nodes)
+    return names
 
 
 class JobListener:
-    """Writes what happens to the job's log, and knows what Slurm has asked for."""
+    """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
 
-    def __init__(self, warned: float) -> None:
-        self.warned = (
-            warned  # when Slurm sends the signal for the time limit, if it does so on time
-        )
+    `signal_due` is the time, in seconds since the epoch, at which Slurm sends the signal that precedes the time limit.
+    """
+
+    def __init__(self, signal_due: float) -> None:
+        self.signal_due = signal_due
         self.signals: set[int] = set()
-        self.at = 0.0  # of the first signal
+        self.first_signal_at: float | None = None  # seconds since the epoch
 
-    def why(self) -> str | None:
-        """What the signals so far mean; Slurm does not say."""
-        if not self.signals:
+    def stop_reason(self) -> str | None:
+        """Return what the signals mean, None before the first. Slurm does not say, so the time has to tell."""
+        if self.first_signal_at is None:
             return None
         if SIGNAL not in self.signals:
             return "ended by Slurm"
-        return "time limit" if self.at > self.warned - EARLY else "preempted"
+        if self.first_signal_at > self.signal_due - EARLY_SECONDS:
+            return "time limit"
+        return "preempted"
 
-    def signalled(self, number: int, frame: object) -> None:
-        self.at = self.at or time.time()
+    def on_signal(self, number: int, frame: object) -> None:
+        """Handle a signal of Slurm: the runner asks for `stop_reason` and stops the running trial."""
+        if self.first_signal_at is None:
+            self.first_signal_at = time.time()
         self.signals.add(number)
-        self.say(f"{signal.Signals(number).name}: the running trial is to save and stop")
+        self.log(f"{signal.Signals(number).name}: the running trial is to save and stop")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
+        """Print a line with the time; the batch script has redirected the output to the job's log."""
         print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
 
     def on_trial_start(self, trial: Trial) -> None:
-        self.say(f"{trial.id} begins: {trial.cell.label}")
+        self.log(f"{trial.id} starts: {trial.cell.label}")
 
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None: ...
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        why = record.failure or "; ".join(record.violations)
-        self.say(f"{record.trial.id} {record.status}" + (f": {one_line(why)}" if why else ""))
+        reason = record.failure or "; ".join(record.violations)
+        suffix = f": {one_line(reason)}" if reason else ""
+        self.log(f"{record.trial.id} {record.status}{suffix}")
 
 
 def requeue(slurm: SlurmOptions) -> None:
-    """Have Slurm put this job back into its queue. Raises HarnessError where that is over or refused."""
-    job = os.environ["SLURM_JOB_ID"]
-    if restarts() >= slurm.requeues:
+    """Have Slurm requeue this job. Raises HarnessError if it was requeued too often, or Slurm refuses."""
+    restarts = restart_count()
+    if restarts >= slurm.requeues:
         raise HarnessError(
-            f"job {job} was interrupted once more after {restarts()} requeues; {most(slurm)}"
+            f"job {_job_id()} was interrupted again after {restarts} requeues;"
+            f" slurm.requeues: {slurm.requeues}"
         )
-    done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise HarnessError(f"job {job} can't go back into the queue: {one_line(done.stderr)}")
+    completed = subprocess.run(
+        ["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        raise HarnessError(f"job {_job_id()} can't be requeued: {one_line(completed.stderr)}")
 
 
-def leave_out(nodes: Sequence[str], asked: SlurmOptions) -> None:
-    """Have Slurm start this job, which it or `requeue` has put back into the queue, on others, if there are enough."""
-    if partitions.can_exclude_nodes(nodes, asked):
-        job = os.environ["SLURM_JOB_ID"]
-        # What it says is in the job's log; a job that is not in the queue is left alone.
+def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
+    """Have Slurm start this job, which was requeued, without these nodes, as long as enough others remain.
+
+    A refusal is in the job's log: scontrol writes there. A job that is not in the queue is not affected.
+    """
+    if partitions.can_exclude_nodes(nodes, slurm):
+        names = ",".join(nodes)
         subprocess.run(
-            ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], check=False
+            ["scontrol", "update", f"JobId={_job_id()}", f"ExcNodeList={names}"], check=False
         )

@@ -1,4 +1,4 @@
-"""Which trials share a job: pure, from blocks and what their trials are estimated to take."""
+"""Packing: which trials share a job. Pure functions of blocks and of what their trials are estimated to take."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from dataclasses import dataclass
 
 from harness.spec.cell import Trial
 
-MOST_JOBS = 1000  # of one array: Slurm's MaxArraySize is 1001 unless set
-FILLING = 0.9  # share of the time limit that estimates may fill
+MAX_ARRAY_JOBS = (
+    1000  # of one array: SlurmOptions's MaxArraySize is 1001 unless an administrator raised it
+)
+FILL_FRACTION = 0.9  # of a job's time limit that estimates may fill; trials may take longer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """One job's trials, block after block, in the order in which they run."""
+class PackedJob:
+    """The trials of one job, block after block, in the order in which they run."""
 
     trials: Sequence[Trial]
-    seconds: float | None  # estimated; None where a trial's time is unknown
+    estimated_seconds: float | None  # None where the time of a trial is unknown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Array:
-    """Jobs that ask for the same nodes: one call of sbatch."""
+class PackedArray:
+    """Jobs that ask for the same resources, so that one call of sbatch submits them all."""
 
-    nodes: int
+    nodes: int  # of each job
     ranks_per_node: int
-    loads: Sequence[Load]
+    jobs: Sequence[PackedJob]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    arrays: Sequence[Array]
-    remarks: Sequence[str]  # what the user should know: blocks that had to be split
+    """The arrays to submit, and what the user should know about them."""
+
+    arrays: Sequence[PackedArray]
+    remarks: Sequence[str]  # one for each block that had to be split
 
 
 def pack(
@@ -39,77 +43,110 @@ def pack(
     estimates: Mapping[str, float],
     *,
     ranks_per_node: int,
-    limit: float,
-    parallel: int,
+    limit_seconds: float,
+    max_parallel_jobs: int,
 ) -> Packing:
-    """A block stays whole, in one job on nodes for its largest trial, unless it takes longer than `limit` seconds.
+    """Pack blocks into as few jobs as still keep the cluster busy.
 
-    `estimates` are seconds by cell id. Jobs are as many as may run at a time, `parallel`, or more where they would
-    take too long; blocks whose time is unknown have a job each.
+    Trials of a block are compared with each other, so a block stays in one job, on as many nodes as its largest
+    trial needs, unless it is estimated to exceed the job's limit. Blocks are spread over as many jobs as may run at a
+    time, or over more if those would take too long. A block whose duration is unknown has a job to itself.
+
+    `estimates` are seconds by cell id, `limit_seconds` is the time limit of a job.
     """
+    usable_seconds = limit_seconds * FILL_FRACTION
     remarks: list[str] = []
-    by_shape: dict[tuple[int, int], list[Load]] = {}
+    jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
     for block in blocks:
-        for load in _cut(block, estimates, limit * FILLING, remarks):
-            ranks = max(trial.cell.axes.world_size for trial in load.trials)
-            shape = (-(-ranks // ranks_per_node), min(ranks, ranks_per_node))
-            by_shape.setdefault(shape, []).append(load)
-    arrays = [
-        Array(nodes=nodes, ranks_per_node=ranks, loads=jobs)
-        for (nodes, ranks), loads in by_shape.items()
-        for jobs in _batches(_deal(loads, limit * FILLING, parallel))
-    ]
+        parts = _split_block(block, estimates, usable_seconds)
+        if len(parts) > 1:
+            remarks.append(_split_remark(block, parts, usable_seconds))
+        for part in parts:
+            shape = _shape(part, ranks_per_node)
+            jobs_by_shape.setdefault(shape, []).append(part)
+    arrays = []
+    for (nodes, ranks), jobs in jobs_by_shape.items():
+        merged = _merge(jobs, usable_seconds, max_parallel_jobs)
+        for chunk in _chunks(merged):
+            arrays.append(PackedArray(nodes=nodes, ranks_per_node=ranks, jobs=chunk))
     return Packing(arrays=arrays, remarks=remarks)
 
 
-def _cut(
-    block: Sequence[Trial], estimates: Mapping[str, float], limit: float, remarks: list[str]
-) -> Iterator[Load]:
-    """The block, or the parts of it that each fit the limit; a trial that is longer by itself is a part."""
-    seconds = [estimates.get(trial.cell.id) for trial in block]
-    known = [one for one in seconds if one is not None]
-    if len(known) < len(block) or sum(known) <= limit:
-        yield Load(trials=block, seconds=sum(known) if len(known) == len(block) else None)
-        return
-    parts: list[list[int]] = [[]]
-    for number, one in enumerate(known):
-        if parts[-1] and sum(known[other] for other in parts[-1]) + one > limit:
+def _shape(job: PackedJob, ranks_per_node: int) -> tuple[int, int]:
+    """Return the number of nodes and the ranks per node that the job's largest trial needs."""
+    ranks = max(trial.cell.axes.world_size for trial in job.trials)
+    nodes = -(-ranks // ranks_per_node)  # rounded up
+    return nodes, min(ranks, ranks_per_node)
+
+
+def _split_block(
+    block: Sequence[Trial], estimates: Mapping[str, float], usable_seconds: float
+) -> list[PackedJob]:
+    """Return the block as one job, or as several that each fit the limit.
+
+    A trial that exceeds the limit by itself has a job of its own. A block with a trial of unknown duration is not
+    split.
+    """
+    if any(trial.cell.id not in estimates for trial in block):
+        return [PackedJob(trials=block, estimated_seconds=None)]
+    parts: list[list[Trial]] = [[]]
+    part_seconds = [0.0]
+    for trial in block:
+        seconds = estimates[trial.cell.id]
+        if parts[-1] and part_seconds[-1] + seconds > usable_seconds:
             parts.append([])
-        parts[-1].append(number)
-    if len(parts) > 1:
-        which = f"block of seed {block[0].seed}, repeat {block[0].repeat}"
-        remarks.append(
-            f"{which}: about {sum(known):,.0f} s, and a job has {limit:,.0f} s: split into {len(parts)} jobs,"
-            " whose trials compare less well"
-        )
-    for part in parts:
-        yield Load(
-            trials=[block[number] for number in part], seconds=sum(known[number] for number in part)
-        )
-
-
-def _deal(loads: Sequence[Load], limit: float, parallel: int) -> list[Load]:
-    """Loads of known length put together into as many jobs as can run at a time, or more."""
-    alone = [load for load in loads if load.seconds is None]
-    jobs: list[list[Load]] = [[] for _ in range(parallel)]
-    for load in (load for load in loads if load.seconds is not None):
-        shortest = min(jobs, key=_total)
-        if shortest and _total([*shortest, load]) > limit:
-            jobs.append([load])
-        else:
-            shortest.append(load)
-    together = [
-        Load(trials=[trial for load in job for trial in load.trials], seconds=_total(job))
-        for job in jobs
-        if job
+            part_seconds.append(0.0)
+        parts[-1].append(trial)
+        part_seconds[-1] += seconds
+    return [
+        PackedJob(trials=trials, estimated_seconds=seconds)
+        for trials, seconds in zip(parts, part_seconds, strict=True)
     ]
-    return together + alone
 
 
-def _total(loads: Sequence[Load]) -> float:
-    return sum(load.seconds or 0.0 for load in loads)
+def _split_remark(block: Sequence[Trial], parts: Sequence[PackedJob], usable_seconds: float) -> str:
+    """Tell the user that a block was split, and what that costs."""
+    name = f"block of seed {block[0].seed}, repeat {block[0].repeat}"
+    return (
+        f"{name} takes about {_total_seconds(parts):,.0f} s and a job has {usable_seconds:,.0f} s: split into"
+        f" {len(parts)} jobs, so its trials no longer run under the same conditions"
+    )
 
 
-def _batches(loads: Sequence[Load]) -> Iterator[Sequence[Load]]:
-    for first in range(0, len(loads), MOST_JOBS):
-        yield loads[first : first + MOST_JOBS]
+def _merge(
+    jobs: Sequence[PackedJob], usable_seconds: float, max_parallel_jobs: int
+) -> list[PackedJob]:
+    """Merge jobs of known duration until there are as many as may run at a time, or more to respect the limit.
+
+    Each job goes to the group that is shortest so far. Jobs of unknown duration stay as they are, at the end.
+    """
+    groups: list[list[PackedJob]] = [[] for _ in range(max_parallel_jobs)]
+    unknown = []
+    for job in jobs:
+        if job.estimated_seconds is None:
+            unknown.append(job)
+            continue
+        shortest = min(groups, key=_total_seconds)
+        if shortest and _total_seconds([*shortest, job]) > usable_seconds:
+            groups.append([job])
+        else:
+            shortest.append(job)
+    merged = [_as_one_job(group) for group in groups if group]
+    return merged + unknown
+
+
+def _as_one_job(jobs: Sequence[PackedJob]) -> PackedJob:
+    """Return one job that runs the trials of several, one job's after the other's."""
+    trials = [trial for job in jobs for trial in job.trials]
+    return PackedJob(trials=trials, estimated_seconds=_total_seconds(jobs))
+
+
+def _total_seconds(jobs: Sequence[PackedJob]) -> float:
+    """Return the estimated seconds of jobs whose durations are known."""
+    return sum(job.estimated_seconds or 0.0 for job in jobs)
+
+
+def _chunks(jobs: Sequence[PackedJob]) -> Iterator[Sequence[PackedJob]]:
+    """Yield the jobs in chunks that each fit into one array."""
+    for start in range(0, len(jobs), MAX_ARRAY_JOBS):
+        yield jobs[start : start + MAX_ARRAY_JOBS]

@@ -1,4 +1,4 @@
-"""Slurm's queue: one query for all jobs, whatever their number."""
+"""Slurm's queue: one call of squeue for all jobs, however many there are."""
 
 from __future__ import annotations
 
@@ -10,47 +10,42 @@ from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
-from harness.slurm.submission import Submission, read_all
+from harness.slurm.submission import Submission, SubmittedJob, read_all
 
-PATIENCE = 30.0  # seconds that the controller has to answer
-FIELDS = (
-    "%i",
-    "%T",
-    "%S",
-    "%N",
-    "%j",
-    "%r",
-)  # id, state, start, nodes, name, reason: man squeue, --format
-ENDED = {  # states that a job does not come back from
+ANSWER_SECONDS = 30.0  # that the controller has to answer
+FIELDS = {  # of a line of squeue: man squeue, --format
+    "id": "%i",
+    "state": "%T",
+    "start": "%S",
+    "nodes": "%N",
+    "name": "%j",
+    "reason": "%r",  # comes last because it is free text, which may hold the separator
+}
+SEPARATOR = "|"
+ENDED_STATES = {  # a job does not come back from these; squeue shows it for MinJobAge seconds more
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT",
 }  # fmt: skip
-WAITING = {
-    "PENDING",
-    "REQUEUED",
-    "REQUEUE_HOLD",
-    "REQUEUE_FED",
-    "SPECIAL_EXIT",
-    "CONFIGURING",
-    "SUSPENDED",
-    "STOPPED",
-}
-ARRAY = re.compile(r"(?P<job>\d+)_\[(?P<elements>[\d,:-]+)(?:%\d+)?\]")
+PENDING_STATES = {  # the job exists, and none of its processes is running
+    "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED",
+}  # fmt: skip
+PENDING_ARRAY = re.compile(r"(?P<array>\d+)_\[(?P<indices>[\d,:-]+)(?:%\d+)?\]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queued:
-    """A job that Slurm knows of."""
+class QueuedJob:
+    """A job that has not ended, as squeue shows it."""
 
-    id: str  # as in 12 or, of an array, 12_3
-    state: str  # Slurm's word
-    nodes: str
+    id: str  # as in 12, or 12_3 for a job of an array
+    state: str  # as Slurm spells it
+    nodes: str  # as in n[1-2]; empty while it is pending
     name: str
-    reason: str
+    reason: str  # why it is pending
 
     @property
-    def waiting(self) -> bool:
-        return self.state in WAITING
+    def is_pending(self) -> bool:
+        """Whether it waits in the queue, or is stopped."""
+        return self.state in PENDING_STATES
 
 
 class SlurmDown(HarnessError):
@@ -61,96 +56,156 @@ class NoSlurm(SlurmDown):
     """This machine has no squeue."""
 
 
-def command(users: Iterable[str]) -> list[str]:
-    """What asks for every job of these users, the elements of arrays one by one."""
-    who = f"--user={','.join(sorted(set(users)))}"
-    return ["squeue", who, "--all", "--array", "--noheader", f"--format={'|'.join(FIELDS)}"]
+def squeue_command(users: Iterable[str]) -> list[str]:
+    """Return the command that lists every job of these users, a line for each job of an array.
+
+    `--all` includes partitions that are hidden from the user.
+    """
+    names = ",".join(sorted(set(users)))
+    line_format = SEPARATOR.join(FIELDS.values())
+    return [
+        "squeue",
+        f"--user={names}",
+        "--all",
+        "--array",
+        "--noheader",
+        f"--format={line_format}",
+    ]
 
 
-def parse(text: str) -> dict[str, Queued]:
-    """The jobs by id; lines that are no job, such as warnings, are passed over."""
-    found: dict[str, Queued] = {}
+def parse_squeue(text: str) -> dict[str, QueuedJob]:
+    """Return the jobs that have not ended, by id. Lines that show no job, such as warnings, are skipped."""
+    jobs: dict[str, QueuedJob] = {}
     for line in text.splitlines():
-        parts = line.strip().split("|", len(FIELDS) - 1)
-        if len(parts) < len(FIELDS) or not parts[0][:1].isdigit():
+        values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
+        begins_with_id = values[0][:1].isdigit()
+        if len(values) < len(FIELDS) or not begins_with_id:
             continue
-        job, state, _, nodes, name, reason = parts
-        if state in ENDED:
+        shown = dict(zip(FIELDS, values, strict=True))
+        if shown["state"] in ENDED_STATES:
             continue
-        for one in _elements(job):
-            found[one] = Queued(id=one, state=state, nodes=nodes, name=name, reason=reason)
-    return found
+        for job_id in _expand_array(shown["id"]):
+            jobs[job_id] = QueuedJob(
+                id=job_id,
+                state=shown["state"],
+                nodes=shown["nodes"],
+                name=shown["name"],
+                reason=shown["reason"],
+            )
+    return jobs
 
 
-def _elements(job: str) -> list[str]:
-    """`7_[0-2,5%4]` is 7_0, 7_1, 7_2 and 7_5: a squeue that was asked for elements may still put them together."""
-    array = ARRAY.fullmatch(job)
+def _expand_array(job_id: str) -> list[str]:
+    """Return the ids of all jobs that a line shows: 7_0, 7_1, 7_2 and 7_5 for `7_[0-2,5%4]`.
+
+    In spite of `--array`, squeue may show pending jobs of an array in one line.
+    """
+    array = PENDING_ARRAY.fullmatch(job_id)
     if array is None:
-        return [job]
-    numbers: list[int] = []
-    for part in array["elements"].split(","):
-        ends, _, step = part.partition(":")
-        first, _, last = ends.partition("-")
-        numbers += range(int(first), int(last or first) + 1, int(step or 1))
-    return [f"{array['job']}_{number}" for number in numbers]
+        return [job_id]
+    indices: list[int] = []
+    for part in array["indices"].split(","):
+        bounds, _, step = part.partition(":")
+        low, _, high = bounds.partition("-")
+        indices += range(int(low), int(high or low) + 1, int(step or 1))
+    return [f"{array['array']}_{index}" for index in indices]
 
 
-def ask(users: Iterable[str]) -> dict[str, Queued]:
-    """The queue now. Raises NoSlurm where there is none, SlurmDown where it does not answer."""
-    plain = {
+def query(users: Iterable[str]) -> dict[str, QueuedJob]:
+    """Ask squeue for the jobs of these users, by id; without users, nothing is asked.
+
+    Raises NoSlurm if this machine has no squeue, SlurmDown if Slurm does not answer.
+    """
+    names = sorted(set(users))
+    if not names:
+        return {}
+    # Variables such as SQUEUE_STATES change what squeue prints, and would hide jobs.
+    environment = {
         name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")
-    }  # they hide jobs
+    }
     try:
-        done = subprocess.run(
-            command(users), env=plain, capture_output=True, text=True, timeout=PATIENCE, check=False
+        completed = subprocess.run(
+            squeue_command(names),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except FileNotFoundError as error:
         raise NoSlurm(f"squeue: {one_line(error)}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmDown(f"squeue: {one_line(error)}") from None
-    if done.returncode:
-        raise SlurmDown(f"squeue: {one_line(done.stderr or f'exit code {done.returncode}')}")
-    return parse(done.stdout)
+    if completed.returncode:
+        message = completed.stderr or f"exit code {completed.returncode}"
+        raise SlurmDown(f"squeue: {one_line(message)}")
+    return parse_squeue(completed.stdout)
 
 
-def adopt(submissions: Sequence[Submission], queue: Mapping[str, Queued]) -> list[Submission]:
-    """With the ids that whoever submitted did not live to write down, found by the jobs' names."""
-    by_name = {job.name: job.id.partition("_")[0] for job in queue.values()}
-    adopted = []
-    for submission in submissions:
-        whole = submission
-        for number, array in enumerate(submission.arrays):
-            if array.job is None and submission.name(number) in by_name:
-                whole = whole.with_job(number, by_name[submission.name(number)])
-        adopted.append(whole)
-    return adopted
+def query_submitters(submissions: Iterable[Submission]) -> dict[str, QueuedJob]:
+    """Ask squeue for the jobs of everybody who made one of these submissions; raises as `query` does."""
+    return query(submission.user for submission in submissions)
 
 
-def live(submissions: Sequence[Submission], queue: Mapping[str, Queued]) -> dict[str, Queued]:
-    """The job of every trial that a job which has not ended has, by trial."""
-    found: dict[str, Queued] = {}
-    for submission in adopt(submissions, queue):
-        for number, element, trials in submission.elements():
-            job = queue.get(submission.arrays[number].job_id(element) or "")
-            if job is not None and job.name == submission.name(
-                number
-            ):  # ids come back, names don't
-                found |= dict.fromkeys(trials, job)
-    return found
+def recover_job_ids(
+    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
+) -> list[Submission]:
+    """Return the submissions with the ids of arrays that whoever submitted did not live to write down.
 
-
-def refuse_live_jobs(folder: SweepFolder) -> None:
-    """Raises BadInput if a job that has not ended has trials of this sweep, SlurmDown if that can't be told.
-
-    A machine without Slurm is believed: its user may have copied the folder there.
+    Their jobs are recognized in the queue by name.
     """
-    submitted = read_all(folder)
+    array_ids = {}
+    for job in queue.values():
+        array_id, _, _index = job.id.partition("_")
+        array_ids[job.name] = array_id
+    recovered = []
+    for submission in submissions:
+        complete = submission
+        for number, array in enumerate(submission.arrays):
+            name = submission.job_name(number)
+            if array.slurm_id is None and name in array_ids:
+                complete = complete.with_slurm_id(number, array_ids[name])
+        recovered.append(complete)
+    return recovered
+
+
+def queued_job(job: SubmittedJob, queue: Mapping[str, QueuedJob]) -> QueuedJob | None:
+    """Return a submitted job as the queue has it, None if it has ended.
+
+    Slurm counts ids from 1 again at some point, so a job with the same id and another name is somebody else's.
+    """
+    candidate = queue.get(job.id or "")
+    if candidate is None or candidate.name != job.name:
+        return None
+    return candidate
+
+
+def live_jobs(
+    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
+) -> dict[str, QueuedJob]:
+    """Return, by trial id, the job that has not ended and has the trial."""
+    jobs: dict[str, QueuedJob] = {}
+    for submission in recover_job_ids(submissions, queue):
+        for submitted in submission.jobs():
+            queued = queued_job(submitted, queue)
+            if queued is not None:
+                jobs |= dict.fromkeys(submitted.trial_ids, queued)
+    return jobs
+
+
+def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
+    """Raise BadInput if a job that has not ended has trials of this sweep, SlurmDown if that is unknown.
+
+    Where there is no Slurm there are no jobs: the user may have copied the folder to this machine.
+    """
+    submissions = read_all(sweep_folder)
     try:
-        found = live(submitted, ask(one.user for one in submitted)) if submitted else {}
+        queue = query_submitters(submissions)
     except NoSlurm:
         return
-    if found:
-        jobs = ", ".join(sorted({job.id for job in found.values()}))
+    job_ids = {job.id for job in live_jobs(submissions, queue).values()}
+    if job_ids:
+        listed = one_line(", ".join(sorted(job_ids)), 60)
         raise BadInput(
-            f"{folder.path}: jobs {one_line(jobs, 60)} are at work on this sweep; wait for them or cancel them"
+            f"{sweep_folder.path}: jobs {listed} are running this sweep; wait for them or cancel them"
         )

@@ -1,313 +1,369 @@
-"""What has become of every trial: by the shared folder first, and by one look at Slurm's queue second."""
+"""The state of every trial of a sweep: what lies in the shared folder comes first, then one look at Slurm's queue."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json
 
 from harness.core.errors import BadInput, last_log_line, one_line
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch.runner import RETRIED_FAILURES, read_progress
+from harness.launch.runner import read_progress
 from harness.launch.sweep import is_locked
 from harness.records.record import Failure
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.leader import RETRIES
-from harness.slurm.queue import Queued, SlurmDown
-from harness.slurm.submission import Submission
+from harness.slurm.queue import QueuedJob, SlurmDown
+from harness.slurm.rules import OPEN_STATES, JobState, RecordHeader, State, TrialFacts, conclude
+from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 
-State = Literal[
-    "queued", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost", "missing"
-]  # lost: its job has ended without a word of it; missing: never submitted
-OPEN = {"queued", "running", "interrupted"}  # where more is to come if Slurm still has the job
-
 
 @dataclass(frozen=True, kw_only=True)
-class RecordHeader:
-    """What counts of a record here."""
-
-    status: Literal["done", "failed", "invalid", "interrupted"]
-    attempt: int
-    why: str
-    seconds: float = 0.0  # that it took
-    failures: Sequence[Failure] = ()  # of all attempts, the first one's first
-
-    def runs_again(self, first: int) -> bool:
-        """Whether the job that has it tries once more by itself, having begun with attempt `first`."""
-        lost = [failure.kind in RETRIED_FAILURES for failure in self.failures[first - 1 :]]
-        return self.status == "failed" and lost[-1:] == [True] and sum(lost) <= RETRIES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class TrialFiles:
     """What lies in a trial's folder."""
 
     record: RecordHeader | None = None
-    progress: Mapping[str, Any] | None = None  # of a trial at work, or of one that was ended there
+    progress: Mapping[str, Any] | None = None  # of a running trial, or of one that was killed
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """One row of the status."""
+    """The state of one trial, a row of `harness status`."""
 
-    trial: str
-    label: str
+    trial: str  # id
+    label: str  # of its cell
     seed: int
     repeat: int
     state: State
-    job: str | None = None
-    nodes: str = ""
-    step: int | None = None
-    steps: int | None = None
-    rate: float | None = None  # samples/s over all ranks, when it last told
-    left: float | None = None  # seconds, at that rate
-    took: float | None = None  # seconds, of one that is done
+    job: str | None = None  # id, as squeue shows it
+    nodes: str = ""  # of its job
+    step: int | None = None  # that a running trial has reached
+    steps: int | None = None  # that it will train
+    samples_per_second: float | None = None  # over all ranks, by its last report
+    seconds_left: float | None = None  # of a running trial, at that rate
+    duration: float | None = None  # seconds, of one that is done
     detail: str = ""
-    live: bool = (
-        False  # whether a job that has not ended has it, or a run on this machine that goes on
+    is_live: bool = (
+        False  # a job that has not ended has it, or a run on this machine will get to it
     )
 
     @property
-    def over(self) -> bool:
-        """Whether its record stays: while a job has it, a trial that failed or was invalid may run again."""
-        return self.state == "done" or (self.state in ("failed", "invalid") and not self.live)
+    def is_final(self) -> bool:
+        """Whether its record stays as it is. A live job may repeat a trial that failed or was invalid."""
+        if self.state == "done":
+            return True
+        return self.state in ("failed", "invalid") and not self.is_live
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether somebody is working, or will work, on it."""
+        if self.state not in OPEN_STATES:
+            return False
+        return self.is_live or self.state == "running"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
-    """Of a sweep."""
+class SweepStatus:
+    """The state of a sweep."""
 
     sweep: Sweep
     trials: Sequence[TrialState]
-    bad_nodes: Mapping[str, int]  # node -> attempts that were lost with it
-    trouble: str | None  # why Slurm could not be asked
+    bad_nodes: Mapping[str, int]  # by name of a node, the attempts that were lost with it
+    slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
 
-    @property
-    def left(self) -> float | None:
-        """Seconds until all is over, if the others take what those took that are done, as many at once as now."""
-        took: dict[str, list[float]] = {}
-        for one in self.trials:
-            if one.took is not None:
-                took.setdefault(one.label, []).append(one.took)
-        at_work = [
-            one for one in self.trials if one.state in OPEN and (one.live or one.state == "running")
-        ]
-        if not took or not at_work:
+    def estimated_seconds_left(self) -> float | None:
+        """Estimate the seconds until the sweep is done, None before the first trial is.
+
+        A running trial needs what remains at its present rate. Any other unfinished trial needs the mean duration of
+        its cell's trials that are done, or of all trials that are done where its cell has none. As many trials run
+        side by side as do now.
+        """
+        durations = self._durations_by_cell()
+        unfinished = [trial for trial in self.trials if trial.is_unfinished]
+        if not durations or not unfinished:
             return None
-        usual = fmean(seconds for found in took.values() for seconds in found)
-        work = sum(
-            fmean(took.get(one.label, [usual])) if one.left is None else one.left for one in at_work
-        )
-        return work / max(1, sum(one.state == "running" for one in at_work))
+        total_seconds = sum(_seconds_left_of(trial, durations) for trial in unfinished)
+        running = sum(trial.state == "running" for trial in unfinished)
+        return total_seconds / max(1, running)
+
+    def _durations_by_cell(self) -> dict[str, list[float]]:
+        """Return the seconds that trials took that are done, by the label of their cell."""
+        durations: dict[str, list[float]] = {}
+        for trial in self.trials:
+            if trial.duration is not None:
+                durations.setdefault(trial.label, []).append(trial.duration)
+        return durations
 
     @property
-    def over(self) -> bool:
-        silent = self.trouble is not None  # then nobody knows which jobs are left
-        return not any(
-            one.live or one.state == "running" or (silent and one.state in OPEN)
-            for one in self.trials
-        )
+    def is_over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        for trial in self.trials:
+            if trial.is_live or trial.state == "running":
+                return False
+            # While Slurm is silent, nobody knows whether the trial's job still exists.
+            if self.slurm_error is not None and trial.state in OPEN_STATES:
+                return False
+        return True
 
 
-def states(
+def _seconds_left_of(trial: TrialState, durations: Mapping[str, Sequence[float]]) -> float:
+    """Estimate the seconds that an unfinished trial needs; `durations` are as `_durations_by_cell` returns them."""
+    if trial.seconds_left is not None:
+        return trial.seconds_left
+    if trial.label in durations:
+        return fmean(durations[trial.label])
+    return fmean(seconds for of_cell in durations.values() for seconds in of_cell)
+
+
+def trial_states(
     trials: Sequence[Trial],
     submitted: Sequence[Submission],
-    found: Mapping[str, Found],
-    queue: Mapping[str, Queued] | None,
+    files: Mapping[str, TrialFiles],
+    queue: Mapping[str, QueuedJob] | None,
     *,
-    here: bool = False,
-    folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
+    runs_locally: bool = False,
+    sweep_folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
 ) -> list[TrialState]:
-    """The state of every trial: pure but for the last words of jobs, below `folder`, that lost one. `submitted` are
-    oldest first, `found` is by trial; `queue` is None where Slurm does not answer; `here`: a run on this machine goes
-    through what was not submitted."""
-    whole = queues.adopt(submitted, queue or {})
-    owners: dict[str, tuple[Submission, str | None]] = {
-        trial: (one, one.arrays[number].job_id(element))
-        for one in whole
-        for number, element, load in one.elements()
-        for trial in load
-    }
-    live = None if queue is None else queues.live(submitted, queue)
-    rows, words = [], cache(last_log_line)  # a job may have lost many
+    """Return the state of every trial.
+
+    `submitted` are oldest first, `files` are by trial id. `queue` is None where Slurm does not answer. `runs_locally`
+    says that a `harness run` on this machine is going through what was not submitted. Pure, except that the log of a
+    job that lost a trial is read, below `sweep_folder`.
+    """
+    jobs: dict[str, tuple[Submission, SubmittedJob]] = {}
+    for submission in queues.recover_job_ids(submitted, queue or {}):
+        for job in submission.jobs():
+            jobs |= dict.fromkeys(job.trial_ids, (submission, job))
+    live_jobs = None if queue is None else queues.live_jobs(submitted, queue)
+    last_line_of = cache(last_log_line)  # a job may have lost many trials
+    states = []
     for trial in trials:
-        submission, job = owners.get(trial.id, (None, None))
-        row = _state(trial, submission, job, found.get(trial.id, Found()), live)
-        if row.state == "lost" and submission and job:
-            log = submissions.folder_of(folder, submission.id).log(job)
-            row = replace(row, detail=f"{row.detail}; its last words: {words(log)}; log: {log}")
-        if here and submission is None and row.state in ("missing", "interrupted", "running"):
-            row = replace(row, state="queued" if row.state == "missing" else row.state, live=True)
-        rows.append(row)
-    return rows
+        trial_files = files.get(trial.id, TrialFiles())
+        if trial.id not in jobs:
+            states.append(_local_state(trial, trial_files, runs_locally))
+            continue
+        submission, job = jobs[trial.id]
+        state = _submitted_state(trial, submission, job, trial_files, live_jobs)
+        if state.state == "lost" and job.id is not None:
+            log = submissions.folder_of(sweep_folder, submission.id).log(job.id)
+            detail = f"{state.detail}; last line of its log: {last_line_of(log)}; log: {log}"
+            state = replace(state, detail=detail)
+        states.append(state)
+    return states
 
 
-def _state(
+def _local_state(trial: Trial, files: TrialFiles, runs_locally: bool) -> TrialState:
+    """Return the state of a trial that was not submitted."""
+    facts = TrialFacts(
+        record=files.record,
+        phase=_phase(files.progress),
+        is_submitted=False,
+        runs_locally=runs_locally,
+    )
+    state = _trial_state(trial, facts, files.progress)
+    return replace(state, is_live=runs_locally and state.state in OPEN_STATES)
+
+
+def _submitted_state(
     trial: Trial,
-    submission: Submission | None,
-    job: str | None,
-    found: Found,
-    live: Mapping[str, Queued] | None,
+    submission: Submission,
+    job: SubmittedJob,
+    files: TrialFiles,
+    live_jobs: Mapping[str, QueuedJob] | None,
 ) -> TrialState:
-    """`live` are the trials that jobs have, None where Slurm does not answer."""
-    slurm = (live or {}).get(trial.id)
-    known, told = found.record, found.progress
-    if (
-        known is not None
-        and submission is not None
-        and known.attempt < submission.attempts[trial.id]
-    ):
-        known = None  # of an earlier submission
-    state: State
-    detail, cancelled = known.why if known else "", submission is not None and submission.cancelled
-    if told and ((slurm is not None and not slurm.waiting) or submission is None or live is None):
-        state = "running"
-    elif (
-        known
-        and submission
-        and (slurm or live is None)
-        and known.runs_again(submission.attempts[trial.id])
-    ):
-        state, detail = (
-            "queued",
-            f"to run again{'' if slurm else ', if its job is still there'}: {detail}",
-        )
-    elif known is not None and (
-        known.status != "interrupted" or slurm or (live is None and not cancelled)
-    ):
-        state = known.status
-    elif slurm is not None:
-        state, detail = (
-            "queued",
-            slurm.reason if slurm.waiting else "its job is at another trial, or starts this one",
-        )
-    elif submission is None:
-        state = "interrupted" if known else "missing"
-    elif cancelled:
-        state = "cancelled"
-    elif live is None:
-        state, detail = "queued", "Slurm does not say whether its job is there"
-    else:
-        state = "lost"
-        where = f"job {job} ended" if job else "whoever submitted it ended before it had a job"
-        detail = where + (f"; {detail}" if detail else " without a record of it")
-    running = told if state == "running" and told else {}
-    if running.get("phase", "train") != "train":
-        detail = str(running["phase"])
-    step, steps, rate = (running.get(name) for name in ("step", "steps", "rate"))
-    return TrialState(
+    """Return the state of a trial that `job` has; `live_jobs` are by trial id, None where Slurm does not answer."""
+    first_attempt = submission.first_attempts[trial.id]
+    record = files.record
+    if record is not None and record.attempt < first_attempt:
+        record = None  # an earlier submission left it
+    queued = None if live_jobs is None else live_jobs.get(trial.id)
+    facts = TrialFacts(
+        record=record,
+        phase=_phase(files.progress),
+        is_submitted=True,
+        is_cancelled=submission.cancelled_at is not None,
+        job=_job_state(queued, slurm_answers=live_jobs is not None),
+        job_id=job.id,
+        pending_reason=queued.reason if queued else "",
+        is_retried=record is not None and record.is_retried(first_attempt),
+    )
+    state = _trial_state(trial, facts, files.progress)
+    nodes = queued.nodes if queued else ""
+    return replace(state, job=job.id, nodes=nodes, is_live=queued is not None)
+
+
+def _job_state(queued: QueuedJob | None, *, slurm_answers: bool) -> JobState:
+    """Return what Slurm says of a trial's job."""
+    if not slurm_answers:
+        return "unknown"
+    if queued is None:
+        return "ended"
+    return "pending" if queued.is_pending else "running"
+
+
+def _phase(progress: Mapping[str, Any] | None) -> str | None:
+    """Return what a trial was doing by its last report, such as `train`; None if it left none."""
+    return str(progress.get("phase", "train")) if progress else None
+
+
+def _trial_state(trial: Trial, facts: TrialFacts, progress: Mapping[str, Any] | None) -> TrialState:
+    """Return the row of a trial, without what only its job tells."""
+    state, detail = conclude(facts)
+    row = TrialState(
         trial=trial.id,
         label=trial.cell.label,
         seed=trial.seed,
         repeat=trial.repeat,
         state=state,
-        job=job,
-        nodes=slurm.nodes if slurm else "",
-        step=step,
-        steps=steps,
-        rate=rate,
-        left=(steps - step) * trial.cell.axes.batch_size / rate
-        if rate and steps is not None
-        else None,
-        took=known.seconds if known and state == "done" else None,
         detail=detail,
-        live=slurm is not None,
+    )
+    if state == "done" and facts.record is not None:
+        return replace(row, duration=facts.record.seconds)
+    if state == "running" and progress is not None:
+        return _with_progress(row, progress, trial.cell.axes.batch_size)
+    return row
+
+
+def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int) -> TrialState:
+    """Return the row of a running trial with how far it is; `batch_size` is the global one."""
+    step = progress.get("step")
+    steps = progress.get("steps")
+    rate = progress.get("rate")
+    seconds_left = None
+    if rate and step is not None and steps is not None:
+        seconds_left = (steps - step) * batch_size / rate
+    return replace(row, step=step, steps=steps, samples_per_second=rate, seconds_left=seconds_left)
+
+
+def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
+    """Read the folders of the sweeps, and ask Slurm once if any of them was ever submitted.
+
+    Raises BadInput for a file that can't be read.
+    """
+    submitted = [submissions.read_all(sweep_folder) for _, sweep_folder in sweeps]
+    queue: Mapping[str, QueuedJob] | None = None
+    slurm_error = None
+    try:
+        queue = queues.query_submitters(
+            submission for of_sweep in submitted for submission in of_sweep
+        )
+    except SlurmDown as error:
+        slurm_error = str(error)
+    statuses = []
+    for (sweep, sweep_folder), of_sweep in zip(sweeps, submitted, strict=True):
+        status = _read_status(sweep, sweep_folder, of_sweep, queue)
+        needs_slurm = any(trial.state in OPEN_STATES for trial in status.trials)
+        if of_sweep and needs_slurm:
+            status = replace(status, slurm_error=slurm_error)
+        statuses.append(status)
+    return statuses
+
+
+def _read_status(
+    sweep: Sweep,
+    sweep_folder: SweepFolder,
+    submitted: Sequence[Submission],
+    queue: Mapping[str, QueuedJob] | None,
+) -> SweepStatus:
+    """Read the folder of one sweep."""
+    trials: dict[str, Trial] = {}
+    for version in [*(submission.sweep for submission in submitted), sweep]:
+        for trial in version.trials():
+            trials[trial.id] = trial
+    files = {trial_id: read_trial_files(sweep_folder.trial_folder(trial_id)) for trial_id in trials}
+    runs_locally = is_locked(sweep_folder)
+    local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
+    for trial_id in files.keys() - _submitted_ids(submitted):
+        progress = _local_progress(
+            files[trial_id], sweep_folder.trial_folder(trial_id), local_run_since
+        )
+        files[trial_id] = replace(files[trial_id], progress=progress)
+    rows = trial_states(
+        list(trials.values()),
+        submitted,
+        files,
+        queue,
+        runs_locally=runs_locally,
+        sweep_folder=sweep_folder,
+    )
+    return SweepStatus(
+        sweep=sweep, trials=rows, bad_nodes=_count_bad_nodes(files.values()), slurm_error=None
     )
 
 
-def look(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[Status]:
-    """Read the folders, and ask Slurm once if any was ever submitted. Raises BadInput for what can't be read."""
-    submitted = [submissions.read_all(folder) for _, folder in sweeps]
-    users = {one.user for found in submitted for one in found}
-    queue, trouble = {}, None
+def _submitted_ids(submitted: Sequence[Submission]) -> set[str]:
+    """Return the ids of all trials that were ever submitted."""
+    ids: set[str] = set()
+    for submission in submitted:
+        for job in submission.jobs():
+            ids.update(job.trial_ids)
+    return ids
+
+
+def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
+    """Count, by node, the attempts that were lost with it."""
+    counts: Counter[str] = Counter()
+    for trial_files in files:
+        failures = trial_files.record.failures if trial_files.record else ()
+        counts.update(failure.bad_node for failure in failures if failure.bad_node)
+    return counts
+
+
+def read_trial_files(trial_folder: TrialFolder) -> TrialFiles:
+    """Read what counts for the status from a trial's folder. Raises BadInput for a record that can't be read."""
+    path = trial_folder.record_path
+    record = None
     try:
-        queue = queues.ask(users) if users else {}
-    except SlurmDown as error:
-        trouble = str(error)
-    return [
-        _look(sweep, folder, own, None if trouble else queue, trouble if own else None)
-        for (sweep, folder), own in zip(sweeps, submitted, strict=True)
-    ]
-
-
-def _look(
-    sweep: Sweep,
-    folder: SweepFolder,
-    submitted: Sequence[Submission],
-    queue: Mapping[str, Queued] | None,
-    trouble: str | None,
-) -> Status:
-    trials = {
-        trial.id: trial
-        for one in [*(own.sweep for own in submitted), sweep]
-        for trial in one.trials()
-    }
-    found = {trial: look_at(folder.trial_folder(trial)) for trial in trials}
-    here = is_locked(folder)
-    since = _changed(folder.lock_path) if here else math.inf
-    elsewhere = {trial for one in submitted for _, _, load in one.elements() for trial in load}
-    for name in found.keys() - elsewhere:
-        found[name] = replace(
-            found[name], progress=_progress_here(found[name], folder.trial_folder(name), since)
-        )
-    rows = states(list(trials.values()), submitted, found, queue, here=here, folder=folder)
-    failures = [failure for one in found.values() if one.record for failure in one.record.failures]
-    if all(row.state not in OPEN for row in rows):
-        trouble = None  # Slurm could not change what is over
-    bad = Counter(failure.bad_node for failure in failures if failure.bad_node)
-    return Status(sweep=sweep, trials=rows, bad_nodes=bad, trouble=trouble)
-
-
-def look_at(place: TrialFolder) -> Found:
-    """Raises BadInput."""
-    try:
-        known = _outline(place.record_path, place.record_path.stat().st_mtime_ns)
+        record = _read_header(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
-        known = None
+        pass  # the trial has no record yet
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{place.record_path}: can't be read as a record: {one_line(error)}"
-        ) from None
-    return Found(record=known, progress=read_progress(place) or None)
+        raise BadInput(f"{path}: can't be read as a record: {one_line(error)}") from None
+    return TrialFiles(record=record, progress=read_progress(trial_folder) or None)
 
 
 @cache
-def _outline(path: Path, _changed: int) -> RecordHeader:
-    """Read once for each time that a record was written, as who watches looks again and again."""
-    content = from_json(path.read_bytes())  # twice as fast as json, and records are large
-    failures = [
-        Failure(**one) for one in [*content["previous_failures"], content["failure"]] if one
-    ]
-    why = str(failures[-1]) if content["failure"] else "; ".join(content["violations"])
+def _read_header(path: Path, _modified_ns: int) -> RecordHeader:
+    """Read a record once for each time that it was written: `--watch` looks at all of them again and again."""
+    content = from_json(path.read_bytes())  # twice as fast as json.loads, and records are large
+    failures = [Failure(**failure) for failure in content["previous_failures"]]
+    detail = "; ".join(content["violations"])
+    if content["failure"]:
+        failures.append(Failure(**content["failure"]))
+        detail = str(failures[-1])
     return RecordHeader(
         status=content["status"],
         attempt=content["attempt"],
-        why=one_line(why),
+        detail=one_line(detail),
         failures=failures,
         seconds=content["ended"] - content["started"],
     )
 
 
-def _progress_here(found: Found, place: TrialFolder, since: float) -> Mapping[str, Any] | None:
-    """Of a trial that a run on this machine, begun at `since`, is at; what is older was left by one that was killed."""
-    begun = _changed(place.assignment_path)
-    if begun < since or begun < _changed(place.record_path):
+def _local_progress(
+    files: TrialFiles, trial_folder: TrialFolder, run_since: float
+) -> Mapping[str, Any] | None:
+    """Return the progress of a trial that the present run on this machine has begun, None of any other trial.
+
+    `run_since` is when that run began, in seconds since the epoch. What is older was left by a run that was killed.
+    """
+    begun_at = _modified_at(trial_folder.assignment_path)
+    if begun_at < run_since or begun_at < _modified_at(trial_folder.record_path):
         return None
-    return found.progress or {"phase": "starting"}
+    return files.progress or {"phase": "starting"}
 
 
-def _changed(path: Path) -> float:
-    """When a file was written; long ago if it is not there."""
+def _modified_at(path: Path) -> float:
+    """Return when a file was last written, in seconds since the epoch; 0 if there is none."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What was submitted, on the shared folder: which job runs which trials."""
+"""What was submitted, written down on the shared folder: which job runs which trials."""
 
 from __future__ import annotations
 
@@ -14,128 +14,167 @@ from pathlib import Path
 
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.records.restore import restore_file
-from harness.slurm.packing import Packing
+from harness.slurm.packing import PackedArray, Packing
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = 1
+SCHEMA = 2  # of submission.json; a reader refuses any other
+NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobArray:
-    """One call of sbatch."""
+    """The jobs of one call of sbatch, which ask for the same resources."""
 
-    nodes: int
+    nodes: int  # of each job
     ranks_per_node: int
-    loads: Sequence[Sequence[str]]  # trials of each job, in the order in which they run
-    seconds: Sequence[float | None]  # estimated of each job
-    job: str | None = (
-        None  # the id that sbatch gave; None before, and where whoever submitted died meanwhile
-    )
+    trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
+    estimated_seconds: Sequence[float | None]  # of each job; None where it can't be estimated
 
-    def job_id(self, element: int) -> str | None:
-        """As squeue shows it: submitit makes an array of two jobs or more."""
-        return self.job if self.job is None or len(self.loads) == 1 else f"{self.job}_{element}"
+    # The id that sbatch returned. None until then, and for good if whoever submitted was killed in between.
+    slurm_id: str | None = None
+
+    def job_id(self, index: int) -> str | None:
+        """Return the id of the job with this index as squeue prints it, such as 12_3; None if unknown."""
+        if self.slurm_id is None:
+            return None
+        if len(self.trial_ids) == 1:
+            return self.slurm_id  # submitit submits a single job as a job, not as an array of one
+        return f"{self.slurm_id}_{index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    """One job of a submission."""
+
+    array: int  # number of its array in the submission
+    index: int  # number of the job in its array, SLURM_ARRAY_TASK_ID
+    trial_ids: Sequence[str]
+    id: str | None  # None where the id that sbatch returned was never written down
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One `harness submit`: `submission.json`."""
+    """The content of `submission.json`, which each `harness submit` leaves."""
 
     schema: int = SCHEMA
     id: str
-    created: float  # seconds since the epoch
-    host: str
-    user: str
+    created_at: float  # seconds since the epoch
+    host: str  # on which `harness submit` ran
+    user: str  # who ran it
     profile: Profile
     sweep: Sweep
     arrays: Sequence[JobArray]
-    attempts: Mapping[str, int]  # of each trial, the first that belongs to this submission
-    excluded: Sequence[str] = ()  # nodes on which an earlier attempt of these trials was lost
-    cancelled: float | None = None
+    first_attempts: Mapping[str, int]  # by trial id, the first attempt made by this submission
+    excluded_nodes: Sequence[str] = ()  # nodes on which an earlier attempt of these trials was lost
+    cancelled_at: float | None = None  # seconds since the epoch
 
-    def name(self, array: int) -> str:
-        """The name of an array's jobs, by which they are known again."""
-        return f"{safe_folder_name(self.sweep.name)[:40]}-{self.id}-{array}"
+    def job_name(self, array: int) -> str:
+        """Return the name that all jobs of an array have. It is unlike that of any other submission."""
+        return f"{safe_folder_name(self.sweep.name)[:NAME_LENGTH]}-{self.id}-{array}"
 
-    def elements(self) -> Iterator[tuple[int, int, Sequence[str]]]:
-        """(array, element, trials) of every job."""
+    def jobs(self) -> Iterator[SubmittedJob]:
+        """Yield every job of every array."""
         for number, array in enumerate(self.arrays):
-            for element, trials in enumerate(array.loads):
-                yield number, element, trials
+            for index, trial_ids in enumerate(array.trial_ids):
+                yield SubmittedJob(
+                    array=number,
+                    index=index,
+                    trial_ids=trial_ids,
+                    id=array.job_id(index),
+                    name=self.job_name(number),
+                )
 
-    def with_job(self, array: int, job: str) -> Submission:
+    def with_slurm_id(self, array: int, slurm_id: str) -> Submission:
+        """Return a copy in which an array has the id that sbatch returned for it."""
         arrays = list(self.arrays)
-        arrays[array] = replace(arrays[array], job=job)
+        arrays[array] = replace(arrays[array], slurm_id=slurm_id)
         return replace(self, arrays=arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionFolder:
-    """`jobs/<id>` in a sweep's folder."""
+    """The folder `jobs/<submission id>` in a sweep's folder."""
 
     path: Path
 
     @property
     def file(self) -> Path:
+        """The submission itself."""
         return self.path / "submission.json"
 
     @property
     def submitit(self) -> Path:
+        """The folder of submitit's own files: what each job calls, and what it returned."""
         return self.path / "submitit"
 
-    def node(self, job: str) -> Path:
-        """The name of the node that leads a job, or led it before the job went back into the queue."""
-        return self.path / f"{job}.node"
+    def node(self, job_id: str) -> Path:
+        """The name of the node that leads a job, or led it before the job was requeued."""
+        return self.path / f"{job_id}.node"
 
-    def log(self, job: str) -> Path:
-        """What a job's leader, and all that the batch script runs, has written."""
-        return self.path / f"{job}.log"
+    def log(self, job_id: str) -> Path:
+        """The output of a job's batch script, and so of the leader that the script runs."""
+        return self.path / f"{job_id}.log"
 
 
-def folder_of(sweep: SweepFolder, submission_id: str) -> SubmissionFolder:
-    return SubmissionFolder(path=sweep.path / "jobs" / submission_id)
+def folder_of(sweep_folder: SweepFolder, submission_id: str) -> SubmissionFolder:
+    """Return the folder of a submission."""
+    return SubmissionFolder(path=sweep_folder.path / "jobs" / submission_id)
 
 
 def new(
     sweep: Sweep,
     profile: Profile,
     packing: Packing,
-    attempts: Mapping[str, int],
-    excluded: Sequence[str] = (),
+    first_attempts: Mapping[str, int],
+    excluded_nodes: Sequence[str] = (),
 ) -> Submission:
+    """Return a submission by this user, on this host, now. Nothing is written or handed to Slurm yet."""
     return Submission(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
-        created=time.time(),
+        created_at=time.time(),
         host=socket.gethostname(),
         user=pwd.getpwuid(os.getuid()).pw_name,
         profile=profile,
         sweep=sweep,
-        arrays=[
-            JobArray(
-                nodes=array.nodes,
-                ranks_per_node=array.ranks_per_node,
-                loads=[[trial.id for trial in load.trials] for load in array.loads],
-                seconds=[load.seconds for load in array.loads],
-            )
-            for array in packing.arrays
-        ],
-        attempts=attempts,
-        excluded=excluded,
+        arrays=[_job_array(array) for array in packing.arrays],
+        first_attempts=first_attempts,
+        excluded_nodes=excluded_nodes,
     )
 
 
-def write(folder: SweepFolder, submission: Submission) -> None:
+def _job_array(packed: PackedArray) -> JobArray:
+    """Return what is written down of an array before it is submitted."""
+    trial_ids = []
+    estimated_seconds = []
+    for job in packed.jobs:
+        trial_ids.append([trial.id for trial in job.trials])
+        estimated_seconds.append(job.estimated_seconds)
+    return JobArray(
+        nodes=packed.nodes,
+        ranks_per_node=packed.ranks_per_node,
+        trial_ids=trial_ids,
+        estimated_seconds=estimated_seconds,
+    )
+
+
+def write(sweep_folder: SweepFolder, submission: Submission) -> None:
+    """Write the submission into its folder, or replace the one that is there."""
     content = json.dumps(asdict(submission), indent=1, default=str) + "\n"
-    write_atomically(folder_of(folder, submission.id).file, content)
+    write_atomically(folder_of(sweep_folder, submission.id).file, content)
 
 
 def read(path: Path) -> Submission:
-    """Raises BadInput for what is no submission, not whole, or of another schema."""
+    """Read a `submission.json`.
+
+    Raises BadInput if the file is not a submission, is not complete, or has another schema.
+    """
     return restore_file(Submission, path, "submission", SCHEMA)
 
 
-def read_all(folder: SweepFolder) -> list[Submission]:
-    """The sweep's submissions, oldest first. Raises BadInput."""
-    found = [read(path) for path in folder.path.glob("jobs/*/submission.json")]
-    return sorted(found, key=lambda submission: submission.created)
+def read_all(sweep_folder: SweepFolder) -> list[Submission]:
+    """Read every submission of a sweep, oldest first. Raises BadInput as `read` does."""
+    paths = sweep_folder.path.glob("jobs/*/submission.json")
+    submissions = [read(path) for path in paths]
+    return sorted(submissions, key=lambda submission: submission.created_at)

@@ -1,4 +1,4 @@
-"""`harness submit`: what is pending is packed into jobs, written down on the shared folder, handed over by submitit."""
+"""Submits a sweep: packs its pending trials into jobs, writes that down, and hands the jobs to Slurm by submitit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.launch.sweep import Redo, lock, plan, write_spec
 from harness.records.record import Record, read_record_if_exists
-from harness.slurm import queue
+from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import lead
 from harness.slurm.packing import pack
@@ -28,173 +28,196 @@ from harness.spec.sweep import Sweep
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
-SETUP = "setup: "  # how a line of the job's log begins that tells of a line of the profile's setup
+SETUP_FAILED = (
+    "setup: "  # begins a line of the job's log that reports a failed line of the profile's setup
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A submission that has not been handed to Slurm yet."""
+class PreparedSubmission:
+    """A submission that was not handed to Slurm yet."""
 
     submission: Submission
-    finished: int  # trials that are done
-    live: int  # trials that jobs of earlier submissions have
-    remarks: Sequence[str]
+    finished_trials: int  # of the sweep, that will not run again
+    live_trials: int  # of the sweep, that jobs of earlier submissions have
+    remarks: Sequence[str]  # what the user should know, a sentence each
 
     @property
-    def trials(self) -> int:
-        return sum(len(load) for _, _, load in self.submission.elements())
+    def new_trials(self) -> int:
+        """The number of trials that the submission's jobs will run."""
+        return sum(len(job.trial_ids) for job in self.submission.jobs())
 
 
 def submit(
     sweep: Sweep,
     profile: Profile,
-    folder: SweepFolder,
+    sweep_folder: SweepFolder,
     *,
     redo: Redo,
     estimates: Mapping[str, float],
-    told: Callable[[Prepared], None],
+    on_prepared: Callable[[PreparedSubmission], None],
 ) -> Submission:
-    """Submit what is pending and no job has. `estimates` are seconds by cell id.
+    """Submit the trials that are pending and that no job has. `estimates` are seconds by cell id.
 
-    Raises BadInput if another process is at this sweep, HarnessError where Slurm refuses.
+    `on_prepared` is called before anything is handed to Slurm. Raises BadInput if another process is working on this
+    sweep, HarnessError if Slurm refuses.
     """
-    with lock(folder):
-        prepared = prepare(sweep, profile, folder, redo=redo, estimates=estimates)
-        told(prepared)
+    with lock(sweep_folder):
+        prepared = prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+        on_prepared(prepared)
         submission = prepared.submission
         if not submission.arrays:
             return submission
-        write_spec(sweep, folder)
-        submissions.write(folder, submission)
+        write_spec(sweep, sweep_folder)
+        # Written before the first sbatch, and again after each: should this process be killed in between, the jobs
+        # are still recognized by their names.
+        submissions.write(sweep_folder, submission)
         for number in range(len(submission.arrays)):
-            submission = submission.with_job(number, hand_over(folder, submission, number))
-            submissions.write(folder, submission)
+            slurm_id = submit_array(sweep_folder, submission, number)
+            submission = submission.with_slurm_id(number, slurm_id)
+            submissions.write(sweep_folder, submission)
     return submission
 
 
 def prepare(
     sweep: Sweep,
     profile: Profile,
-    folder: SweepFolder,
+    sweep_folder: SweepFolder,
     *,
     redo: Redo,
     estimates: Mapping[str, float],
-) -> Prepared:
-    """Starts nothing. Raises SlurmDown where earlier jobs may be live and Slurm does not say."""
-    todo = plan(sweep, folder, redo)
-    earlier = submissions.read_all(folder)
-    live = queue.live(earlier, queue.ask(one.user for one in earlier)) if earlier else {}
-    pending = [trial for trial in todo.pending if trial.id not in live]
-    wanted = {trial.id for trial in pending}
-    blocks = [[trial for trial in block if trial.id in wanted] for block in sweep.blocks()]
+) -> PreparedSubmission:
+    """Decide which trials to submit and pack them into jobs, without starting or writing anything.
+
+    Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have jobs.
+    """
+    todo = plan(sweep, sweep_folder, redo)
+    earlier = submissions.read_all(sweep_folder)
+    live = queues.live_jobs(earlier, queues.query_submitters(earlier))
+    new_ids = [trial.id for trial in todo.pending if trial.id not in live]
+    is_new = set(new_ids)
+    blocks = []
+    for block in sweep.blocks():
+        trials = [trial for trial in block if trial.id in is_new]
+        if trials:
+            blocks.append(trials)
     packing = pack(
-        [block for block in blocks if block],
+        blocks,
         estimates,
         ranks_per_node=profile.slurm.ranks_per_node,
-        limit=profile.slurm.time_limit_seconds - profile.slurm.warning,
-        parallel=profile.slurm.array_parallelism,
+        limit_seconds=profile.slurm.time_limit_seconds - profile.slurm.warning,
+        max_parallel_jobs=profile.slurm.array_parallelism,
     )
-    known = {
-        trial.id: read_record_if_exists(folder.trial_folder(trial.id).record_path)
-        for trial in pending
+    previous = {
+        trial_id: read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
+        for trial_id in new_ids
     }
-    attempts = {trial: found.attempt + 1 if found else 1 for trial, found in known.items()}
-    excluded, remarks = _bad_nodes([found for found in known.values() if found], profile.slurm)
-    return Prepared(
-        submission=submissions.new(sweep, profile, packing, attempts, excluded),
-        finished=len(todo.finished),
-        live=len(todo.pending) - len(pending),
+    first_attempts = {
+        trial_id: record.attempt + 1 if record else 1 for trial_id, record in previous.items()
+    }
+    excluded, remarks = _nodes_to_exclude([*filter(None, previous.values())], profile.slurm)
+    return PreparedSubmission(
+        submission=submissions.new(sweep, profile, packing, first_attempts, excluded),
+        finished_trials=len(todo.finished),
+        live_trials=len(todo.pending) - len(new_ids),
         remarks=[*packing.remarks, *remarks],
     )
 
 
-def _bad_nodes(known: Sequence[Record], slurm: SlurmOptions) -> tuple[list[str], list[str]]:
-    """Nodes that no job is to have, and what to say of nodes that trials were lost with."""
-    bad = sorted({node for found in known for node in found.bad_nodes})
-    if not bad or partitions.can_exclude_nodes(bad, slurm):
-        return bad, [f"node {node} is left out: a trial was lost with it" for node in bad]
+def _nodes_to_exclude(
+    previous: Sequence[Record], slurm: SlurmOptions
+) -> tuple[list[str], list[str]]:
+    """Return the nodes that no job should get, and a remark on each node with which a trial was lost."""
+    bad_nodes: set[str] = set()
+    for record in previous:
+        bad_nodes.update(record.bad_nodes)
+    nodes = sorted(bad_nodes)
+    if not nodes:
+        return [], []
+    if partitions.can_exclude_nodes(nodes, slurm):
+        return nodes, [f"node {node} is excluded: a trial was lost with it" for node in nodes]
     return [], [
-        f"a trial was lost with {', '.join(bad)}; without, there are too few nodes, so nothing is left out"
+        f"no node is excluded, because too few would remain: a trial was lost with {', '.join(nodes)}"
     ]
 
 
-def hand_over(folder: SweepFolder, submission: Submission, number: int) -> str:
-    """Call sbatch once, for one array; returns the job's id. Raises HarnessError with sbatch's own words."""
+def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
+    """Call sbatch once, for one array, and return the array's id. Raises HarnessError with sbatch's message."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    array, place = submission.arrays[number], str(folder.path.absolute())
+    array = submission.arrays[number]
+    path = str(sweep_folder.path.absolute())
+    calls = [(path, submission.id, number, index) for index in range(len(array.trial_ids))]
+    # submitit prints sbatch's message, which the error contains too.
+    quiet = contextlib.redirect_stderr(io.StringIO())
     try:
-        calls = [(place, submission.id, number, element) for element in range(len(array.loads))]
-        with contextlib.redirect_stderr(
-            io.StringIO()
-        ):  # where submitit repeats the words that the error holds
-            jobs = executor(folder, submission, number).map_array(lead, *zip(*calls, strict=True))
+        with quiet:
+            executor = array_executor(sweep_folder, submission, number)
+            jobs = executor.map_array(lead, *zip(*calls, strict=True))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise HarnessError(
             f"{one_line(error)}; {number} of {len(submission.arrays)} arrays were submitted"
         ) from None
-    return str(jobs[0].job_id).partition("_")[0]
+    array_id, _, _index = str(jobs[0].job_id).partition("_")
+    return array_id
 
 
-def script(folder: SweepFolder, submission: Submission, number: int) -> str:
-    """The batch script that sbatch gets for an array."""
-    made = executor(folder, submission, number)
-    count = len(submission.arrays[number].loads)
-    made.parameters |= {"map_count": count} if count > 1 else {}
-    return str(made._make_submission_file_text(made._submitit_command_str, ""))
+def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
+    """Return the batch script that sbatch gets for an array."""
+    executor = array_executor(sweep_folder, submission, number)
+    job_count = len(submission.arrays[number].trial_ids)
+    if job_count > 1:
+        executor.parameters["map_count"] = job_count
+    return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
-def executor(folder: SweepFolder, submission: Submission, number: int) -> SlurmExecutor:
-    """submitit's, set up for an array."""
-    place = submissions.folder_of(folder, submission.id)
-    made = batch(
-        place, submission.profile.slurm, submission.arrays[number], submission.name(number)
+def array_executor(sweep_folder: SweepFolder, submission: Submission, number: int) -> SlurmExecutor:
+    """Return submitit's executor for an array. Raises HarnessError where there is no Slurm."""
+    slurm = submission.profile.slurm
+    executor = job_executor(
+        submissions.folder_of(sweep_folder, submission.id),
+        slurm,
+        submission.arrays[number],
+        submission.job_name(number),
     )
-    own = submission.profile.slurm.options.get("exclude")
-    made.update_parameters(exclude=",".join([*filter(None, [own]), *submission.excluded]) or None)
-    return made
+    excluded = list(submission.excluded_nodes)
+    by_profile = slurm.options.get("exclude")
+    if by_profile:
+        excluded.insert(0, by_profile)
+    executor.update_parameters(exclude=",".join(excluded) or None)
+    return executor
 
 
-def batch(
-    place: SubmissionFolder, slurm: SlurmOptions, array: JobArray, name: str
+def job_executor(
+    submission_folder: SubmissionFolder, slurm: SlurmOptions, array: JobArray, job_name: str
 ) -> SlurmExecutor:
-    """submitit's, for jobs that write to `place`. Raises HarnessError where there is no Slurm."""
+    """Return submitit's executor for jobs that write to a folder. Raises HarnessError where there is no Slurm."""
     import submitit
 
-    outside = (
-        sys.executable if slurm.prefix else slurm.python or sys.executable
-    )  # a leader needs srun: no container
+    python = slurm.python or sys.executable
+    if slurm.prefix:
+        python = sys.executable  # the leader calls srun, which a container does not have
     try:
-        made = submitit.SlurmExecutor(
-            folder=place.submitit.absolute(), python=f"exec {shlex.quote(outside)}"
+        executor = submitit.SlurmExecutor(
+            folder=submission_folder.submitit.absolute(), python=f"exec {shlex.quote(python)}"
         )
     except RuntimeError as error:
         raise HarnessError(f"Slurm: {one_line(error)}") from None
-    made.update_parameters(
-        job_name=name,
-        setup=setup_lines(place, slurm.setup),
+    executor.update_parameters(
+        job_name=job_name,
+        setup=setup_lines(submission_folder, slurm.setup),
         use_srun=False,
         stderr_to_stdout=True,
         wckey=None,
         array_parallelism=slurm.array_parallelism,
         **resources(slurm, array),
-        additional_parameters={
-            "output": "/dev/null",  # the script itself writes to a file, whose name no pattern of Slurm can garble
-            "signal": f"B:USR2@{slurm.warning}",
-            "requeue": True,
-            **({"mem": slurm.memory} if slurm.memory else {}),
-            **{
-                name: True if value is None else value
-                for name, value in slurm.options.items()
-                if name != "exclude"
-            },
-        },
+        additional_parameters=additional_parameters(slurm),
     )
-    return made
+    return executor
 
 
 def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
-    """What an array's jobs ask for, as submitit calls it; None is left to the cluster."""
+    """Return what an array's jobs ask for, by submitit's names; what is None is left to the cluster."""
     gpus: int | str | None = array.ranks_per_node * slurm.gpus_per_rank or None
     if gpus and slurm.gpu_type:
         gpus = f"{slurm.gpu_type}:{gpus}"
@@ -207,34 +230,51 @@ def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
         "ntasks_per_node": array.ranks_per_node,
         "cpus_per_task": slurm.cpus_per_rank,
         "gpus_per_node": gpus,
-        "time": -(-slurm.time_limit_seconds // 60),
+        "time": -(-slurm.time_limit_seconds // 60),  # minutes, rounded up
         "exclusive": slurm.exclusive or None,
     }
 
 
-def setup_lines(place: SubmissionFolder, own: Sequence[str]) -> list[str]:
-    """What the batch script does first: write to the job's log, and outlive a signal that comes before the leader."""
-    job = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
-    return [
-        f"exec >>{shlex.quote(str(place.path.absolute()))}/{job}.log 2>&1 || exit 1",  # bash would go on
+def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
+    """Return the options of sbatch for which submitit has no parameter."""
+    parameters: dict[str, Any] = {
+        # The script itself redirects its output: in the name of Slurm's own log, % begins a pattern.
+        "output": "/dev/null",
+        "signal": f"B:USR2@{slurm.warning}",  # B: to the batch script alone
+        "requeue": True,
+    }
+    if slurm.memory:
+        parameters["mem"] = slurm.memory
+    for name, value in slurm.options.items():
+        if name != "exclude":  # `array_executor` adds the bad nodes to it
+            parameters[name] = True if value is None else value
+    return parameters
+
+
+def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> list[str]:
+    """Return the first lines of the batch script, which end with the profile's `setup`.
+
+    They redirect the output to the job's log, and ignore a signal that comes before the leader handles it.
+    """
+    # The log has the id that squeue shows: of the array and the index in it, if the job is of an array.
+    job_id = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
+    folder = shlex.quote(str(submission_folder.path.absolute()))
+    lines = [
+        f"exec >>{folder}/{job_id}.log 2>&1 || exit 1",  # without `exit`, bash would go on
         "trap '' USR2",
-        "export SUBMITIT_PREEMPT_SIGNAL=URG",  # submitit takes a preempted short job for one that timed out
-        *(
-            [
-                f"trap 'echo {SETUP}exit code $?: \"$BASH_COMMAND\"' ERR EXIT",
-                *own,
-                "trap - ERR EXIT",
-            ]
-            if own
-            else []
-        ),
+        # submitit handles this signal itself, and takes a short job that is preempted for one that timed out. The
+        # leader handles USR2; submitit gets a signal that Slurm never sends.
+        "export SUBMITIT_PREEMPT_SIGNAL=URG",
     ]
+    if setup:
+        report = f'echo {SETUP_FAILED}exit code $?: "$BASH_COMMAND"'
+        lines += [f"trap '{report}' ERR EXIT", *setup, "trap - ERR EXIT"]
+    return lines
 
 
 def check_folder(profile: Profile, path: Path) -> None:
-    """Raises BadInput for a folder that nodes don't see, or that submitit takes for a pattern (%j: a job's id)."""
+    """Raise BadInput for a folder that nodes don't share, or whose name submitit expands (%j becomes a job's id)."""
     check_shared_folder(profile, path)
-    if "%" in str(path.absolute()):
-        raise BadInput(
-            f"--results: found {str(path.absolute())!r}; allowed: for jobs, a path without %"
-        )
+    absolute = str(path.absolute())
+    if "%" in absolute:
+        raise BadInput(f"--results: found {absolute!r}; allowed: for jobs, a path without %")

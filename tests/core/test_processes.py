@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 
-from harness.core.processes import wait_for_idle_threads
+from harness.core.processes import output_lines, wait_for_idle_threads
 
 
 def work(ended: threading.Event) -> None:
@@ -45,3 +45,13 @@ def test_threads_that_never_rest_are_not_waited_for_for_long() -> None:
     assert not ended.is_set()
     ended.set()
     restless.join()
+
+
+class TestOutputLines:
+    def test_are_those_of_both_streams(self) -> None:
+        command = ["sh", "-c", "echo out; echo; echo err >&2; exit 3"]
+        assert output_lines(command, {}, 60.0) == ["out", "err"]
+
+    def test_end_with_a_note_if_the_command_takes_too_long(self) -> None:
+        command = ["sh", "-c", "echo out; exec sleep 60"]
+        assert output_lines(command, {"PATH": "/bin:/usr/bin"}, 0.2) == ["out", "ended after 0.2 s"]

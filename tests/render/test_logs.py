@@ -9,50 +9,61 @@ import pytest
 from harness.core.paths import Results, TrialFolder
 from harness.render.terminal import logs as view
 from tests.factories import make_record, write_trial
-from tests.support.commands import harness
+from tests.support.commands import CommandResult, harness
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> TrialFolder:
-    found = make_record()
-    folder = Results(tmp_path).sweep_folder("demo")
-    write_trial(folder, found, logs="its words")
-    place = folder.trial_folder(found.trial.id)
-    place.assignment_path.touch()
-    return place
+    """A trial of one rank that is done."""
+    record = make_record()
+    sweep_folder = Results(tmp_path).sweep_folder("demo")
+    write_trial(sweep_folder, record, logs="its output")
+    trial_folder = sweep_folder.trial_folder(record.trial.id)
+    trial_folder.assignment_path.touch()
+    return trial_folder
 
 
-def logs(trial: TrialFolder, *more: str) -> str:
-    ended = harness("logs", trial.path.name, "--results", str(trial.path.parents[2]), *more)
-    return ended.out if ended.code == 0 else ended.err
+def results_of(trial: TrialFolder) -> Path:
+    return trial.path.parents[2]
 
 
-def test_of_a_rank_and_of_what_started_it(trial: TrialFolder) -> None:
-    assert logs(trial, "--rank", "0") == "rank 0\nits words"
-    assert logs(trial) == "launched\nits words"
+def logs(trial: TrialFolder, *more: str, trial_id: str | None = None) -> CommandResult:
+    return harness("logs", trial_id or trial.path.name, "--results", str(results_of(trial)), *more)
 
 
-def test_an_empty_one_is_said_to_be_empty(trial: TrialFolder) -> None:
+def test_prints_the_log_of_a_rank_or_of_what_started_the_ranks(trial: TrialFolder) -> None:
+    assert logs(trial, "--rank", "0").out == "rank 0\nits output"
+    assert logs(trial).out == "launched\nits output"
+
+
+def test_says_of_an_empty_log_which_others_have_content(trial: TrialFolder) -> None:
     trial.launch_log.write_text("", encoding="utf-8")
-    ended = harness("logs", trial.path.name, "--results", str(trial.path.parents[2]))
+    ended = logs(trial)
     assert (ended.code, ended.out) == (0, "")
-    assert ended.err == f"harness: {trial.launch_log}: empty; written: rank0.log\n"
+    assert ended.err == (f"harness: {trial.launch_log} is empty; logs with content: rank0.log\n")
 
 
-def test_of_a_rank_that_there_is_not(trial: TrialFolder) -> None:
-    assert "rank7.log: not there; " in logs(trial, "--rank", "7")
-    assert "allowed: launch.log, rank0.log" in logs(trial, "--rank", "7")
+def test_of_a_rank_that_does_not_exist_lists_the_logs(trial: TrialFolder) -> None:
+    ended = logs(trial, "--rank", "7")
+    assert ended.code == 2
+    assert "rank7.log: no such log; " in ended.err
+    assert "allowed: launch.log, rank0.log" in ended.err
 
 
-def test_a_trial_of_two_sweeps_needs_its_sweep(trial: TrialFolder) -> None:
-    write_trial(Results(trial.path.parents[2]).sweep_folder("other"), make_record(sweep="other"))
-    (trial.path.parents[1] / "other" / trial.path.name / "trial.json").touch()
-    assert "found in demo, other; allowed: one of them, with --sweep" in logs(trial)
-    assert logs(trial, "--sweep", "demo") == "launched\nits words"
+def test_of_a_trial_that_two_sweeps_have_needs_the_sweep(trial: TrialFolder) -> None:
+    other = Results(results_of(trial)).sweep_folder("other")
+    write_trial(other, make_record(sweep="other"))
+    (other.path / trial.path.name / "trial.json").touch()
+    ended = logs(trial)
+    assert ended.code == 2
+    assert "found in several sweeps, demo, other; allowed: name one of them with --sweep" in (
+        ended.err
+    )
+    assert logs(trial, "--sweep", "demo").out == "launched\nits output"
 
 
-def test_an_unknown_one_gets_the_nearest(trial: TrialFolder) -> None:
-    ended = harness("logs", trial.path.name[:-1] + "1", "--results", str(trial.path.parents[2]))
+def test_of_an_unknown_trial_suggests_the_nearest(trial: TrialFolder) -> None:
+    ended = logs(trial, trial_id=trial.path.name[:-1] + "1")
     assert ended.code == 2
     assert trial.path.name in ended.err
 
@@ -62,10 +73,10 @@ def test_follows_until_the_trial_has_ended(
 ) -> None:
     trial.record_path.unlink()
 
-    def meanwhile(seconds: float) -> None:
+    def write_more(seconds: float) -> None:
         with trial.rank_log(0).open("a", encoding="utf-8") as log:
             log.write("\nmore, and ü")
         trial.record_path.touch()
 
-    monkeypatch.setattr(view, "sleep", meanwhile)
-    assert logs(trial, "--rank", "0", "--follow") == "rank 0\nits words\nmore, and ü"
+    monkeypatch.setattr(view, "sleep", write_more)
+    assert logs(trial, "--rank", "0", "--follow").out == "rank 0\nits output\nmore, and ü"

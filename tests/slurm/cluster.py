@@ -1,4 +1,4 @@
-"""A Slurm that is up: asking it, and doing harm to it."""
+"""A Slurm that is running: how tests ask it, and how they break it."""
 
 from __future__ import annotations
 
@@ -8,64 +8,85 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.paths import write_atomically
-from tests.slurm.configuration import Configuration, daemons
+from tests.slurm.configuration import Configuration, daemon_commands
 from tests.support.running import wait_until
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """`daemons` names what runs: munged, slurmctld, slurmd-n1, slurmd-n2; slurmdbd and mariadbd with accounting."""
+    """A running Slurm. Its daemons are munged, slurmctld and a slurmd-NODE each; with accounting also slurmdbd and
+    mariadbd."""
 
     configuration: Configuration
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every client needs."""
+        """The variables that every client needs."""
         return {"SLURM_CONF": str(self.configuration.slurm_conf)}
 
-    def ask(self, *command: str) -> str:
-        """What a client such as squeue answers; raises CalledProcessError."""
-        variables = {**os.environ, **self.environment}
-        return subprocess.run(
-            command, env=variables, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    def states(self) -> dict[str, str]:
-        """Node -> its state in sinfo's words."""
-        return dict(
-            line.split()
-            for line in self.ask("sinfo", "-N", "-h", "-p", "debug", "-o", "%N %T").splitlines()
+    def run(self, *command: str) -> str:
+        """Run a client such as squeue and return its output; raises CalledProcessError."""
+        completed = subprocess.run(
+            command,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
         )
+        return completed.stdout.strip()
+
+    def node_states(self) -> dict[str, str]:
+        """Return the state of each node as sinfo spells it."""
+        output = self.run("sinfo", "-N", "-h", "-p", "debug", "-o", "%N %T")
+        return dict(line.split() for line in output.splitlines())
+
+    def set_node(self, node: str, state: str) -> None:
+        """Set the state of a node, as an administrator does."""
+        self.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test")
 
     def start(self, daemon: str) -> None:
-        """Start a daemon; returns when its process is there."""
-        wish = self.configuration.folder / f"{daemon}.start"
-        write_atomically(wish, json.dumps(daemons(self.configuration)[daemon]))
-        wait_until(lambda: not wish.exists())
+        """Have the supervisor start a daemon; returns when its process exists."""
+        request = self.configuration.folder / f"{daemon}.start"
+        command = daemon_commands(self.configuration)[daemon]
+        write_atomically(request, json.dumps(command))
+        wait_until(lambda: not request.exists())
 
     def stop(self, daemon: str, number: int = signal.SIGTERM) -> None:
-        """End a daemon, or kill it; returns when it is gone."""
-        running = self.configuration.folder / f"{daemon}.running"
-        os.kill(int(running.read_text(encoding="ascii")), number)
-        wait_until(lambda: not running.exists())
+        """Send a daemon a signal that ends it; returns when its process is gone."""
+        pid_file = self._pid_file(daemon)
+        os.kill(int(pid_file.read_text(encoding="ascii")), number)
+        wait_until(lambda: not pid_file.exists())
 
-    def clear(self) -> None:
-        """Start what is not running, cancel all jobs and bring all nodes back; returns when they are idle."""
-        for daemon in daemons(self.configuration):
-            if not (self.configuration.folder / f"{daemon}.running").exists():
+    def _pid_file(self, daemon: str) -> Path:
+        """Return the file that exists as long as the daemon runs."""
+        return self.configuration.folder / f"{daemon}.running"
+
+    def wait_for_controller(self) -> None:
+        """Return when the controller accepts connections."""
+        wait_until(lambda: is_listening(self.configuration.ports.controller))
+
+    def restore(self) -> None:
+        """Start the daemons that are not running, cancel all jobs and resume all nodes; returns when they are idle."""
+        for daemon in daemon_commands(self.configuration):
+            if not self._pid_file(daemon).exists():
                 self.start(daemon)
-        wait_until(lambda: listens(self.configuration.ports.controller))
-        self.ask("scancel", "--me")
-        for node, state in self.states().items():
+        self.wait_for_controller()
+        self.run("scancel", "--me")
+        for node, state in self.node_states().items():
             if state.startswith(("drain", "down")):
-                self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_until(lambda: not self.ask("squeue", "-h") and set(self.states().values()) == {"idle"})
+                self.set_node(node, "RESUME")
+        wait_until(self.is_idle)
+
+    def is_idle(self) -> bool:
+        """Return whether there is no job, and every node is ready for one."""
+        return not self.run("squeue", "-h") and set(self.node_states().values()) == {"idle"}
 
 
-def listens(port: int) -> bool:
-    """Whether somebody does, on this port of loopback."""
+def is_listening(port: int) -> bool:
+    """Return whether a process listens on this port of loopback."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:

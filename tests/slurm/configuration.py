@@ -1,4 +1,8 @@
-"""A small Slurm on one machine, on paper: its configuration files and the command of each daemon."""
+"""A small Slurm on one machine, on paper: its configuration files and the command of each daemon.
+
+Its delays are as short as a busy machine of two cores allows: in the defaults of a real cluster, a requeued job waits
+for 121 s before it starts again, and a silent node is noticed after 300 s.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,11 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# cred_expire: a requeued job waits until the credentials of its earlier start have expired, 120 s by default.
+# sched_interval, bf_interval: seconds between two rounds of the schedulers, 60 and 30 by default.
+# preempt_send_user_signal: a preempted job gets the signal of its --signal first, and then has its grace time.
+# config_overrides: nodes may have more CPUs than the machine.
+# ReturnToService=2: a node that was down is used again as soon as its daemon reports.
 SLURM = """\
 ClusterName=local
 SlurmctldHost=localhost(127.0.0.1)
@@ -36,7 +45,7 @@ SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 """
-ACCOUNTED = """\
+ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={accounting}
@@ -61,11 +70,12 @@ StorageUser=slurm
 StoragePass={password}
 StorageLoc=slurm_acct_db
 """
+MAX_FOLDER_BYTES = 70  # the path of a socket has at most 108, man 7 unix
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """On loopback, one for each daemon that listens."""
+    """The ports of loopback on which the daemons listen."""
 
     controller: int
     nodes: tuple[int, ...]
@@ -75,27 +85,27 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Everything about one such Slurm; all that it writes lies in `folder`."""
+    """Everything about one such Slurm; all that its daemons write lies in `folder`."""
 
     folder: Path
     ports: Ports
     nodes: tuple[str, ...] = ("n1", "n2")
-    cpus: int = 4  # of a node; more than the machine has are shared
+    cpus: int = 4  # of a node; those that the machine does not have are shared
     accounting: bool = False  # slurmdbd on MariaDB
     grace: int = 15  # seconds that a preempted job has to end
-    requeue_delay: int = (
-        10  # seconds that a requeued job waits: the lifetime of Slurm's credentials, 120 by default
-    )
-    node_timeout: int = 20  # seconds after which a silent node is down
+    requeue_delay: int = 5  # seconds that a requeued job waits: the lifetime of Slurm's credentials
+    node_timeout: int = 12  # seconds after which a silent node is down
     password: str = field(default_factory=secrets.token_hex)  # slurmdbd's, for the database
-    private: dict[str, Path] = field(
-        default_factory=dict
-    )  # node -> a folder of which it sees only its own, empty copy
+
+    # By node, a folder in place of which it sees an empty one.
+    private: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(os.fsencode(self.folder)) > 70 or " " in str(self.folder):
+        is_too_long = len(os.fsencode(self.folder)) > MAX_FOLDER_BYTES
+        if is_too_long or " " in str(self.folder):
             raise ValueError(
-                f"{self.folder}: sockets can't lie there; allowed: 70 bytes without spaces"
+                f"{self.folder}: sockets can't lie there;"
+                f" allowed: {MAX_FOLDER_BYTES} bytes without spaces"
             )
 
     @property
@@ -103,66 +113,75 @@ class Configuration:
         return self.folder / "slurm.conf"
 
     @property
-    def munge(self) -> Path:
+    def munge_socket(self) -> Path:
         return self.folder / "munge.socket"
 
     def log(self, daemon: str) -> Path:
         return self.folder / f"{daemon}.log"
 
 
-def slurm_conf(asked: Configuration) -> str:
-    """The text of slurm.conf."""
-    shape = f"CPUs={asked.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={asked.cpus} ThreadsPerCore=1 RealMemory=8000"
-    nodes = "".join(
-        f"NodeName={name} NodeAddr=127.0.0.1 Port={port} {shape}\n"
-        for name, port in zip(asked.nodes, asked.ports.nodes, strict=True)
-    )
-    return (SLURM + (ACCOUNTED if asked.accounting else "") + nodes + PARTITIONS).format(
-        folder=asked.folder,
-        munge=asked.munge,
-        controller=asked.ports.controller,
-        accounting=asked.ports.accounting,
-        requeue_delay=asked.requeue_delay,
-        node_timeout=asked.node_timeout,
-        grace=asked.grace,
+def slurm_conf(configuration: Configuration) -> str:
+    """Return the text of slurm.conf."""
+    cpus = configuration.cpus
+    resources = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=8000"
+    node_lines = []
+    for name, port in zip(configuration.nodes, configuration.ports.nodes, strict=True):
+        node_lines.append(f"NodeName={name} NodeAddr=127.0.0.1 Port={port} {resources}\n")
+    accounting = ACCOUNTING if configuration.accounting else ""
+    template = SLURM + accounting + "".join(node_lines) + PARTITIONS
+    return template.format(
+        folder=configuration.folder,
+        munge=configuration.munge_socket,
+        controller=configuration.ports.controller,
+        accounting=configuration.ports.accounting,
+        requeue_delay=configuration.requeue_delay,
+        node_timeout=configuration.node_timeout,
+        grace=configuration.grace,
     )
 
 
-def slurmdbd_conf(asked: Configuration) -> str:
-    """The text of slurmdbd.conf, which nobody else may read."""
+def slurmdbd_conf(configuration: Configuration) -> str:
+    """Return the text of slurmdbd.conf, which holds a password."""
     return SLURMDBD.format(
-        folder=asked.folder,
-        munge=asked.munge,
-        accounting=asked.ports.accounting,
-        database=asked.ports.database,
-        password=asked.password,
+        folder=configuration.folder,
+        munge=configuration.munge_socket,
+        accounting=configuration.ports.accounting,
+        database=configuration.ports.database,
+        password=configuration.password,
     )
 
 
-def daemons(asked: Configuration) -> dict[str, list[str]]:
-    """Name -> command, in the order in which they start; each stays in the foreground."""
-    conf, folder = str(asked.slurm_conf), asked.folder
-    found = {"munged": ["munged", "--foreground", "--force", f"--socket={asked.munge}"]}
-    found["munged"] += [
-        f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")
-    ]
-    if asked.accounting:
-        found["mariadbd"] = [
-            "mariadbd", "--no-defaults", "--user=root", f"--datadir={folder}/mysql", f"--socket={folder}/mysql.socket",
-            f"--port={asked.ports.database}", "--bind-address=127.0.0.1", f"--pid-file={folder}/mysql.pid",
-        ]  # fmt: skip
-        found["slurmdbd"] = ["slurmdbd", "-D"]
-    found["slurmctld"] = ["slurmctld", "-D", "-f", conf]
-    for name in asked.nodes:
-        slurmd = ["slurmd", "-D", "-N", name, "-f", conf]
-        hidden = asked.private.get(name)
-        mounted = [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            'mount -t tmpfs none "$0" && exec "$@"',
-            str(hidden),
+def daemon_commands(configuration: Configuration) -> dict[str, list[str]]:
+    """Return the command of each daemon by name, in the order in which they start; each stays in the foreground."""
+    folder = configuration.folder
+    munge_files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+    commands = {
+        "munged": [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={configuration.munge_socket}",
+            *munge_files,
         ]
-        found[f"slurmd-{name}"] = [*mounted, *slurmd] if hidden else slurmd
-    return found
+    }
+    if configuration.accounting:
+        commands["mariadbd"] = [
+            "mariadbd", "--no-defaults", "--user=root", f"--datadir={folder}/mysql", f"--socket={folder}/mysql.socket",
+            f"--port={configuration.ports.database}", "--bind-address=127.0.0.1", f"--pid-file={folder}/mysql.pid",
+        ]  # fmt: skip
+        commands["slurmdbd"] = ["slurmdbd", "-D"]
+    conf = str(configuration.slurm_conf)
+    commands["slurmctld"] = ["slurmctld", "-D", "-f", conf]
+    for name in configuration.nodes:
+        command = ["slurmd", "-D", "-N", name, "-f", conf]
+        hidden = configuration.private.get(name)
+        if hidden is not None:
+            command = [*in_mount_namespace(hidden), *command]
+        commands[f"slurmd-{name}"] = command
+    return commands
+
+
+def in_mount_namespace(hidden: Path) -> list[str]:
+    """Return what a command is put behind to see an empty folder in place of this one."""
+    mount_and_run = 'mount -t tmpfs none "$0" && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount_and_run, str(hidden)]

@@ -1,7 +1,8 @@
-"""Holds daemons, and everything they start: `python -m tests.slurm.supervisor FOLDER [PARENT]`.
+"""Holds daemons and everything that they start: `python -m tests.slurm.supervisor FOLDER [PARENT]`.
 
-Starts what FOLDER/NAME.start asks for, a JSON list of words, and keeps its process id in FOLDER/NAME.running while it
-runs. When it is asked to end, or its parent, process PARENT, has ended, it kills all that has come from it.
+It starts what a file FOLDER/NAME.start asks for, a JSON list of arguments, and keeps the process id in
+FOLDER/NAME.running as long as the process runs. When it is asked to end, or its parent, process PARENT, has ended, it
+kills every process that has come from it.
 """
 
 from __future__ import annotations
@@ -21,44 +22,53 @@ import psutil
 from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 
-PR_SET_CHILD_SUBREAPER = 36
-POLL = 0.05  # seconds
+PR_SET_CHILD_SUBREAPER = 36  # man prctl
+POLL_SECONDS = 0.05
 
 
 def main() -> None:
-    """Ends with exit code 0 once nothing is left."""
+    """Serve requests until SIGTERM; the exit code is 0 once no process is left."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
-    ctypes.CDLL(None).prctl(
-        PR_SET_CHILD_SUBREAPER, 1
-    )  # a step's processes leave slurmd, but not us
-    folder, parent = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
-    if parent:
+    # The processes of a step leave slurmd; as the subreaper, this process adopts them.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    folder = Path(sys.argv[1])
+    if len(sys.argv) > 2:
         die_with_parent(signal.SIGTERM)
-        if os.getppid() not in parent:
-            return  # it ended before the kernel was told
-    held: dict[int, str] = {}
+        if os.getppid() != int(sys.argv[2]):
+            return  # the parent ended before the kernel knew that this process is to end with it
+    running: dict[int, str] = {}  # name of a daemon by process id
     write_atomically(folder / "supervisor.running", str(os.getpid()))
     try:
         while True:
-            for asked in folder.glob("*.start"):
-                command = json.loads(asked.read_text(encoding="utf-8"))
-                asked.unlink()
-                process = start(command, folder / f"{asked.stem}.log")
-                held[process.pid] = asked.stem
-                write_atomically(folder / f"{asked.stem}.running", str(process.pid))
+            start_requested(folder, running)
             for pid in reap():
-                if pid in held:
-                    (folder / f"{held.pop(pid)}.running").unlink()
-            time.sleep(POLL)
+                if pid in running:
+                    pid_file(folder, running.pop(pid)).unlink()
+            time.sleep(POLL_SECONDS)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_all()
-        for name in [*held.values(), "supervisor"]:
-            (folder / f"{name}.running").unlink(missing_ok=True)
+        kill_all()
+        for name in [*running.values(), "supervisor"]:
+            pid_file(folder, name).unlink(missing_ok=True)
+
+
+def pid_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.running"
+
+
+def start_requested(folder: Path, running: dict[int, str]) -> None:
+    """Start the daemons that are asked for, and add them to `running`."""
+    for request in folder.glob("*.start"):
+        name = request.stem
+        command = json.loads(request.read_text(encoding="utf-8"))
+        request.unlink()
+        process = start(command, folder / f"{name}.log")
+        running[process.pid] = name
+        write_atomically(pid_file(folder, name), str(process.pid))
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """One daemon, that the kernel ends with this process."""
+    """Start a daemon that the kernel ends with this process."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -71,16 +81,16 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def reap() -> list[int]:
-    """The children that have ended since the last look, adopted ones too."""
+    """Return the ids of the children, adopted ones included, that have ended since the last call."""
     ended = []
-    with suppress(ChildProcessError):  # there are none at all
+    with suppress(ChildProcessError):  # there is no child at all
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             ended.append(pid)
     return ended
 
 
-def end_all() -> None:
-    """Kill children, and theirs once they have come to us, until there are none."""
+def kill_all() -> None:
+    """Kill the children, and theirs once they are adopted, until there are none."""
     while children := psutil.Process().children():
         for child in children:
             child.kill()

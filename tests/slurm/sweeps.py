@@ -1,8 +1,9 @@
-"""Sweeps on the two nodes, and the same ones without Slurm."""
+"""Sweeps of one small workload: on the nodes of a Slurm, and, as the reference, on this machine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,72 @@ from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
 from harness.records.record import Record, read_record
 from tests.support.commands import harness
-from tests.support.running import NO_VALIDITY_LIMITS, local_profile, wait_until
+from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, local_profile, wait_until
 
+# Every draw of random numbers that a resumed trial must repeat: of the loader, and of each rank's dropout.
+RANDOM: dict[str, Any] = {"dropout": 0.3, "noise": 0.1}
 STRATEGIES = [{"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}]
-DDP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
-DROPOUT = {"dropout": 0.3, "step_seconds": 0.05}
+SEEDS = (0, 1)
+LENGTH = {"steps": 300, "evaluate": {"steps": 100}}
+STEP_SECONDS = 0.1  # so that a trial lasts for half a minute, unless it is told to hurry
+FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
+
+Outcomes = Mapping[tuple[str, int], dict[str, Any]]  # what `computed` returns, by (strategy, seed)
 
 
-def profile(folder: Path, **slurm: Any) -> Path:
-    """Two nodes with a rank each."""
-    keys = {
+def random_sweep(
+    folder: Path,
+    *,
+    strategies: Sequence[str] = ("single", "ddp", "fsdp2"),
+    seeds: Sequence[int] = SEEDS,
+    step_seconds: float = 0.0,
+    hurry: Path | None = None,
+) -> Path:
+    """Write a sweep of these strategies and seeds, whose trials compute what they do in any other such sweep.
+
+    Steps last for `step_seconds` until there is a file `hurry`. Neither changes what is computed.
+    """
+    options = {**RANDOM, "step_seconds": step_seconds, "hurry": str(hurry or "")}
+    left_out = [
+        {"strategy": strategy}
+        for strategy in ("single", "ddp", "fsdp2")
+        if strategy not in strategies
+    ]
+    return line_sweep(
+        folder,
+        {"line": {"options": options}},
+        length={"steps": LENGTH["steps"]},
+        evaluate=LENGTH["evaluate"],
+        seeds=list(seeds),
+        zip=STRATEGIES,
+        exclude=left_out,
+    )
+
+
+def slow_sweep(folder: Path, *, strategies: Sequence[str], seeds: Sequence[int] = (0,)) -> Path:
+    """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
+    return random_sweep(
+        folder,
+        strategies=strategies,
+        seeds=seeds,
+        step_seconds=STEP_SECONDS,
+        hurry=folder / "hurry",
+    )
+
+
+def hurry_up(folder: Path) -> None:
+    """Let the steps of the slow sweep in this folder last no longer than they must."""
+    (folder / "hurry").touch()
+
+
+def slow_down(folder: Path) -> None:
+    """Let steps last as long as before `hurry_up`; a running trial is not slowed down."""
+    (folder / "hurry").unlink()
+
+
+def slurm_profile(folder: Path, **slurm: Any) -> Path:
+    """Write a profile of two nodes with a rank each, and these further keys of its section `slurm`."""
+    section = {
         "nodes": 2,
         "cpus_per_rank": 2,
         "exclusive": False,
@@ -29,96 +86,100 @@ def profile(folder: Path, **slurm: Any) -> Path:
         "array_parallelism": 2,
         **slurm,
     }
+    content = {"launcher": "slurm", "device": "cpu", "validity": NO_VALIDITY_LIMITS, "slurm": section}
     path = folder / "two.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {"launcher": "slurm", "device": "cpu", "validity": NO_VALIDITY_LIMITS, "slurm": keys}
-        )
-    )
+    path.write_text(yaml.safe_dump(content))
     return path
 
 
-def by_trial(results: Path, sweep: str = "line") -> dict[str, Record]:
-    folder = Results(results).sweep_folder(sweep)
-    return {path.parent.name: read_record(path) for path in folder.record_paths()}
-
-
-def computed(found: Record) -> dict[str, Any]:
-    """All that must be equal to the bit wherever a trial has run."""
-    assert found.status == "done", found.failure
-    assert found.rank0 is not None
-    return {
-        "loss": found.loss,
-        "ranks": [rank.loss for rank in found.ranks],
-        "order": found.order_digest,
-        "parameters": found.rank0.parameter_digest,
-        "evaluations": [one.metrics for one in found.rank0.evaluations],
-    }
-
-
-def here(sweep: Path, *, forkserver: bool = True) -> dict[str, Record]:
-    """The records of the same sweep by forked ranks, or else by torchrun."""
-    results = sweep.parent / "here"
-    local = local_profile(sweep.parent, slots=2, forkserver=forkserver)
-    ended = harness("run", str(sweep), "--cluster", str(local), "--results", str(results))
-    assert ended.code == 0, ended.err + ended.out
-    return by_trial(results)
-
-
 def submit(sweep: Path, results: Path, **slurm: Any) -> None:
-    ended = harness(
-        "submit",
-        str(sweep),
-        "--cluster",
-        str(profile(sweep.parent, **slurm)),
-        "--results",
-        str(results),
-    )
+    """Submit a sweep with `slurm_profile`."""
+    profile = slurm_profile(sweep.parent, **slurm)
+    ended = harness("submit", str(sweep), "--cluster", str(profile), "--results", str(results))
     assert (ended.code, ended.err) == (0, ""), ended.out
 
 
+def read_records(results: Path, sweep: str = "line") -> dict[str, Record]:
+    """Return the records of a sweep by trial id."""
+    sweep_folder = Results(results).sweep_folder(sweep)
+    return {path.parent.name: read_record(path) for path in sweep_folder.record_paths()}
+
+
+def computed(record: Record) -> dict[str, Any]:
+    """Return everything that must be bitwise equal wherever a trial has run."""
+    assert record.status == "done", record.failure
+    assert record.rank0 is not None
+    return {
+        "loss": record.loss,
+        "loss of ranks": [rank.loss for rank in record.ranks],
+        "data order": record.order_digest,
+        "parameters": record.rank0.parameter_digest,
+        "metrics": [evaluation.metrics for evaluation in record.rank0.evaluations],
+    }
+
+
+def outcomes(records: Mapping[str, Record]) -> Outcomes:
+    """Return what these trials have computed."""
+    return {
+        (record.trial.cell.axes.strategy, record.trial.seed): computed(record)
+        for record in records.values()
+    }
+
+
+def run_locally(folder: Path) -> Outcomes:
+    """Run every strategy and seed by forked ranks, which tests/distributed shows to compute what torchrun's do."""
+    sweep = random_sweep(folder)
+    profile = local_profile(folder, slots=2)
+    results = folder / "local"
+    ended = harness("run", str(sweep), "--cluster", str(profile), "--results", str(results))
+    assert ended.code == 0, ended.err + ended.out
+    return outcomes(read_records(results))
+
+
+def wait_for_records(results: Path, undisturbed: Outcomes) -> dict[str, Record]:
+    """Wait until every trial is over and return the records, whose outcomes must be those of the undisturbed trials."""
+    wait_until(lambda: is_over(results), 900, every=0.5)
+    records = read_records(results)
+    for key, outcome in outcomes(records).items():
+        assert outcome == undisturbed[key]
+    return records
+
+
 def status(results: Path, sweep: str = "line") -> dict[str, Any]:
-    """What `harness status` says."""
-    found: dict[str, Any] = json.loads(
-        harness("status", sweep, "--results", str(results), "--json").out
-    )
-    return found
+    """Return the content of `harness status --json`."""
+    ended = harness("status", sweep, "--results", str(results), "--json")
+    content: dict[str, Any] = json.loads(ended.out)
+    return content
 
 
-def rows(results: Path, sweep: str = "line") -> list[dict[str, Any]]:
-    """What it says of every trial."""
-    found: list[dict[str, Any]] = status(results, sweep)["trials"]
-    return found
+def trial_rows(results: Path, sweep: str = "line") -> list[dict[str, Any]]:
+    """Return the row of each trial in the status."""
+    rows: list[dict[str, Any]] = status(results, sweep)["trials"]
+    return rows
 
 
-def over(results: Path) -> bool:
-    return all(
-        row["state"] in ("done", "failed", "invalid", "lost", "cancelled") for row in rows(results)
-    )
+def trial_states(results: Path) -> list[str]:
+    """Return the state of each trial."""
+    return [row["state"] for row in trial_rows(results)]
 
 
-def undisturbed(sweep: Path, results: Path) -> dict[str, Record]:
-    """The records, once all is over; equal to the bit to those of an undisturbed run."""
-    wait_until(lambda: over(results), 900, every=1)
-    found, whole = by_trial(results), here(sweep)
-    assert set(found) == set(whole)
-    for trial, one in found.items():
-        assert computed(one) == computed(whole[trial])
-    return found
+def is_over(results: Path) -> bool:
+    """Return whether no trial is left to wait for."""
+    return set(trial_states(results)) <= FINAL_STATES
 
 
-def step(results: Path, number: int, sweep: str = "line") -> int:
-    """How far the sweep's trial with this number is; -1 if it is not at work."""
-    return int(read_progress(_trial(results, number, sweep)).get("step", -1))
+def step_of(results: Path, number: int) -> int:
+    """Return the step that the sweep's trial with this number has reached; -1 if it is not running."""
+    return int(read_progress(trial_folder(results, number)).get("step", -1))
 
 
-def saved(results: Path, number: int, sweep: str = "line") -> Path:
-    """The folder of what the trial with this number goes on from."""
-    return _trial(results, number, sweep).resume_checkpoints
+def wait_for_step(results: Path, number: int, step: int) -> None:
+    """Return when the sweep's trial with this number has reached this step."""
+    wait_until(lambda: step_of(results, number) >= step)
 
 
-def _trial(results: Path, number: int, sweep: str) -> TrialFolder:
-    folder = Results(results).sweep_folder(sweep)
-    return folder.trial_folder(
-        json.loads(folder.spec_path.read_text(encoding="utf-8"))["trials"][number]
-    )
+def trial_folder(results: Path, number: int) -> TrialFolder:
+    """Return the folder of the sweep's trial with this number."""
+    sweep_folder = Results(results).sweep_folder("line")
+    spec = json.loads(sweep_folder.spec_path.read_text(encoding="utf-8"))
+    return sweep_folder.trial_folder(spec["trials"][number])

@@ -1,4 +1,4 @@
-"""`harness doctor` against a real cluster: well, and with each harm that can be done to one on one machine."""
+"""`harness doctor` on a real cluster: without problems, and with each that can be made on one machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.slurm.doctor import job
+from harness.slurm.doctor import cluster
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import refuse
+from tests.slurm.conftest import skip_if
 from tests.slurm.daemons import missing, running
 from tests.support.commands import harness
 from tests.support.tree import TOP
@@ -27,178 +27,194 @@ CAP_SYS_ADMIN = 1 << 21  # man capabilities: mount namespaces need it
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file system here lags."""
-    monkeypatch.setattr(job, "LAG", 1.0)
-    monkeypatch.setattr(job, "POLL", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(TOP))  # on the nodes too
+def doctor_without_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file system lags on this machine; and the harness of this tree runs on the nodes too."""
+    monkeypatch.setattr(cluster, "LAG_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(TOP))
 
 
 @dataclass(frozen=True)
-class Harmed:
-    """A cluster whose node n2 sees only an empty folder where `private` is, and whose third node has no address."""
+class BrokenCluster:
+    """A cluster whose node n2 sees an empty folder in place of `private`, and whose third node has no address."""
 
     slurm: Slurm
     private: Path
 
 
 @pytest.fixture(scope="module")
-def harmed_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
-    refuse(missing())
-    effective = re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text(encoding="utf-8"))
+def running_broken_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenCluster]:
+    skip_if(missing())
+    process_status = Path("/proc/self/status").read_text(encoding="utf-8")
+    effective = re.search(r"CapEff:\s*(\w+)", process_status)
     if effective is None or not int(effective[1], 16) & CAP_SYS_ADMIN:
-        pytest.skip(
-            "no right to let a node see another folder"
-        )  # in CI too: a container gives it, no package does
+        # In CI too: whoever starts the container grants it, no package does.
+        pytest.skip("no right to let a node see another folder")
     private = tmp_path_factory.mktemp("private")
     nodes = ("n1", "n2", "nowhere-at-all")
-    with running(tmp_path_factory.mktemp("harmed"), nodes=nodes, private={"n2": private}) as found:
-        yield Harmed(found, private)
+    folder = tmp_path_factory.mktemp("broken")
+    with running(folder, nodes=nodes, private={"n2": private}) as slurm:
+        yield BrokenCluster(slurm, private)
 
 
 @pytest.fixture
-def harmed(harmed_slurm: Harmed, monkeypatch: pytest.MonkeyPatch) -> Harmed:
-    for name, value in harmed_slurm.slurm.environment.items():
+def broken_cluster(
+    running_broken_cluster: BrokenCluster, monkeypatch: pytest.MonkeyPatch
+) -> BrokenCluster:
+    """The broken cluster, for clients of Slurm in this process."""
+    for name, value in running_broken_cluster.slurm.environment.items():
         monkeypatch.setenv(name, value)
-    return harmed_slurm
+    return running_broken_cluster
 
 
-def doctor(
-    folder: Path, results: Path | None = None, *more: str, **keys: Any
-) -> tuple[int, dict[str, str], dict[str, str]]:
-    """Exit code, what failed and what is well of `harness doctor` for a profile with these keys."""
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `harness doctor` has found: its exit code, and the detail of each check by name."""
+
+    code: int
+    problems: dict[str, str]
+    passed: dict[str, str]
+
+
+def doctor(folder: Path, *arguments: str, results: Path | None = None, **slurm: Any) -> Diagnosis:
+    """Run `harness doctor` with a profile that has these keys in its section `slurm`."""
     profile = folder / "profile.yaml"
-    section = {"nodes": 2, "exclusive": False} | keys
-    profile.write_text(
-        yaml.safe_dump({"launcher": "slurm", "device": "cpu", "slurm": section}), encoding="utf-8"
+    section = {"nodes": 2, "exclusive": False} | slurm
+    content = {"launcher": "slurm", "device": "cpu", "slurm": section}
+    profile.write_text(yaml.safe_dump(content), encoding="utf-8")
+    results = results or folder / "results"
+    ended = harness(
+        "doctor", "--cluster", str(profile), "--results", str(results), "--json", *arguments
     )
-    given = [
-        "--cluster",
-        str(profile),
-        "--results",
-        str(results or folder / "results"),
-        "--json",
-        *more,
-    ]
-    ended = harness("doctor", *given)
-    checks = json.loads(ended.out)["checks"]
-    failed = {check["what"]: check["found"] for check in checks if not check["passed"]}
-    return (
-        ended.code,
-        failed,
-        {check["what"]: check["found"] for check in checks if check["passed"]},
-    )
+    problems: dict[str, str] = {}
+    passed: dict[str, str] = {}
+    for check in json.loads(ended.out)["checks"]:
+        details = passed if check["passed"] else problems
+        details[check["name"]] = check["detail"]
+    return Diagnosis(ended.code, problems, passed)
 
 
-def test_a_cluster_that_is_well(slurm: Slurm, tmp_path: Path) -> None:
+def write_python(path: Path, *lines: str) -> str:
+    """Write a program that runs some lines of shell and then this Python, and return its path."""
+    script = ["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""]
+    path.write_text("\n".join(script))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None:
     results = tmp_path / 'it\'s; $HOME "é"'
-    code, failed, well = doctor(
-        tmp_path, results, ranks_per_node=2, interface="lo", prefix=["env", "A=b c;d"]
-    )
-    assert (code, failed) == (0, {})
-    assert well["nodes"] == "n1, n2"
-    assert well["all-reduce"].startswith("gloo over 4 ranks in ")
+    prefix = ["env", "A=b c;d"]
+    diagnosis = doctor(tmp_path, results=results, ranks_per_node=2, interface="lo", prefix=prefix)
+    assert (diagnosis.code, diagnosis.problems) == (0, {})
+    assert diagnosis.passed["nodes"] == "n1, n2"
+    assert diagnosis.passed["all-reduce"].startswith("gloo over 4 ranks in ")
     assert list(results.iterdir()) == []
 
 
-def test_a_folder_that_one_node_does_not_see(harmed: Harmed, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, harmed.private / "results", options={"nodelist": "n1,n2"})
-    assert code == 1
-    assert list(failed) == ["folder"]
-    assert failed["folder"].startswith(f"n2: {harmed.private}/results/doctor-")
-    assert failed["folder"].endswith(": No such file or directory; is it shared with this node?")
+def test_a_folder_that_a_node_does_not_see(broken_cluster: BrokenCluster, tmp_path: Path) -> None:
+    results = broken_cluster.private / "results"
+    diagnosis = doctor(tmp_path, results=results, options={"nodelist": "n1,n2"})
+    assert diagnosis.code == 1
+    assert list(diagnosis.problems) == ["folder"]
+    detail = diagnosis.problems["folder"]
+    assert detail.startswith(f"n2: {results}/doctor-")
+    assert detail.endswith(": No such file or directory; is it shared with this node?")
 
 
-def test_a_folder_that_the_first_node_does_not_see(harmed: Harmed, tmp_path: Path) -> None:
-    code, failed, _ = doctor(
-        tmp_path, harmed.private / "results", nodes=1, options={"nodelist": "n2"}
-    )
-    assert code == 1
-    assert list(failed) == ["job"]
-    assert "on n2 ended without a report (FAILED); it left no word in" in failed["job"]
-    assert "does n2 see this folder?" in failed["job"]
+def test_a_folder_that_the_first_node_does_not_see(
+    broken_cluster: BrokenCluster, tmp_path: Path
+) -> None:
+    results = broken_cluster.private / "results"
+    diagnosis = doctor(tmp_path, results=results, nodes=1, options={"nodelist": "n2"})
+    assert diagnosis.code == 1
+    assert list(diagnosis.problems) == ["job"]
+    detail = diagnosis.problems["job"]
+    assert "on n2 ended without a report (FAILED); it wrote nothing to" in detail
+    assert "does n2 see this folder?" in detail
 
 
-def test_a_python_that_one_node_does_not_have(harmed: Harmed, tmp_path: Path) -> None:
-    python = harmed.private / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    code, failed, _ = doctor(tmp_path, python=str(python), options={"nodelist": "n1,n2"})
-    assert code == 1
-    assert failed["nodes"].startswith("n2 did not report: ")
-    assert f"{python}: No such file or directory" in failed["nodes"]
-    assert failed["all-reduce"] == "not tried"
+def test_a_python_that_a_node_does_not_have(broken_cluster: BrokenCluster, tmp_path: Path) -> None:
+    python = write_python(broken_cluster.private / "python")
+    diagnosis = doctor(tmp_path, python=python, options={"nodelist": "n1,n2"})
+    assert diagnosis.code == 1
+    assert diagnosis.problems["nodes"].startswith("n2 did not report: ")
+    assert f"{python}: No such file or directory" in diagnosis.problems["nodes"]
+    assert diagnosis.problems["all-reduce"] == "not tried"
 
 
 def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, python="/no/such/python")
-    assert code == 1
-    assert list(failed) == ["job"]
-    assert "/no/such/python: No such file or directory; log: " in failed["job"]
+    diagnosis = doctor(tmp_path, python="/no/such/python")
+    assert diagnosis.code == 1
+    assert list(diagnosis.problems) == ["job"]
+    assert "/no/such/python: No such file or directory; log: " in diagnosis.problems["job"]
 
 
-def test_a_harness_that_is_another_on_one_node(
+def test_a_harness_that_differs_on_a_node(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where a job starts is where `python -m` looks first
-    other = tmp_path / "other"
+    monkeypatch.chdir(tmp_path)  # `python -m` looks first in the folder in which a job starts
+    other_tree = tmp_path / "other"
+    without_caches = shutil.ignore_patterns("__pycache__")
     for package in ("harness", "workloads", "clusters"):
-        shutil.copytree(
-            TOP / package, other / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    (other / "harness" / "newer.py").touch()
-    python = tmp_path / "python"
-    choice = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other}'
-    python.write_text(f'#!/bin/sh\n{choice}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    code, failed, _ = doctor(tmp_path, python=str(python))
-    assert code == 1
-    assert list(failed) == ["harness"]
-    assert failed["harness"].startswith("n2 has 0.1.0 (")
+        shutil.copytree(TOP / package, other_tree / package, ignore=without_caches)
+    (other_tree / "harness" / "newer.py").touch()
+    choose_tree = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other_tree}'
+    python = write_python(tmp_path / "python", choose_tree)
+    diagnosis = doctor(tmp_path, python=python)
+    assert diagnosis.code == 1
+    assert list(diagnosis.problems) == ["harness"]
+    assert diagnosis.problems["harness"].startswith("n2 has 0.1.0 (")
 
 
-def test_a_node_whose_name_is_not_known(harmed: Harmed, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, options={"nodelist": "n1,nowhere-at-all"})
-    assert code == 1
-    assert "n1 can't look up nowhere-at-all (" in failed["names"]
+def test_a_node_whose_name_can_not_be_looked_up(
+    broken_cluster: BrokenCluster, tmp_path: Path
+) -> None:
+    diagnosis = doctor(tmp_path, options={"nodelist": "n1,nowhere-at-all"})
+    assert diagnosis.code == 1
+    assert "n1 can't look up nowhere-at-all (" in diagnosis.problems["names"]
 
 
-def test_an_interface_that_is_not_there(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, interface="ib7")
-    assert code == 1
-    assert failed["interface"].startswith("n1 has no ib7; allowed: ")
-    assert failed["all-reduce"] == "not tried"
+def test_an_interface_that_does_not_exist(slurm: Slurm, tmp_path: Path) -> None:
+    diagnosis = doctor(tmp_path, interface="ib7")
+    assert diagnosis.code == 1
+    assert diagnosis.problems["interface"].startswith("n1 has no ib7; allowed: ")
+    assert diagnosis.problems["all-reduce"] == "not tried"
 
 
-def test_a_line_of_setup_that_fails(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, well = doctor(
-        tmp_path, setup=["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
-    )
-    assert code == 1
-    assert failed == {"setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"}
-    assert "all-reduce" in well
-    assert (
-        doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])[2]["setup"]
-        == "every line ran"
-    )
+def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
+    setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
+    diagnosis = doctor(tmp_path, setup=setup)
+    assert diagnosis.code == 1
+    assert diagnosis.problems == {
+        "setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"
+    }
+    assert "all-reduce" in diagnosis.passed
+
+
+def test_a_setup_that_spans_several_lines(slurm: Slurm, tmp_path: Path) -> None:
+    diagnosis = doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])
+    assert diagnosis.passed["setup"] == "every line succeeded"
 
 
 def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, setup=["exit 3"])
-    assert code == 1
-    assert "its last words: setup: exit code 3: exit 3; log: " in failed["job"]
+    diagnosis = doctor(tmp_path, setup=["exit 3"])
+    assert diagnosis.code == 1
+    assert ("the last line of its log is: setup: exit code 3: exit 3; log: ") in diagnosis.problems[
+        "job"
+    ]
 
 
 def test_a_job_that_does_not_start(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.ask("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
-    code, failed, _ = doctor(tmp_path, None, "--patience", "1")
-    assert code == 1
-    assert "waited 1 s in the queue (" in failed["job"]
-    assert slurm.ask("squeue", "-h") == ""
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    diagnosis = doctor(tmp_path, "--patience", "1")
+    assert diagnosis.code == 1
+    assert "was pending for 1 s (" in diagnosis.problems["job"]
+    assert slurm.run("squeue", "-h") == ""
 
 
 def test_a_job_that_slurm_refuses(slurm: Slurm, tmp_path: Path) -> None:
-    code, failed, _ = doctor(tmp_path, constraint="h100")
-    assert code == 1
-    assert failed["job"].startswith("sbatch: ")
-    assert "Invalid feature specification" in failed["job"]
+    diagnosis = doctor(tmp_path, constraint="h100")
+    assert diagnosis.code == 1
+    assert diagnosis.problems["job"].startswith("sbatch: ")
+    assert "Invalid feature specification" in diagnosis.problems["job"]

@@ -1,17 +1,18 @@
-"""Names of sweeps, paths and values of a profile reach Slurm and the ranks as they are, and no shell."""
+"""Names of sweeps, paths and values of a profile reach Slurm and the ranks unchanged, and no shell expands them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from harness.slurm.submission import JobArray, SubmissionFolder
-from harness.slurm.submit import batch
-from harness.spec.slurm import SlurmOptions as Options
+from harness.slurm.submit import job_executor
+from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
-from tests.slurm.sweeps import by_trial, rows
+from tests.slurm.sweeps import read_records, trial_rows
 from tests.support.commands import harness
 from tests.support.running import line_sweep, wait_until
 
@@ -20,56 +21,56 @@ pytestmark = pytest.mark.slurm
 HOSTILE = """it's; $(touch made) `touch made` "é" #SBATCH & | > made *"""
 
 
-def test_text_that_a_shell_would_run(
+def test_values_that_a_shell_would_expand(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = SubmissionFolder(path=tmp_path / HOSTILE)
-    place.path.mkdir()
-    array = JobArray(nodes=1, ranks_per_node=1, loads=[[]], seconds=[None])
-    asked = Options(
-        options={"comment": HOSTILE}, prefix=("env", f"A={HOSTILE} \\ "), exclusive=False
-    )
-    job = batch(place, asked, array, "hostile").submit(Path("proof").write_text, "ran")
-    assert slurm.ask("squeue", "--noheader", "--jobs", job.job_id, "--format=%k") == HOSTILE
+    folder = SubmissionFolder(path=tmp_path / HOSTILE)
+    folder.path.mkdir()
+    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]], estimated_seconds=[None])
+    prefix = ("env", f"A={HOSTILE} \\ ")
+    options = SlurmOptions(options={"comment": HOSTILE}, prefix=prefix, exclusive=False)
+    executor = job_executor(folder, options, array, "hostile")
+    job = executor.submit(Path("proof").write_text, "ran")
+    assert slurm.run("squeue", "--noheader", "--jobs", job.job_id, "--format=%k") == HOSTILE
     wait_until((tmp_path / "proof").exists)
-    wait_until(lambda: not slurm.ask("squeue", "-h"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["proof", place.path.name])
+    wait_until(lambda: not slurm.run("squeue", "-h"))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(["proof", folder.path.name])
 
 
 @pytest.mark.distributed
-def test_a_sweep_whose_every_name_is_hostile(
+def test_a_sweep_whose_names_are_all_hostile(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place, name = tmp_path / f"{HOSTILE}\n", f"{HOSTILE}\n$(touch made)"
-    place.mkdir()
-    sweep = line_sweep(place, {HOSTILE: {}}, name=name, length={"steps": 4})
-    keys = {
-        "account": HOSTILE,
-        "setup": ["# it's"],
-        "prefix": ["env", f"A={HOSTILE}"],
-        "exclusive": False,
-    }
-    content = {
+    folder = tmp_path / f"{HOSTILE}\n"
+    folder.mkdir()
+    name = f"{HOSTILE}\n$(touch made)"
+    sweep = line_sweep(folder, {HOSTILE: {}}, name=name, length={"steps": 4})
+    profile = folder / "p.yaml"
+    content: dict[str, Any] = {
         "launcher": "slurm",
         "device": "cpu",
-        "environment": {"HARNESS_TOLD": HOSTILE},
-        "slurm": keys,
+        "environment": {"HARNESS_HOSTILE": HOSTILE},
+        "slurm": {
+            "account": HOSTILE,
+            "setup": ["# it's"],
+            "prefix": ["env", f"A={HOSTILE}"],
+            "exclusive": False,
+        },
     }
-    (place / "p.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    results = place / "results"
-    ended = harness(
-        "submit", str(sweep), "--cluster", str(place / "p.yaml"), "--results", str(results)
-    )
+    profile.write_text(yaml.safe_dump(content), encoding="utf-8")
+    results = folder / "results"
+    ended = harness("submit", str(sweep), "--cluster", str(profile), "--results", str(results))
     assert (ended.code, ended.err) == (0, "")
-    assert slurm.ask("squeue", "--noheader", "--format=%a") == HOSTILE.lower(), (
-        "Slurm's accounts are"
-    )
-    wait_until(lambda: rows(results, name)[0]["state"] not in ("queued", "running"))
-    (found,) = by_trial(results, name).values()
-    assert (found.status, found.sweep) == ("done", name)
-    assert found.rank0 is not None
-    assert found.rank0.environment["variables"]["HARNESS_TOLD"] == HOSTILE
-    assert harness("logs", found.trial.id, "--rank", "0", "--results", str(results)).code == 0
-    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+    # Slurm spells accounts in lower case.
+    assert slurm.run("squeue", "--noheader", "--format=%a") == HOSTILE.lower()
+    wait_until(lambda: trial_rows(results, name)[0]["state"] not in ("queued", "running"))
+    (record,) = read_records(results, name).values()
+    assert (record.status, record.sweep) == ("done", name)
+    assert record.rank0 is not None
+    assert record.rank0.environment["variables"]["HARNESS_HOSTILE"] == HOSTILE
+    logs = harness("logs", record.trial.id, "--rank", "0", "--results", str(results))
+    assert logs.code == 0
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -1,4 +1,5 @@
-"""Nodes that are drained and nodes that die in mid-trial: each trial once, to the undisturbed bits."""
+"""Controllers that restart, nodes that are drained and nodes that die while a trial runs: each trial runs once, to the
+undisturbed bits."""
 
 from __future__ import annotations
 
@@ -10,85 +11,102 @@ import pytest
 
 from harness.records.record import Record
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import refuse
+from tests.slurm.conftest import set_client_environment, skip_if
 from tests.slurm.daemons import missing, running
-from tests.slurm.sweeps import DDP, DROPOUT, rows, status, step, submit, undisturbed
-from tests.support.running import line_sweep, wait_until
+from tests.slurm.sweeps import (
+    Outcomes,
+    hurry_up,
+    slow_down,
+    slow_sweep,
+    status,
+    submit,
+    trial_rows,
+    trial_states,
+    wait_for_records,
+    wait_for_step,
+)
+from tests.support.running import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
 
 
-def use(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    return slurm
+@pytest.fixture
+def slurm_with_accounts(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """Two nodes and slurmdbd, which other tests do without."""
+    skip_if(missing(accounting=True))
+    with running(short_folder / "slurm", accounting=True) as slurm:
+        set_client_environment(slurm, monkeypatch)
+        yield slurm
 
 
 @pytest.fixture
-def two(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """With accounting, which the others do without."""
-    refuse(missing(accounting=True))
-    with running(short / "slurm", accounting=True) as found:
-        yield use(found, monkeypatch)
+def slurm_with_spare_node(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """One node more than a job needs."""
+    skip_if(missing())
+    with running(short_folder / "slurm", nodes=("n1", "n2", "spare")) as slurm:
+        set_client_environment(slurm, monkeypatch)
+        yield slurm
 
 
-@pytest.fixture
-def three(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """A node more than a job needs."""
-    refuse(missing())
-    with running(short / "slurm", nodes=("n1", "n2", "spare")) as found:
-        yield use(found, monkeypatch)
+def lost_with(record: Record) -> list[tuple[str, str | None]]:
+    """Return kind and host of each failure before the last attempt."""
+    return [(failure.kind, failure.host) for failure in record.previous_failures]
 
 
-def lose(slurm: Slurm, node: str) -> None:
-    """Its daemon is killed, and it is down at once rather than when Slurm has missed it for long enough."""
-    slurm.stop(f"slurmd-{node}", signal.SIGKILL)
-    slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed")
+def wait_for_bad_node(results: Path, node: str) -> None:
+    """Return when the status says that an attempt was lost with this node."""
+    wait_until(lambda: status(results)["bad_nodes"] == {node: 1}, every=0.5)
 
 
-def bring_back(slurm: Slurm, node: str) -> None:
-    slurm.ask(
-        "scontrol", "update", f"NodeName={node}", "State=RESUME"
-    )  # a node that its daemon has reported refuses
-    slurm.start(f"slurmd-{node}")
-
-
-def lost_with(found: Record) -> list[tuple[str, str | None]]:
-    return [(failure.kind, failure.host) for failure in found.previous_failures]
-
-
-def test_a_node_that_is_drained_and_then_dies(two: Slurm, tmp_path: Path) -> None:
-    sweep = line_sweep(
-        tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 300}, seeds=[0, 1]
-    )
+def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
+    slurm_with_accounts: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    slurm = slurm_with_accounts
+    sweep = slow_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
-    wait_until(lambda: step(results, 0) >= 20)
-    two.ask("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=in mid-trial")
-    wait_until(lambda: two.states()["n2"] == "drained")
-    assert [row["state"] for row in rows(results)] == ["done", "queued"], (
-        "what runs there may end, nothing else begins"
-    )
-    two.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
-    wait_until(lambda: step(results, 1) >= 20)
-    lose(two, "n2")
-    wait_until(lambda: status(results)["bad_nodes"] == {"n2": 1})
-    bring_back(two, "n2")
-    found = undisturbed(sweep, results)
-    first, second = (found[row["trial"]] for row in rows(results))
-    assert (first.attempt, lost_with(first)) == (1, [])
-    assert (second.attempt, lost_with(second)) == (2, [("NodeFailure", "n2")])
+
+    wait_for_step(results, 0, 20)
+    slurm.stop("slurmctld", signal.SIGKILL)
+    assert trial_states(results) == ["running", "queued"], "the folder tells, without Slurm"
+    slurm.start("slurmctld")
+    slurm.wait_for_controller()
+
+    slurm.set_node("n2", "DRAIN")
+    hurry_up(tmp_path)
+    wait_until(lambda: slurm.node_states()["n2"] == "drained")
+    assert trial_states(results) == ["done", "queued"], "the running trial ends, no other starts"
+    slow_down(tmp_path)
+    slurm.set_node("n2", "RESUME")
+
+    wait_for_step(results, 1, 20)
+    slurm.stop("slurmd-n2", signal.SIGKILL)
+    wait_until(lambda: slurm.node_states()["n2"].startswith("down"))  # Slurm notices by itself
+    wait_for_bad_node(results, "n2")
+    hurry_up(tmp_path)
+    slurm.start("slurmd-n2")
+
+    records = wait_for_records(results, undisturbed)
+    drained, lost = (records[row["trial"]] for row in trial_rows(results))
+    assert (drained.attempt, lost_with(drained)) == (1, [])
+    assert (lost.attempt, lost_with(lost)) == (2, [("NodeFailure", "n2")])
 
 
-def test_a_node_that_dies_is_left_out_of_the_retry(three: Slurm, tmp_path: Path) -> None:
-    sweep = line_sweep(tmp_path, {"line": {"options": DROPOUT, "axes": DDP}}, length={"steps": 300})
+def test_a_node_that_dies_is_excluded_from_the_retry(
+    slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    slurm = slurm_with_spare_node
+    sweep = slow_sweep(tmp_path, strategies=["ddp"])
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
-    wait_until(lambda: step(results, 0) >= 20)
-    lose(three, "n2")
-    wait_until(lambda: status(results)["bad_nodes"] == {"n2": 1})
-    bring_back(three, "n2")
-    (found,) = undisturbed(sweep, results).values()
-    assert lost_with(found) == [("NodeFailure", "n2")]
-    assert found.rank0 is not None
-    assert found.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n1,spare"
+    wait_for_step(results, 0, 20)
+    slurm.stop("slurmd-n2", signal.SIGKILL)
+    slurm.set_node("n2", "DOWN")  # at once, rather than when Slurm has missed it for long enough
+    wait_for_bad_node(results, "n2")
+    slurm.set_node("n2", "RESUME")  # which Slurm refuses for a node whose daemon has reported
+    slurm.start("slurmd-n2")
+    hurry_up(tmp_path)
+    (record,) = wait_for_records(results, undisturbed).values()
+    assert lost_with(record) == [("NodeFailure", "n2")]
+    assert record.rank0 is not None
+    assert record.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n1,spare"

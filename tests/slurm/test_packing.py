@@ -2,86 +2,103 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 
-from harness.slurm.packing import FILLING, MOST_JOBS, Packing, pack
+from harness.slurm.packing import FILL_FRACTION, MAX_ARRAY_JOBS, Packing, pack
 from harness.spec.cell import Cell, Trial
 from tests.factories import make_cell
 
-ONE, TWO = make_cell(), make_cell(strategy="ddp", world_size=2)
-HOUR = 3600 / FILLING
+SINGLE = make_cell()
+DDP = make_cell(strategy="ddp", world_size=2)
+LIMIT = 3600 / FILL_FRACTION  # seconds, of which estimates may fill an hour
 
 
-def block(*cells: Cell, seed: int = 0) -> list[Trial]:
+def make_block(*cells: Cell, seed: int = 0) -> list[Trial]:
     return [Trial(cell=cell, seed=seed) for cell in cells]
 
 
-def packed(
-    blocks: Sequence[Sequence[Trial]], *, seconds: float | None = None, parallel: int = 4
+def pack_blocks(
+    blocks: Sequence[Sequence[Trial]],
+    *,
+    seconds: float | None = None,
+    max_parallel_jobs: int = 4,
+    ranks_per_node: int = 1,
 ) -> Packing:
-    known = {} if seconds is None else {cell.id: seconds for cell in (ONE, TWO)}
-    return pack(blocks, known, ranks_per_node=1, limit=HOUR, parallel=parallel)
-
-
-def jobs(found: Packing) -> list[list[str]]:
-    return [[trial.id for trial in load.trials] for array in found.arrays for load in array.loads]
-
-
-def test_a_block_is_one_job_on_nodes_for_its_largest_trial() -> None:
-    (array,) = packed([block(ONE, TWO)]).arrays
-    assert (array.nodes, array.ranks_per_node) == (2, 1)
-    assert [list(load.trials) for load in array.loads] == [block(ONE, TWO)]
-
-
-def test_ranks_fill_nodes_before_they_take_another() -> None:
-    cell = make_cell(strategy="ddp", world_size=5)
-    (array,) = pack([block(cell)], {}, ranks_per_node=4, limit=HOUR, parallel=4).arrays
-    assert (array.nodes, array.ranks_per_node) == (2, 4)
-    (array,) = pack([block(TWO)], {}, ranks_per_node=4, limit=HOUR, parallel=4).arrays
-    assert (array.nodes, array.ranks_per_node) == (1, 2)
-
-
-def test_blocks_whose_time_is_unknown_have_a_job_each() -> None:
-    found = packed([block(ONE, seed=seed) for seed in range(9)])
-    assert len(jobs(found)) == 9
-    assert {load.seconds for load in found.arrays[0].loads} == {None}
-
-
-def test_short_blocks_share_as_many_jobs_as_run_at_a_time() -> None:
-    found = packed([block(ONE, TWO, seed=seed) for seed in range(10)], seconds=10)
-    assert sorted(len(job) for job in jobs(found)) == [4, 4, 6, 6]
-    assert sum(load.seconds or 0 for load in found.arrays[0].loads) == 200
-    assert sorted(functools.reduce(operator.iadd, jobs(found), [])) == sorted(
-        trial.id for seed in range(10) for trial in block(ONE, TWO, seed=seed)
+    """Pack blocks of trials that each take so many seconds, or take nobody knows how long."""
+    estimates = {} if seconds is None else {SINGLE.id: seconds, DDP.id: seconds}
+    return pack(
+        blocks,
+        estimates,
+        ranks_per_node=ranks_per_node,
+        limit_seconds=LIMIT,
+        max_parallel_jobs=max_parallel_jobs,
     )
 
 
-def test_no_job_is_longer_than_its_limit() -> None:
-    found = packed([block(ONE, seed=seed) for seed in range(10)], seconds=1800, parallel=1)
-    assert [load.seconds for load in found.arrays[0].loads] == [3600] * 5
-    assert found.remarks == []
+def trial_ids(packing: Packing) -> list[list[str]]:
+    """Return the trials of each job."""
+    return [[trial.id for trial in job.trials] for array in packing.arrays for job in array.jobs]
 
 
-def test_a_block_that_is_too_long_is_split_and_says_so() -> None:
-    found = packed([block(ONE, TWO, seed=3)], seconds=2000)
-    assert [len(job) for job in jobs(found)] == [1, 1]
-    (remark,) = found.remarks
+def test_a_block_is_one_job_on_as_many_nodes_as_its_largest_trial_needs() -> None:
+    (array,) = pack_blocks([make_block(SINGLE, DDP)]).arrays
+    assert (array.nodes, array.ranks_per_node) == (2, 1)
+    assert [list(job.trials) for job in array.jobs] == [make_block(SINGLE, DDP)]
+
+
+def test_ranks_fill_a_node_before_they_use_another() -> None:
+    five_ranks = make_cell(strategy="ddp", world_size=5)
+    (array,) = pack_blocks([make_block(five_ranks)], ranks_per_node=4).arrays
+    assert (array.nodes, array.ranks_per_node) == (2, 4)
+    (array,) = pack_blocks([make_block(DDP)], ranks_per_node=4).arrays
+    assert (array.nodes, array.ranks_per_node) == (1, 2)
+
+
+def test_blocks_of_unknown_duration_have_a_job_each() -> None:
+    packing = pack_blocks([make_block(SINGLE, seed=seed) for seed in range(9)])
+    assert len(trial_ids(packing)) == 9
+    assert {job.estimated_seconds for job in packing.arrays[0].jobs} == {None}
+
+
+def test_short_blocks_share_as_many_jobs_as_may_run_at_a_time() -> None:
+    blocks = [make_block(SINGLE, DDP, seed=seed) for seed in range(10)]
+    packing = pack_blocks(blocks, seconds=10)
+    jobs = trial_ids(packing)
+    assert sorted(len(job) for job in jobs) == [4, 4, 6, 6]
+    assert sum(job.estimated_seconds or 0 for job in packing.arrays[0].jobs) == 200
+    packed = sorted(trial_id for job in jobs for trial_id in job)
+    assert packed == sorted(trial.id for block in blocks for trial in block)
+
+
+def test_no_job_exceeds_the_limit() -> None:
+    blocks = [make_block(SINGLE, seed=seed) for seed in range(10)]
+    packing = pack_blocks(blocks, seconds=1800, max_parallel_jobs=1)
+    assert [job.estimated_seconds for job in packing.arrays[0].jobs] == [3600] * 5
+    assert packing.remarks == []
+
+
+def test_a_block_that_exceeds_the_limit_is_split_with_a_remark() -> None:
+    packing = pack_blocks([make_block(SINGLE, DDP, seed=3)], seconds=2000)
+    assert [len(job) for job in trial_ids(packing)] == [1, 1]
+    (remark,) = packing.remarks
     assert "block of seed 3, repeat 0" in remark
     assert "split into 2 jobs" in remark
 
 
-def test_a_trial_that_is_too_long_has_its_own_job() -> None:
-    """It saves at the limit, and goes on when the job is back."""
-    found = packed([block(ONE)], seconds=9000)
-    assert jobs(found) == [[Trial(cell=ONE, seed=0).id]]
-    assert found.remarks == []
+def test_a_trial_that_exceeds_the_limit_has_its_own_job() -> None:
+    """It saves at the limit, and continues when the job is back."""
+    packing = pack_blocks([make_block(SINGLE)], seconds=9000)
+    assert trial_ids(packing) == [[Trial(cell=SINGLE, seed=0).id]]
+    assert packing.remarks == []
 
 
-def test_arrays_are_as_few_as_there_are_shapes_and_no_larger_than_slurm_takes() -> None:
-    blocks = [block(ONE if seed % 2 else TWO, seed=seed) for seed in range(1000)]
-    found = packed(blocks)
-    assert [(array.nodes, len(array.loads)) for array in found.arrays] == [(2, 500), (1, 500)]
-    blocks = [block(ONE, seed=seed) for seed in range(2 * MOST_JOBS + 1)]
-    assert [len(array.loads) for array in packed(blocks).arrays] == [MOST_JOBS, MOST_JOBS, 1]
+def test_there_is_an_array_for_each_number_of_nodes() -> None:
+    blocks = [make_block(SINGLE if seed % 2 else DDP, seed=seed) for seed in range(1000)]
+    arrays = pack_blocks(blocks).arrays
+    assert [(array.nodes, len(array.jobs)) for array in arrays] == [(2, 500), (1, 500)]
+
+
+def test_no_array_is_larger_than_slurm_allows() -> None:
+    blocks = [make_block(SINGLE, seed=seed) for seed in range(2 * MAX_ARRAY_JOBS + 1)]
+    arrays = pack_blocks(blocks).arrays
+    assert [len(array.jobs) for array in arrays] == [MAX_ARRAY_JOBS, MAX_ARRAY_JOBS, 1]

@@ -1,4 +1,4 @@
-"""What has become of trials, by records, progress and recorded squeue output."""
+"""The state of trials, from records, progress and recorded output of squeue."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import lock
 from harness.records.record import Failure
 from harness.render.terminal.status import panel
-from harness.slurm import queue, submission
-from harness.slurm.packing import Array, Load, Packing
-from harness.slurm.status import Found, RecordHeader, State, Status, TrialState, look, states
+from harness.slurm import queue as queues
+from harness.slurm import submission as submissions
+from harness.slurm.packing import PackedArray, PackedJob, Packing
+from harness.slurm.rules import RecordHeader, State
+from harness.slurm.status import SweepStatus, TrialFiles, TrialState, read_statuses, trial_states
 from harness.slurm.submission import Submission
-from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import write_run
 from tests.support.sweeps import load
 
-# squeue of Slurm 22.05 with --array --noheader and FIELDS; the last line is what it says when a controller is slow.
+# squeue of Slurm 22.05 with --array --noheader and FIELDS; the last line is what it prints when a controller is slow.
 SQUEUE = """\
 5_3|PENDING|N/A||other|Resources
 9|RUNNING|2026-11-21T09:23:37|n1|somebody-elses|None
@@ -39,269 +40,258 @@ SQUEUE = """\
 7_6|COMPLETED|2026-11-21T09:23:37|n1|NAME|None
 slurm_load_jobs: Socket timed out on send/recv operation
 """
-TOLD = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1, "at": 0.0}
+PROGRESS = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1, "at": 0.0}
+RUNNING = TrialFiles(progress=PROGRESS)
 
 
 @pytest.fixture
-def submitted(tmp_path: Path) -> Submission:
+def submission(tmp_path: Path) -> Submission:
     """Seven jobs of a trial each, in one array that sbatch called 7."""
     sweep = load(tmp_path, seeds=list(range(7)))
-    loads = [Load(trials=[trial], seconds=None) for trial in sweep.trials()]
-    packing = Packing(arrays=[Array(nodes=2, ranks_per_node=1, loads=loads)], remarks=[])
-    attempts = {trial.id: 1 for trial in sweep.trials()}
-    return submission.new(sweep, Profile(launcher="slurm"), packing, attempts).with_job(0, "7")
+    trials = sweep.trials()
+    jobs = [PackedJob(trials=[trial], estimated_seconds=None) for trial in trials]
+    packing = Packing(arrays=[PackedArray(nodes=2, ranks_per_node=1, jobs=jobs)], remarks=[])
+    first_attempts = {trial.id: 1 for trial in trials}
+    profile = Profile(launcher="slurm")
+    return submissions.new(sweep, profile, packing, first_attempts).with_slurm_id(0, "7")
 
 
-def outline(status: Any = "done", attempt: int = 1, why: str = "") -> Found:
-    return Found(record=RecordHeader(status=status, attempt=attempt, why=why))
+def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
+    return TrialFiles(record=RecordHeader(status=status, attempt=attempt, detail=detail))
 
 
-def asked(
-    submitted: Sequence[Submission],
-    found: Mapping[int, Found] | None = None,
-    text: str | None = SQUEUE,
+def states_by(
+    submission: Submission,
+    files_by_seed: Mapping[int, TrialFiles] | None = None,
+    squeue: str | None = SQUEUE,
 ) -> list[TrialState]:
-    """`found` is by seed; a job named NAME is the first submission's."""
-    text = text and text.replace("NAME", submitted[0].name(0))
-    trials = submitted[0].sweep.trials()
-    by_trial = {trials[seed].id: one for seed, one in (found or {}).items()}
-    return states(trials, submitted, by_trial, None if text is None else queue.parse(text))
+    """Return the states of a submission's trials. In the text of squeue, NAME is that of its jobs."""
+    trials = submission.sweep.trials()
+    files = {trials[seed].id: trial_files for seed, trial_files in (files_by_seed or {}).items()}
+    queue = None
+    if squeue is not None:
+        queue = queues.parse_squeue(squeue.replace("NAME", submission.job_name(0)))
+    return trial_states(trials, [submission], files, queue)
 
 
-def words(rows: Sequence[TrialState]) -> list[State]:
+def local_states(
+    submission: Submission, files_by_seed: Mapping[int, TrialFiles], *, runs_locally: bool
+) -> list[TrialState]:
+    """Return the states of the same trials if they were never submitted."""
+    trials = submission.sweep.trials()
+    files = {trials[seed].id: trial_files for seed, trial_files in files_by_seed.items()}
+    return trial_states(trials, [], files, {}, runs_locally=runs_locally)
+
+
+def names(rows: Sequence[TrialState]) -> list[State]:
     return [row.state for row in rows]
 
 
+def status_of(
+    submission: Submission, rows: Sequence[TrialState], slurm_error: str | None = None
+) -> SweepStatus:
+    return SweepStatus(sweep=submission.sweep, trials=rows, bad_nodes={}, slurm_error=slurm_error)
+
+
 class TestQueue:
-    def test_reads_elements_of_arrays_and_passes_over_what_is_no_job(self) -> None:
-        found = queue.parse(SQUEUE)
-        assert list(found) == ["5_3", "9", "7_0", "7_1", "7_2", "7_3", "7_4", "7_5"]
-        assert (found["7_0"].nodes, found["7_0"].waiting) == ("n[1-2]", False)
-        assert (found["7_2"].reason, found["7_2"].waiting) == ("JobArrayTaskLimit", True)
-        assert found["7_4"].reason.endswith("reserved | see sinfo)")
+    def test_expands_arrays_and_skips_lines_that_show_no_job(self) -> None:
+        queue = queues.parse_squeue(SQUEUE)
+        assert list(queue) == ["5_3", "9", "7_0", "7_1", "7_2", "7_3", "7_4", "7_5"]
+        assert (queue["7_0"].nodes, queue["7_0"].is_pending) == ("n[1-2]", False)
+        assert (queue["7_2"].reason, queue["7_2"].is_pending) == ("JobArrayTaskLimit", True)
+        assert queue["7_4"].reason.endswith("reserved | see sinfo)")
 
     def test_is_asked_once_for_all_jobs(self) -> None:
-        words = queue.command(["eva", "adam", "eva"])
-        assert words[:3] == ["squeue", "--user=adam,eva", "--all"]  # hidden partitions too
-        assert not [word for word in words if "job" in word]
+        command = queues.squeue_command(["eva", "adam", "eva"])
+        assert command[:3] == ["squeue", "--user=adam,eva", "--all"]  # hidden partitions too
+        assert not [argument for argument in command if "job" in argument]
 
     @pytest.mark.parametrize(
-        "program", ["", "#!/bin/sh\necho 'slurm_load_jobs: Unable to contact' >&2; exit 1\n"]
+        ("program", "message"),
+        [
+            ("", "No such file"),
+            (
+                "#!/bin/sh\necho 'slurm_load_jobs: Unable to contact' >&2; exit 1\n",
+                "Unable to contact",
+            ),
+        ],
     )
-    def test_that_does_not_answer_is_said(
-        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_that_does_not_answer_is_an_error(
+        self, program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if program:
             (tmp_path / "squeue").write_text(program, encoding="utf-8")
             (tmp_path / "squeue").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(
-            queue.SlurmDown, match="Unable to contact" if program else "No such file"
-        ):
-            queue.ask(["eva"])
+        with pytest.raises(queues.SlurmDown, match=message):
+            queues.query(["eva"])
+
+    def test_is_not_asked_about_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        assert queues.query([]) == {}
 
 
-class TestStates:
-    def test_the_folder_comes_first_and_slurm_second(self, submitted: Submission) -> None:
-        found = {0: Found(progress=TOLD), 1: outline(), 6: outline("failed", why="ValueError: no")}
-        rows = asked([submitted], found)
-        assert words(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
-        first = rows[0]
-        assert (first.job, first.nodes, first.step, first.steps, first.rate) == (
-            "7_0",
-            "n[1-2]",
-            30,
-            100,
-            512.5,
-        )
+class TestOfSubmittedTrials:
+    def test_the_folder_comes_first_and_slurm_second(self, submission: Submission) -> None:
+        failed = recorded("failed", detail="ValueError: no")
+        rows = states_by(submission, {0: RUNNING, 1: recorded(), 6: failed})
+        assert names(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
+        running = rows[0]
+        assert (running.job, running.nodes) == ("7_0", "n[1-2]")
+        assert (running.step, running.steps, running.samples_per_second) == (30, 100, 512.5)
         assert rows[2].detail == "JobArrayTaskLimit"
         assert rows[6].detail == "ValueError: no"
 
-    def test_a_trial_whose_job_ended_without_a_record_is_lost(self, submitted: Submission) -> None:
-        rows = asked([submitted], {5: Found(progress=TOLD)}, text="")
-        assert set(words(rows)) == {"lost"}
-        log = f"jobs/{submitted.id}/7_0.log"
-        assert (
-            rows[0].detail
-            == f"job 7_0 ended without a record of it; its last words: none; log: {log}"
+    def test_lost_with_a_job_that_left_no_record(self, submission: Submission) -> None:
+        rows = states_by(submission, {5: RUNNING}, squeue="")
+        assert set(names(rows)) == {"lost"}
+        log = f"jobs/{submission.id}/7_0.log"
+        assert rows[0].detail == (
+            f"job 7_0 ended without a record of it; last line of its log: none; log: {log}"
         )
 
-    def test_one_that_was_cancelled_is_not_lost(self, submitted: Submission) -> None:
-        assert set(words(asked([replace(submitted, cancelled=1.0)], {0: outline()}, text=""))) == {
-            "done",
-            "cancelled",
-        }
+    def test_cancelled_is_not_lost(self, submission: Submission) -> None:
+        cancelled = replace(submission, cancelled_at=1.0)
+        rows = states_by(cancelled, {0: recorded()}, squeue="")
+        assert set(names(rows)) == {"done", "cancelled"}
 
-    def test_an_interrupted_one_waits_for_its_job_or_is_lost_with_it(
-        self, submitted: Submission
+    def test_interrupted_waits_for_its_job_or_is_lost_with_it(self, submission: Submission) -> None:
+        interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
+        rows = states_by(submission, {2: interrupted, 6: interrupted})
+        assert (rows[2].state, rows[2].is_live) == ("interrupted", True)
+        assert (rows[6].state, rows[6].is_live) == ("lost", False)
+
+    def test_a_job_with_another_name_is_somebody_elses(self, submission: Submission) -> None:
+        squeue = SQUEUE.replace("NAME", "another-job-of-mine")
+        assert queues.live_jobs([submission], queues.parse_squeue(squeue)) == {}
+        assert set(names(states_by(submission, squeue=squeue))) == {"lost"}
+
+    def test_invalid_is_not_final_while_its_job_may_run_it_again(
+        self, submission: Submission
     ) -> None:
-        found = {
-            2: outline("interrupted", why="Interrupted: SIGUSR2"),
-            6: outline("interrupted", why="SIGUSR2"),
-        }
-        rows = asked([submitted], found)
-        assert (rows[2].state, rows[2].live) == ("interrupted", True)
-        assert (rows[6].state, rows[6].live) == ("lost", False)
+        rows = states_by(submission, {1: recorded("invalid"), 6: recorded("invalid")})
+        assert (rows[1].is_live, rows[1].is_final) == (True, False)
+        assert (rows[6].is_live, rows[6].is_final) == (False, True)
 
-    def test_a_job_that_only_has_the_same_id_is_somebody_elses(self, submitted: Submission) -> None:
-        other = queue.parse(SQUEUE.replace("NAME", "my-own-other-job"))
-        assert queue.live([submitted], other) == {}
-        assert set(words(asked([submitted], text=SQUEUE.replace("NAME", "my-own-other-job")))) == {
-            "lost"
-        }
-
-    def test_a_sweep_is_not_over_while_slurm_is_silent(self, submitted: Submission) -> None:
-        rows = asked([submitted], text=None)
-        assert not Status(
-            sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble="squeue: timed out"
-        ).over
-        ended = [replace(row, state="failed") for row in rows]
-        assert Status(
-            sweep=submitted.sweep, trials=ended, bad_nodes={}, trouble="squeue: timed out"
-        ).over
-
-    def test_an_invalid_trial_is_not_over_while_its_job_may_run_it_again(
-        self, submitted: Submission
+    def test_lost_with_a_node_it_runs_again_while_its_job_exists(
+        self, submission: Submission
     ) -> None:
-        invalid = {1: outline("invalid"), 6: outline("invalid")}
-        rows = asked([submitted], invalid)
-        assert (rows[1].live, rows[1].over) == (True, False)
-        assert (rows[6].live, rows[6].over) == (False, True)
-
-    def test_one_that_was_lost_with_its_node_runs_again_while_its_job_is_there(
-        self, submitted: Submission
-    ) -> None:
-        lost = Failure(kind="NodeFailure", message="n2 died", host="n2")
+        failure = Failure(kind="NodeFailure", message="n2 died", host="n2")
         for count, state in ((1, "queued"), (2, "queued"), (3, "failed")):
-            known = RecordHeader(
-                status="failed", attempt=count, why=str(lost), failures=[lost] * count
+            header = RecordHeader(
+                status="failed", attempt=count, detail=str(failure), failures=[failure] * count
             )
-            row = asked([submitted], {2: Found(record=known)})[2]
+            files = {2: TrialFiles(record=header)}
+            row = states_by(submission, files)[2]
             assert row.state == state
             assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
-            assert asked([submitted], {2: Found(record=known)}, text="")[2].state == "failed"
-            assert asked([submitted], {2: Found(record=known)}, text=None)[2].state == state
+            assert states_by(submission, files, squeue="")[2].state == "failed"
+            assert states_by(submission, files, squeue=None)[2].state == state
 
-    def test_a_silent_slurm_makes_nothing_lost(self, submitted: Submission) -> None:
-        found = {0: Found(progress=TOLD), 1: outline(), 2: outline("interrupted")}
-        rows = asked([submitted], found, text=None)
-        assert words(rows) == [
-            "running",
-            "done",
-            "interrupted",
-            "queued",
-            "queued",
-            "queued",
-            "queued",
-        ]
-        cancelled = asked(
-            [replace(submitted, cancelled=1.0)], {2: outline("interrupted")}, text=None
-        )
-        assert set(words(cancelled)) == {"cancelled"}
+    def test_a_silent_slurm_makes_nothing_lost(self, submission: Submission) -> None:
+        files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
+        rows = states_by(submission, files, squeue=None)
+        assert names(rows) == ["running", "done", "interrupted", *["queued"] * 4]
+        cancelled = replace(submission, cancelled_at=1.0)
+        rows = states_by(cancelled, {2: recorded("interrupted")}, squeue=None)
+        assert set(names(rows)) == {"cancelled"}
 
-    def test_a_record_of_an_earlier_submission_does_not_count(self, submitted: Submission) -> None:
-        again = replace(submitted, attempts=dict.fromkeys(submitted.attempts, 2))
-        found = {2: outline("failed", attempt=1), 1: outline("failed", attempt=2)}
-        assert words(asked([again], found))[1:3] == ["failed", "queued"]
+    def test_a_record_of_an_earlier_submission_does_not_count(self, submission: Submission) -> None:
+        second = replace(submission, first_attempts=dict.fromkeys(submission.first_attempts, 2))
+        files = {2: recorded("failed", attempt=1), 1: recorded("failed", attempt=2)}
+        assert names(states_by(second, files))[1:3] == ["failed", "queued"]
 
     def test_jobs_whose_ids_were_never_written_down_are_known_by_name(
-        self, submitted: Submission
+        self, submission: Submission
     ) -> None:
-        died = replace(submitted, arrays=[replace(submitted.arrays[0], job=None)])
-        assert words(asked([died], text=SQUEUE.replace("NAME", "other")))[0] == "lost"
-        assert asked([died])[2].job == "7_2"
-        text = SQUEUE.replace("NAME", died.name(0))
-        assert set(queue.live([died], queue.parse(text))) == {
-            trial.id for trial in died.sweep.trials()[:6]
-        }
-
-    def test_without_a_submission(self, submitted: Submission) -> None:
-        trials: list[Trial] = submitted.sweep.trials()
-        found = {trials[0].id: Found(progress=TOLD), trials[1].id: outline()}
-        assert words(states(trials, [], found, {}))[:3] == ["running", "done", "missing"]
+        (array,) = submission.arrays
+        killed = replace(submission, arrays=[replace(array, slurm_id=None)])
+        foreign = SQUEUE.replace("NAME", "other")
+        assert names(states_by(killed, squeue=foreign))[0] == "lost"
+        assert states_by(killed)[2].job == "7_2"
+        queue = queues.parse_squeue(SQUEUE.replace("NAME", killed.job_name(0)))
+        live = queues.live_jobs([killed], queue)
+        assert set(live) == {trial.id for trial in killed.sweep.trials()[:6]}
 
 
-class TestOfARunOnThisMachine:
-    """What nobody submitted, while a `harness run` is at the sweep."""
+class TestOfTrialsThatWereNotSubmitted:
+    def test_what_has_no_record_is_missing(self, submission: Submission) -> None:
+        rows = local_states(submission, {0: RUNNING, 1: recorded()}, runs_locally=False)
+        assert names(rows)[:3] == ["running", "done", "missing"]
 
-    def test_what_is_left_is_queued_and_waited_for(self, submitted: Submission) -> None:
-        trials = submitted.sweep.trials()
-        found = {
-            trials[0].id: Found(progress=TOLD),
-            trials[1].id: outline(),
-            trials[2].id: outline("interrupted"),
-        }
-        rows = states(trials, [], found, {}, here=True)
-        assert words(rows)[:4] == ["running", "done", "interrupted", "queued"]
-        assert [row.live for row in rows][:4] == [True, False, True, True]
+    def test_a_local_run_will_get_to_what_remains(self, submission: Submission) -> None:
+        files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
+        rows = local_states(submission, files, runs_locally=True)
+        assert names(rows)[:4] == ["running", "done", "interrupted", "queued"]
+        assert [row.is_live for row in rows][:4] == [True, False, True, True]
 
-    def test_only_what_it_has_begun_is_running(self, tmp_path: Path) -> None:
-        sweep, folder = load(tmp_path, seeds=[0, 1, 2]), SweepFolder(tmp_path / "sweep")
+    def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
+        sweep = load(tmp_path, seeds=[0, 1, 2])
+        folder = SweepFolder(tmp_path / "sweep")
         killed, begun, waiting = (folder.trial_folder(trial.id) for trial in sweep.trials())
-        for place in (killed, begun):
-            place.path.mkdir(parents=True)
-            place.assignment_path.touch()
-        killed.progress_path.write_text(json.dumps(TOLD), encoding="utf-8")
+        for trial_folder in (killed, begun):
+            trial_folder.path.mkdir(parents=True)
+            trial_folder.assignment_path.touch()
+        killed.progress_path.write_text(json.dumps(PROGRESS), encoding="utf-8")
         for path in (killed.assignment_path, killed.progress_path):
             os.utime(path, (1.0, 1.0))
-        assert words(look([(sweep, folder)])[0].trials) == ["missing"] * 3
+        (status,) = read_statuses([(sweep, folder)])
+        assert names(status.trials) == ["missing"] * 3
         with lock(folder):
             os.utime(folder.lock_path, (2.0, 2.0))
-            (found,) = look([(sweep, folder)])
-        assert words(found.trials) == ["queued", "running", "queued"]
-        assert found.trials[1].detail == "starting"
-        assert not found.over
+            (status,) = read_statuses([(sweep, folder)])
+        assert names(status.trials) == ["queued", "running", "queued"]
+        assert status.trials[1].detail == "starting"
+        assert not status.is_over
         assert not waiting.path.exists()
 
-    def test_watching_one_that_is_over_says_so_once_and_shows_the_results(
-        self, tmp_path: Path
+
+def test_a_sweep_is_not_over_while_slurm_is_silent(submission: Submission) -> None:
+    rows = states_by(submission, squeue=None)
+    assert not status_of(submission, rows, "squeue: timed out").is_over
+    failed = [replace(row, state="failed") for row in rows]
+    assert status_of(submission, failed, "squeue: timed out").is_over
+
+
+def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    sweep = load(tmp_path)
+    write_run(results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()])
+    ended = harness("status", "--watch", "--results", str(results.path))
+    assert ended.code == 0
+    assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
+    assert "samples/s" in ended.out
+
+
+class TestEstimatedSecondsLeft:
+    def test_add_what_remains_of_running_trials_and_the_mean_of_finished_ones(
+        self, submission: Submission
     ) -> None:
-        results, sweep = Results(tmp_path / "results"), load(tmp_path)
-        write_run(
-            results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()]
-        )
-        ended = harness("status", "--watch", "--results", str(results.path))
-        assert ended.code == 0
-        assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
-        assert "samples/s" in ended.out
+        done = TrialFiles(record=RecordHeader(status="done", attempt=1, detail="", seconds=40.0))
+        rows = local_states(submission, {0: done, 1: RUNNING}, runs_locally=True)
+        batch_size = submission.sweep.trials()[1].cell.axes.batch_size
+        remaining = 70 * batch_size / 512.5
+        assert rows[1].seconds_left == pytest.approx(remaining)
+        status = status_of(submission, rows)
+        assert status.estimated_seconds_left() == pytest.approx(5 * 40.0 + remaining)
+
+    def test_are_divided_by_the_trials_that_run_side_by_side(self, submission: Submission) -> None:
+        done = TrialFiles(record=RecordHeader(status="done", attempt=1, detail="", seconds=60.0))
+        starting = TrialFiles(progress={"phase": "starting"})
+        files = {0: done, 1: starting, 2: starting}
+        rows = local_states(submission, files, runs_locally=False)[:3]
+        assert status_of(submission, rows).estimated_seconds_left() == pytest.approx(60.0)
+
+    def test_are_unknown_before_anything_is_done(self, submission: Submission) -> None:
+        rows = local_states(submission, {}, runs_locally=True)
+        assert status_of(submission, rows).estimated_seconds_left() is None
 
 
-class TestTimeLeft:
-    def test_is_what_is_left_of_those_at_work_and_the_usual_time_of_the_others(
-        self, submitted: Submission
-    ) -> None:
-        trials = submitted.sweep.trials()
-        done = Found(record=RecordHeader(status="done", attempt=1, why="", seconds=40.0))
-        found = {trials[0].id: done, trials[1].id: Found(progress=TOLD)}
-        rows = states(trials, [], found, {}, here=True)
-        batch = trials[1].cell.axes.batch_size
-        assert rows[1].left == pytest.approx(70 * batch / 512.5)
-        status = Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None)
-        assert status.left == pytest.approx(5 * 40.0 + 70 * batch / 512.5)
-
-    def test_is_shared_by_those_that_run_at_once(self, submitted: Submission) -> None:
-        trials = submitted.sweep.trials()[:3]
-        done = Found(record=RecordHeader(status="done", attempt=1, why="", seconds=60.0))
-        starting = Found(progress={"phase": "starting"})
-        found = dict(zip((one.id for one in trials), (done, starting, starting), strict=True))
-        rows = states(trials, [], found, {})
-        assert Status(
-            sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None
-        ).left == pytest.approx(60.0)
-
-    def test_is_not_guessed_before_anything_is_done(self, submitted: Submission) -> None:
-        rows = states(submitted.sweep.trials(), [], {}, {}, here=True)
-        assert Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None).left is None
-
-
-def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submitted: Submission) -> None:
-    trials = submitted.sweep.trials()
-    failed = outline("failed", why="a long story of what went wrong " * 9)
-    rows = states(
-        trials, [], {trials[0].id: Found(progress=TOLD), trials[1].id: failed}, {}, here=True
-    )
+def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submission: Submission) -> None:
+    failed = recorded("failed", detail="a long story of what went wrong " * 9)
+    rows = local_states(submission, {0: RUNNING, 1: failed}, runs_locally=True)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(panel(Status(sweep=submitted.sweep, trials=rows, bad_nodes={}, trouble=None), 3))
+    console.print(panel(status_of(submission, rows), 3))
     lines = console.export_text().splitlines()
     assert len(lines) == 1 + 3 + 2
     assert "running" in lines[1]
@@ -310,14 +300,12 @@ def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submitted: Submi
     assert lines[-1].endswith("1/7")
 
 
-def test_a_submission_is_read_as_it_was_written(submitted: Submission, tmp_path: Path) -> None:
+def test_a_submission_is_read_as_it_was_written(submission: Submission, tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep")
-    submission.write(folder, submitted)
-    (read,) = submission.read_all(folder)
-    assert [list(load) for _, _, load in read.elements()] == [
-        list(load) for _, _, load in submitted.elements()
-    ]
-    assert read.profile == submitted.profile
-    assert [trial.id for trial in read.sweep.trials()] == [
-        trial.id for trial in submitted.sweep.trials()
+    submissions.write(folder, submission)
+    (restored,) = submissions.read_all(folder)
+    assert list(restored.jobs()) == list(submission.jobs())
+    assert restored.profile == submission.profile
+    assert [trial.id for trial in restored.sweep.trials()] == [
+        trial.id for trial in submission.sweep.trials()
     ]

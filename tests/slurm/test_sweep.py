@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm of two nodes: submitted, watched and collected, and equal to the same one by torchrun."""
+"""A sweep on a real Slurm of two nodes: submitted, watched and collected, and bitwise equal to a local run."""
 
 from __future__ import annotations
 
@@ -10,92 +10,104 @@ from typing import Any
 
 import pytest
 
+from harness.records.record import Record
 from tests.slurm.cluster import Slurm
-from tests.slurm.sweeps import STRATEGIES, by_trial, computed, here, profile, submit
+from tests.slurm.sweeps import (
+    Outcomes,
+    outcomes,
+    random_sweep,
+    read_records,
+    slurm_profile,
+    submit,
+)
 from tests.support.commands import harness
 from tests.support.running import line_sweep
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
 
+DDP = {"strategy": "ddp", "world_size": 2}
 
-def test_24_trials_over_two_nodes_equal_the_same_by_torchrun(slurm: Slurm, tmp_path: Path) -> None:
-    variants = {
-        "plain": {},
-        "dropout": {"options": {"dropout": 0.3}},
-        "noise": {"options": {"noise": 0.1}},
-    }
-    less = [
-        {"workload": "dropout", "strategy": "fsdp2"},
-        {"workload": "noise", "strategy": ["ddp", "fsdp2"]},
-    ]
-    keys = {"seeds": [0, 1, 2, 3], "zip": STRATEGIES, "exclude": less}
-    sweep = line_sweep(tmp_path, variants, length={"steps": 16}, **keys)
-    there = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
-    given = [str(sweep), "--cluster", str(profile(tmp_path)), "--results", str(there)]
-    place = ["line", "--results", str(there)]
 
-    ended = harness("submit", *given)
-    assert (ended.code, ended.err) == (0, "")
-    assert "24 trials" in ended.out
-    again = harness("submit", *given)
-    assert "0 trials; 24 are in the queue already" in again.out
-    ended = harness("status", *place, "--watch")
-    assert ended.code == 0
-    assert "24 done" in ended.out
-    rows = json.loads(harness("status", *place, "--json").out)["trials"]
-    assert [row["state"] for row in rows] == ["done"] * 24
-    assert len({row["job"] for row in rows}) == 4, "a block a job"
+def slurm_variables(record: Record) -> dict[str, str]:
+    """Return the environment variables of rank 0."""
+    assert record.rank0 is not None
+    variables: dict[str, str] = record.rank0.environment["variables"]
+    return variables
 
-    found = by_trial(there)
-    with closing(sqlite3.connect(there / "mlflow.db")) as database:
-        query = "select value from tags where key = 'harness.trial'"
-        assert sorted(value for (value,) in database.execute(query)) == sorted(found)
-    assert "0 trials delivered, 24 were there already" in harness("collect", *place).out
-    assert "24 are done" in harness("submit", *given).out
-    for one in found.values():
-        assert one.attempt == 1
-        assert one.rank0 is not None
-        assert one.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n[1-2]"
-        steps = one.rank0.environment["variables"]["SLURM_STEP_NODELIST"]
-        assert steps == ("n1" if one.trial.cell.axes.strategy == "single" else "n[1-2]")
 
-    undisturbed = here(sweep, forkserver=False)
-    assert set(undisturbed) == set(found)
-    for trial, one in found.items():
-        assert computed(one) == computed(undisturbed[trial])
+def trials_in_mlflow(results: Path) -> list[str]:
+    """Return the ids of the trials that were delivered."""
+    with closing(sqlite3.connect(results / "mlflow.db")) as database:
+        rows = database.execute("select value from tags where key = 'harness.trial'")
+        return sorted(value for (value,) in rows)
+
+
+def test_every_strategy_over_two_nodes_equals_a_local_run(
+    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    """Three strategies and two seeds: two blocks, each a job on both nodes, in a folder with a hostile name."""
+    sweep = random_sweep(tmp_path)
+    results = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
+    profile = slurm_profile(tmp_path)
+    submission = ["submit", str(sweep), "--cluster", str(profile), "--results", str(results)]
+    recorded = ["line", "--results", str(results)]
+
+    submitted = harness(*submission)
+    assert (submitted.code, submitted.err) == (0, "")
+    assert "6 trials" in submitted.out
+    assert "0 trials; 6 are in the queue already" in harness(*submission).out
+    watched = harness("status", *recorded, "--watch")
+    assert watched.code == 0
+    assert "6 done" in watched.out
+    rows = json.loads(harness("status", *recorded, "--json").out)["trials"]
+    assert [row["state"] for row in rows] == ["done"] * 6
+    assert len({row["job"] for row in rows}) == 2, "each block is a job"
+
+    records = read_records(results)
+    assert trials_in_mlflow(results) == sorted(records)
+    assert "0 trials delivered, 6 were there already" in harness("collect", *recorded).out
+    assert "6 are done" in harness(*submission).out
+    for record in records.values():
+        assert record.attempt == 1
+        is_single = record.trial.cell.axes.strategy == "single"
+        variables = slurm_variables(record)
+        assert variables["SLURM_JOB_NODELIST"] == "n[1-2]"
+        assert variables["SLURM_STEP_NODELIST"] == ("n1" if is_single else "n[1-2]")
+
+    assert outcomes(records) == undisturbed
     assert not (tmp_path / "pwned").exists()
     assert not Path("pwned").exists()
 
 
 def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path: Path) -> None:
-    ddp = {"strategy": "ddp", "world_size": 2}
     variants: dict[str, dict[str, Any]] = {
-        "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": ddp},
-        "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": ddp},
-        "exits": {"options": {"exit_at": 5, "rank": 1}, "axes": ddp},
-        "hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": ddp},
-        "fine": {"axes": ddp},
+        "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
+        "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": DDP},
+        "exits": {"options": {"exit_at": 5, "rank": 1}, "axes": DDP},
+        "hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP},
+        "fine": {"axes": DDP},
     }
     results = tmp_path / "results"
-    submit(line_sweep(tmp_path, variants, length={"steps": 10}, timeout=90), results)
-    ended = harness("status", "line", "--watch", "--results", str(results))
-    assert ended.code == 1
-    found = {one.trial.cell.workload.label: one for one in by_trial(results).values()}
-    assert found["fine"].status == "done"
-    raised, killed, gone, hung = (
-        found[label].failure for label in ("raises", "killed", "exits", "hangs")
-    )
-    assert raised is not None
+    submit(line_sweep(tmp_path, variants, length={"steps": 10}, timeout=45), results)
+    assert harness("status", "line", "--watch", "--results", str(results)).code == 1
+    records = {
+        record.trial.cell.workload.label: record for record in read_records(results).values()
+    }
+    assert records["fine"].status == "done"
+
+    raised = records["raises"].failure
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
+    killed = records["killed"].failure
     assert killed is not None
     assert (killed.kind, killed.rank, killed.host) == ("Killed", 1, "n2")
-    assert gone is not None
-    assert (gone.kind, gone.rank, gone.host) == ("Exited", 1, "n2")
-    assert gone.message.startswith("with code 7; the last words of its log: ")
+    exited = records["exits"].failure
+    assert exited is not None
+    assert (exited.kind, exited.rank, exited.host) == ("Exited", 1, "n2")
+    assert exited.message.startswith("with code 7; ")
+    hung = records["hangs"].failure
     assert hung is not None
     assert hung.kind == "Timeout"
-    trial = found["raises"].trial.id
-    assert (
-        "the dog ate batch 17"
-        in harness("logs", trial, "--rank", "1", "--results", str(results)).out
-    )
+
+    trial_id = records["raises"].trial.id
+    log = harness("logs", trial_id, "--rank", "1", "--results", str(results))
+    assert "the dog ate batch 17" in log.out

@@ -1,4 +1,4 @@
-"""A Slurm that only writes down what it is asked: for what needs no node."""
+"""A fake Slurm whose programs only write down their arguments, for tests that need no node."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+# Counts its calls in sbatch.count, and keeps the script of each as sbatch.1, sbatch.2, ...
 SBATCH = """#!/bin/sh
 n=$(($(cat "$0.count" 2>/dev/null || echo 0) + 1))
-[ "$n" -gt "${SBATCH_MOST:-1000}" ] && { echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1; }
+[ "$n" -gt "${MAX_SBATCH_CALLS:-1000}" ] && { echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1; }
 echo $n >"$0.count"
 cp "$1" "$0.$n"
 echo "Submitted batch job $n"
 """
+PROGRAMS = {
+    "sbatch": SBATCH,
+    "srun": "#!/bin/sh\nexit 1\n",
+    "sinfo": "#!/bin/sh\nexit 1\n",
+    "squeue": '#!/bin/sh\necho "$*" >>"$0.log"; cat "${0%/*}/queue"\n',
+    "scancel": '#!/bin/sh\necho "$*" >>"$0.log"\n',
+}
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Programs in `folder`, which is on the PATH."""
+class FakeSlurm:
+    """The programs in `folder`, which is the first on the PATH."""
 
     folder: Path
 
-    def scripts(self) -> list[str]:
-        """What sbatch was given, call by call."""
-        given = sorted(self.folder.glob("sbatch.[0-9]*"), key=lambda path: int(path.suffix[1:]))
-        return [path.read_text(encoding="utf-8") for path in given]
+    def batch_scripts(self) -> list[str]:
+        """Return the script of every call of sbatch, in order."""
+        paths = sorted(self.folder.glob("sbatch.[0-9]*"), key=lambda path: int(path.suffix[1:]))
+        return [path.read_text(encoding="utf-8") for path in paths]
 
-    def queue(self, text: str) -> None:
-        """What squeue answers from now on."""
+    def set_queue(self, text: str) -> None:
+        """Set what squeue prints from now on."""
         (self.folder / "queue").write_text(text, encoding="utf-8")
 
-    def asked(self, program: str) -> list[str]:
-        """The arguments of every call of squeue or scancel."""
+    def calls(self, program: str) -> list[str]:
+        """Return the arguments of every call of squeue or scancel."""
         log = self.folder / f"{program}.log"
         return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
-def recorded_slurm(folder: Path, set_variable: Callable[[str, str], None]) -> Recorded:
-    """Put the programs before all others."""
+def install_fake_slurm(folder: Path, set_variable: Callable[[str, str], None]) -> FakeSlurm:
+    """Write the programs into a new folder and put it first on the PATH, with an empty queue."""
     folder.mkdir()
-    programs = {
-        "sbatch": SBATCH,
-        "srun": "#!/bin/sh\nexit 1\n",
-        "sinfo": "#!/bin/sh\nexit 1\n",
-        "squeue": '#!/bin/sh\necho "$*" >>"$0.log"; cat "${0%/*}/queue"\n',
-        "scancel": '#!/bin/sh\necho "$*" >>"$0.log"\n',
-    }
-    for name, text in programs.items():
+    for name, text in PROGRAMS.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
-    found = Recorded(folder)
-    found.queue("")
+    slurm = FakeSlurm(folder)
+    slurm.set_queue("")
     set_variable("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return found
+    return slurm

@@ -1,4 +1,4 @@
-"""The doctor's list, as its user sees it."""
+"""`harness doctor`: examines what a profile names, and prints the checks."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.core.paths import Results
-from harness.slurm.doctor import job, local
 from harness.slurm.doctor.checks import Check
+from harness.slurm.doctor.cluster import examine_cluster
+from harness.slurm.doctor.machine import examine_machine
 from harness.spec.cluster import Profile
 
 TICKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]–[/]"}
 
 
 def run(name: str, profile: Profile, results: Results, *, patience: float, as_json: bool) -> bool:
-    """Examine what the profile names and print the list; whether all is well."""
-    console = Console(highlight=False, stderr=as_json)
-    with console.status("") as status:
+    """Examine what the profile launches on, print the checks, and return whether all have passed.
 
-        def told(text: str) -> None:
-            status.update(escape(text))
+    `name` is the profile's, `patience` is how many seconds the doctor's job may wait in Slurm's queue.
+    """
+    console = Console(highlight=False, stderr=as_json)
+    with console.status("") as spinner:
+
+        def report_progress(text: str) -> None:
+            spinner.update(escape(text))
 
         if profile.launcher == "slurm":
-            checks = job.examine(profile, results, told, patience)
+            checks = examine_cluster(profile, results, report_progress, patience)
         else:
-            checks = local.examine(profile, results, told)
-    well = all(check.passed for check in checks)
+            checks = examine_machine(profile, results, report_progress)
+    passed = all(check.passed for check in checks)
     if as_json:
-        print(
-            json.dumps(
-                {"cluster": name, "well": well, "checks": [asdict(check) for check in checks]},
-                indent=1,
-            )
-        )
+        content = {
+            "cluster": name,
+            "passed": passed,
+            "checks": [asdict(check) for check in checks],
+        }
+        print(json.dumps(content, indent=1))
     else:
         show(console, checks)
-    return well
+    return passed
 
 
 def show(console: Console, checks: Sequence[Check]) -> None:
-    """A line for each check."""
-    width = max(len(check.what) for check in checks)
+    """Print a line for each check."""
+    width = max(len(check.name) for check in checks)
     for check in checks:
-        console.print(
-            f"{TICKS[check.passed]} {escape(check.what):{width}}  {escape(check.found)}",
-            soft_wrap=True,
-        )
+        name = f"{escape(check.name):{width}}"
+        console.print(f"{TICKS[check.passed]} {name}  {escape(check.detail)}", soft_wrap=True)

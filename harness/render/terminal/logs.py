@@ -1,4 +1,4 @@
-"""`harness logs`: what a rank of a trial, or what started it, has written."""
+"""`harness logs`: prints what a rank of a trial wrote, or what started the ranks."""
 
 from __future__ import annotations
 
@@ -10,65 +10,76 @@ from time import sleep
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, TrialFolder
 
-INTERVAL = 0.5  # seconds between two looks at a growing file
+FOLLOW_SECONDS = 0.5  # between two looks at a growing file
+MAX_SUGGESTIONS = 3  # ids of trials that an error names
 
 
-def find(results: Results, trial: str, sweep: str | None) -> TrialFolder:
-    """The folder of a trial given by its id; raises BadInput unless there is exactly one."""
-    below = results.runs if sweep is None else results.sweep_folder(sweep).path
-    held = [
-        path.parent
-        for path in below.glob("*/trial.json" if sweep is not None else "*/*/trial.json")
-    ]
-    found = [path for path in held if path.name == trial]
-    if not found:
-        names = sorted({path.name for path in held})
-        near = difflib.get_close_matches(trial, names, n=3, cutoff=0.3) or names[:3]
-        begun = (
-            f"those that have begun, such as {', '.join(near)}"
-            if near
-            else "none has begun; --results says where"
+def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
+    """Return the folder of a trial, of any sweep or of the one named. Raises BadInput unless exactly one has it."""
+    if sweep is None:
+        root = results.runs
+        pattern = "*/*/trial.json"
+    else:
+        root = results.sweep_folder(sweep).path
+        pattern = "*/trial.json"
+    folders = [path.parent for path in root.glob(pattern)]
+    matches = [folder for folder in folders if folder.name == trial_id]
+    if not matches:
+        hint = _suggest(trial_id, sorted({folder.name for folder in folders}))
+        raise BadInput(f"{trial_id}: no such trial in {root}; allowed: {hint}")
+    if len(matches) > 1:
+        sweeps = ", ".join(sorted(folder.parent.name for folder in matches))
+        raise BadInput(
+            f"{trial_id}: found in several sweeps, {sweeps}; allowed: name one of them with --sweep"
         )
-        raise BadInput(f"{trial}: no such trial in {below}; allowed: {begun}")
-    if len(found) > 1:
-        sweeps = ", ".join(sorted(path.parent.name for path in found))
-        raise BadInput(f"{trial}: found in {sweeps}; allowed: one of them, with --sweep")
-    return TrialFolder(found[0])
+    return TrialFolder(matches[0])
 
 
-def show(place: TrialFolder, rank: int | None, *, follow: bool) -> None:
-    """Print a rank's log, or the launcher's; with `follow` as it grows, until the trial has ended."""
-    path = place.launch_log if rank is None else place.rank_log(rank)
+def _suggest(trial_id: str, ids: list[str]) -> str:
+    """Return a hint with the ids that are most like the one that was not found."""
+    if not ids:
+        return "none, as no trial has started; set --results to look elsewhere"
+    near = difflib.get_close_matches(trial_id, ids, n=MAX_SUGGESTIONS, cutoff=0.3)
+    examples = ", ".join(near or ids[:MAX_SUGGESTIONS])
+    return f"a trial that has started, such as {examples}"
+
+
+def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
+    """Print a rank's log, or without a rank the launcher's.
+
+    With `follow`, print what is added until the trial has ended. Raises BadInput if there is no such log.
+    """
+    path = trial_folder.launch_log if rank is None else trial_folder.rank_log(rank)
     if not path.exists() and not follow:
-        held = sorted(log.name for log in place.log_folder.glob("*.log"))
-        raise BadInput(f"{path}: not there; {did_you_mean(path.name, held)}")
-    at = _print_from(path, 0)
-    while follow and _under_way(place):
-        sleep(INTERVAL)
-        at = _print_from(path, at)
-    if not at:
-        written = sorted(log.name for log in place.log_folder.glob("*.log") if log.stat().st_size)
-        print(
-            f"harness: {path}: empty; written: {', '.join(written) or 'no log of this trial'}",
-            file=sys.stderr,
-        )
+        names = sorted(log.name for log in trial_folder.log_folder.glob("*.log"))
+        raise BadInput(f"{path}: no such log; {did_you_mean(path.name, names)}")
+    position = _print_from(path, 0)
+    while follow and _is_running(trial_folder):
+        sleep(FOLLOW_SECONDS)
+        position = _print_from(path, position)
+    if position == 0:
+        logs = trial_folder.log_folder.glob("*.log")
+        written = sorted(log.name for log in logs if log.stat().st_size)
+        names_of_others = ", ".join(written) or "none"
+        print(f"harness: {path} is empty; logs with content: {names_of_others}", file=sys.stderr)
 
 
-def _under_way(place: TrialFolder) -> bool:
-    """Whether the attempt that began last has left no record yet."""
-    record = place.record_path
-    return (
-        not record.exists() or record.stat().st_mtime_ns < place.assignment_path.stat().st_mtime_ns
-    )
+def _is_running(trial_folder: TrialFolder) -> bool:
+    """Return whether the attempt that started last has left no record yet."""
+    record_path = trial_folder.record_path
+    if not record_path.exists():
+        return True
+    assigned_at = trial_folder.assignment_path.stat().st_mtime_ns
+    return record_path.stat().st_mtime_ns < assigned_at
 
 
-def _print_from(path: Path, at: int) -> int:
-    """Print what a file holds from byte `at` on; returns where it ends."""
+def _print_from(path: Path, position: int) -> int:
+    """Print a file from this byte on, and return the byte at which it ends; a file that does not exist is empty."""
     if not path.exists():
-        return at
+        return position
     with path.open("rb") as file:
-        file.seek(at)
+        file.seek(position)
         content = file.read()
     sys.stdout.write(content.decode("utf-8", errors="replace"))
     sys.stdout.flush()
-    return at + len(content)
+    return position + len(content)

@@ -1,4 +1,4 @@
-"""`harness status`: the trials of a sweep and how far they are."""
+"""`harness status`: shows the trials of a sweep and how far they are, once or until the sweep is over."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from harness.records.record import read_record
 from harness.render.format import counted, duration
 from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table
-from harness.slurm.status import OPEN, Status, TrialState, look
+from harness.slurm.rules import OPEN_STATES
+from harness.slurm.status import SweepStatus, TrialState, read_statuses
 from harness.spec.sweep import Sweep
 
 STYLE = STATUS_STYLE | {
@@ -36,47 +37,68 @@ STYLE = STATUS_STYLE | {
     "lost": "red",
     "cancelled": "dim",
 }
-FIRST = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # and last what is over
-MOST_ROWS = 100  # trials that are shown one by one unless all are asked for
-TELLING = set(FIRST[:-1])  # shown one by one all the same
-INTERVAL = 5.0  # seconds between two looks
-LAG = (
-    70.0  # seconds that a shared folder may take to show a record that was left: man nfs, acdirmax
-)
+ORDER = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # any other state follows
+ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
+MAX_ROWS = 100  # trials that are listed by default
+MIN_PANEL_ROWS = 3
+PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks, progress
+WATCH_SECONDS = 5.0  # between two looks
+LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
+
+SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
+NUMBER_COLUMNS = ("seed", "repeat", "step", "samples/s", "left")  # aligned to the right
 
 
-def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Status:
-    """Print the state of every trial once; of a large sweep by cell, unless `every`, with the trials that matter."""
-    (found,) = look([(sweep, results.sweep_folder(sweep.name))])
+def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> SweepStatus:
+    """Print the state of every trial once, and return it.
+
+    Of a sweep with more than MAX_ROWS trials, the number of trials is shown by cell, and only those are listed that
+    are running or went wrong; unless `every` asks for all.
+    """
+    status = _read([sweep], results)[0]
     if as_json:
-        trials = [asdict(one) for one in found.trials]
-        about = {"sweep": sweep.name, "trouble": found.trouble, "bad_nodes": dict(found.bad_nodes)}
-        print(json.dumps({**about, "trials": trials}, indent=1))
-        return found
+        print(json.dumps(_as_json(status), indent=1))
+        return status
     console = Console(highlight=False)
-    rows = found.trials
-    if not every and len(rows) > MOST_ROWS:
+    rows = list(status.trials)
+    if len(rows) > MAX_ROWS and not every:
         show_table(console, cell_table(rows))
-        rows = [one for one in rows if one.state in TELLING][:MOST_ROWS]
+        rows = [trial for trial in rows if trial.state in ALWAYS_LISTED][:MAX_ROWS]
         console.print()
     if rows:
-        show_table(console, table(rows))
-    console.print(headline(found), soft_wrap=True)
-    return found
+        show_table(console, trial_table(rows))
+    console.print(headline(status), soft_wrap=True)
+    return status
 
 
-def summary(sweeps: Sequence[Sweep], results: Results) -> list[Status]:
-    """Print a line for each sweep."""
+def _as_json(status: SweepStatus) -> dict[str, object]:
+    """Return the content of `harness status --json`."""
+    return {
+        "sweep": status.sweep.name,
+        "slurm_error": status.slurm_error,
+        "bad_nodes": dict(status.bad_nodes),
+        "trials": [asdict(trial) for trial in status.trials],
+    }
+
+
+def summary(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
+    """Print a line for each sweep, and return their states."""
     console = Console(highlight=False)
     if not sweeps:
+        folder = escape(str(results.runs))
         console.print(
-            f"no sweeps in {escape(str(results.runs))}; --results or HARNESS_RESULTS says where",
+            f"no sweeps in {folder}; set --results or HARNESS_RESULTS to look elsewhere",
             soft_wrap=True,
         )
-    every = look([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
-    for found in every:
-        console.print(headline(found), soft_wrap=True)
-    return every
+    statuses = _read(sweeps, results)
+    for status in statuses:
+        console.print(headline(status), soft_wrap=True)
+    return statuses
+
+
+def _read(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
+    """Return the states of the sweeps now."""
+    return read_statuses([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
 
 
 def watch(
@@ -84,150 +106,230 @@ def watch(
     results: Results,
     tracking_uri: str | None,
     *,
-    interval: float = INTERVAL,
-) -> list[Status]:
-    """Show the trials at work until nothing is left to wait for, then the results if it was one sweep; records of
-    jobs go to MLflow as they come. Where nobody looks, a line says what has changed."""
+    interval: float = WATCH_SECONDS,
+) -> list[SweepStatus]:
+    """Show the trials until there is nothing left to wait for, and return the last states.
+
+    A terminal shows a panel for each sweep that is under way; elsewhere, a line is printed when something has
+    changed. Records that jobs leave are delivered to MLflow as they come. At the end of a single sweep, its results
+    are printed. `interval` is the seconds between two looks.
+    """
     console = Console(highlight=False)
-    courier, said, live_at = _Courier(results, tracking_uri), "", -math.inf
-    with (
-        Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live
-    ):
+    deliverer = RecordDeliverer(results, tracking_uri)
+    patience = LagPatience()
+    with _display(console) as show_statuses:
         while True:
-            found = look([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
-            at_work = found if len(found) == 1 else [one for one in found if not one.over]
-            news = [headline(one) for one in at_work or found]
-            if live:
-                room = max(3, console.height // max(1, len(at_work)) - 5)
-                live.update(
-                    Group(*(panel(one, room) for one in at_work), *courier.news()), refresh=True
-                )
-            elif "\n".join(news) != said:
-                said = "\n".join(news)
-                console.print(said, soft_wrap=True)
-            for one in at_work:
-                courier.deliver(one)
-            over, now = all(one.over for one in at_work), time.monotonic()
-            live_at = live_at if over else now
-            lost = any(trial.state == "lost" for one in found for trial in one.trials)
-            if over and (not lost or now > live_at + LAG):
+            statuses = _read(sweeps, results)
+            under_way = _under_way(statuses)
+            show_statuses(statuses, deliverer.error)
+            for status in under_way:
+                deliverer.deliver(status)
+            if patience.is_exhausted(statuses):
                 break
             time.sleep(interval)
     if len(sweeps) == 1:
         from harness.render.terminal.run import show_results
 
-        show_results(
-            *read_recorded_sweep(results, sweeps[0].name), results, trouble=courier.trouble
-        )
-    return found
+        sweep, records = read_recorded_sweep(results, sweeps[0].name)
+        show_results(sweep, records, results, trouble=deliverer.error)
+    return statuses
 
 
-class _Courier:
-    """Brings records of jobs to MLflow; who runs trials here does that for them. Of a tracker that is down it tells."""
+def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
+    """Return the sweeps that are not over; a single sweep in any case, as the user has asked for it."""
+    if len(statuses) == 1:
+        return list(statuses)
+    return [status for status in statuses if not status.is_over]
+
+
+class LagPatience:
+    """Says when `watch` may stop: at the end of all trials, but later if one seems lost.
+
+    The record of a trial that looks lost may exist, and not be visible yet on a shared file system.
+    """
+
+    def __init__(self) -> None:
+        self.last_live_at = -math.inf  # seconds, by the monotonic clock
+
+    def is_exhausted(self, statuses: Sequence[SweepStatus]) -> bool:
+        """Return whether no trial is left to wait for."""
+        now = time.monotonic()
+        if not all(status.is_over for status in statuses):
+            self.last_live_at = now
+            return False
+        is_lost = any(trial.state == "lost" for status in statuses for trial in status.trials)
+        return not is_lost or now > self.last_live_at + LAG_SECONDS
+
+
+# Shows the states of sweeps, and why records were not delivered, if so.
+StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[StatusDisplay]:
+    """Yield what shows statuses: panels that are redrawn on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield _line_display(console)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+
+        def show_panels(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
+            under_way = _under_way(statuses)
+            max_rows = console.height // max(1, len(under_way)) - PANEL_FRAME_ROWS
+            parts: list[Group | Text] = [
+                panel(status, max(MIN_PANEL_ROWS, max_rows)) for status in under_way
+            ]
+            if delivery_error:
+                parts.append(Text.from_markup(delivery_error, style="yellow"))
+            live.update(Group(*parts), refresh=True)
+
+        yield show_panels
+
+
+def _line_display(console: Console) -> StatusDisplay:
+    """Return what prints the headlines whenever they have changed."""
+    printed = ""
+
+    def print_changes(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
+        nonlocal printed
+        shown = _under_way(statuses) or statuses
+        text = "\n".join(headline(status) for status in shown)
+        if text != printed:
+            console.print(text, soft_wrap=True)
+            printed = text
+
+    return print_changes
+
+
+class RecordDeliverer:
+    """Delivers records that jobs left to MLflow. (A `harness run` on this machine delivers its own.)
+
+    After the first failure it delivers nothing more: records are on disk, and `harness collect` delivers them later.
+    """
 
     def __init__(self, results: Results, tracking_uri: str | None) -> None:
-        from harness.tracking import (
-            Tracker,  # one look needs neither this nor `show_results`: they take longer than it does
-        )
+        # Imported here because it takes longer than one look, which does not need it.
+        from harness.tracking import Tracker
 
-        self.results, self.tracker = results, Tracker(results, tracking_uri)
-        self.trouble: str | None = None
-        self.delivered: set[str] = set()
+        self.results = results
+        self.tracker = Tracker(results, tracking_uri)
+        self.error: str | None = None  # as markup of rich
+        self.delivered: set[Path] = set()  # records
 
-    def deliver(self, found: Status) -> None:
-        folder = self.results.sweep_folder(found.sweep.name)
-        over = {one.trial for one in found.trials if one.job and one.over}
-        new = {str(folder.trial_folder(trial).record_path) for trial in over} - self.delivered
-        if not new or self.trouble:
+    def deliver(self, status: SweepStatus) -> None:
+        """Deliver the records of trials that became final since the last call."""
+        if self.error is not None:
+            return
+        sweep_folder = self.results.sweep_folder(status.sweep.name)
+        final = [trial.trial for trial in status.trials if trial.job and trial.is_final]
+        paths = {sweep_folder.trial_folder(trial_id).record_path for trial_id in final}
+        new = paths - self.delivered
+        if not new:
             return
         try:
-            self.tracker.deliver(folder, [read_record(Path(path)) for path in new])
+            self.tracker.deliver(sweep_folder, [read_record(path) for path in new])
             self.delivered |= new
-        except Exception as error:  # records are on disk: trouble with the tracker costs none
-            self.trouble = escape(
-                str(error) if isinstance(error, HarnessError) else f"MLflow: {one_line(error)}"
-            )
-
-    def news(self) -> list[Text]:
-        return [Text.from_markup(self.trouble, style="yellow")] if self.trouble else []
+        except HarnessError as error:
+            self.error = escape(str(error))
+        except Exception as error:  # whatever MLflow and its HTTP client raise
+            self.error = escape(f"MLflow: {one_line(error)}")
 
 
-def panel(found: Status, room: int) -> Group:
-    """What of a sweep is worth a look now, in `room` rows, and how far all of it is."""
-    rows = sorted(
-        found.trials, key=lambda one: FIRST.index(one.state) if one.state in FIRST else len(FIRST)
-    )
-    ended = sum(one.state not in OPEN for one in found.trials)
-    left = "" if found.left is None else f", about {duration(found.left)} left"
-    bar = ProgressBar(total=len(found.trials), completed=ended, width=40)
-    progress = Columns([bar, f"{ended}/{len(found.trials)}{left}"])
-    return Group(table(rows[:room]), Text.from_markup(headline(found)), progress)
+def panel(status: SweepStatus, max_rows: int) -> Group:
+    """Return the trials of a sweep that matter most now, at most `max_rows`, and how far the sweep is."""
+    rows = sorted(status.trials, key=_rank)[:max_rows]
+    ended = sum(trial.state not in OPEN_STATES for trial in status.trials)
+    seconds_left = status.estimated_seconds_left()
+    text = f"{ended}/{len(status.trials)}"
+    if seconds_left is not None:
+        text += f", about {duration(seconds_left)} left"
+    bar = ProgressBar(total=len(status.trials), completed=ended, width=40)
+    return Group(trial_table(rows), Text.from_markup(headline(status)), Columns([bar, text]))
 
 
-def table(rows: Sequence[TrialState]) -> Table:
-    """A row a trial; columns that say nothing are left out."""
-    columns: dict[str, Callable[[TrialState], str | Text]] = {
-        "trial": lambda one: _short(one.trial),
-        "cell": lambda one: _short(one.label),
-        "seed": lambda one: str(one.seed),
-        "repeat": lambda one: str(one.repeat) if repeated else "",
-        "state": lambda one: Text(one.state, style=STYLE.get(one.state, "")),
-        "step": lambda one: "" if one.step is None else f"{one.step:,}/{one.steps:,}",
-        "samples/s": lambda one: "" if one.rate is None else f"{one.rate:,.0f}",
-        "left": lambda one: "" if one.left is None else duration(one.left),
-        "job": lambda one: one.job or "",
-        "nodes": lambda one: one.nodes,
-        "": lambda one: _short(one.detail),
+def _rank(trial: TrialState) -> int:
+    """Return the place of a trial's state in ORDER."""
+    return ORDER.index(trial.state) if trial.state in ORDER else len(ORDER)
+
+
+def trial_table(trials: Sequence[TrialState]) -> Table:
+    """Return a table with a row for each trial. A column in which every cell is empty is left out."""
+    rows = [_trial_row(trial) for trial in trials]
+    if not any(trial.repeat for trial in trials):
+        for row in rows:
+            row["repeat"] = ""
+    shown = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
+    table = make_table(shown, NUMBER_COLUMNS)
+    for column in table.columns:
+        column.no_wrap = column.header not in SHORTENED_COLUMNS
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
+    return table
+
+
+def _trial_row(trial: TrialState) -> dict[str, str | Text]:
+    """Return the cells of a trial's row by the name of their column; empty where nothing is known."""
+    row: dict[str, str | Text] = {
+        "trial": _shortened(trial.trial),
+        "cell": _shortened(trial.label),
+        "seed": str(trial.seed),
+        "repeat": str(trial.repeat),
+        "state": Text(trial.state, style=STYLE.get(trial.state, "")),
+        "step": "",
+        "samples/s": "",
+        "left": "",
+        "job": trial.job or "",
+        "nodes": trial.nodes,
+        "": _shortened(trial.detail),
     }
-    repeated = any(one.repeat for one in rows)
-    shown = {
-        name: texts for name, say in columns.items() if any(texts := [say(one) for one in rows])
-    }
-    made = make_table(shown, NUMBERS)
-    for column in made.columns:
-        column.no_wrap = column.header not in SHORTENED
-    for row in zip(*shown.values(), strict=True):
-        made.add_row(*row)
-    return made
+    if trial.step is not None:
+        row["step"] = f"{trial.step:,}/{trial.steps:,}"
+    if trial.samples_per_second is not None:
+        row["samples/s"] = f"{trial.samples_per_second:,.0f}"
+    if trial.seconds_left is not None:
+        row["left"] = duration(trial.seconds_left)
+    return row
 
 
-def _short(text: str) -> Text:
-    """What is cut off first where a terminal is narrow."""
+def _shortened(text: str) -> Text:
+    """Return text that is cut off before that of other columns where a terminal is narrow."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def cell_table(rows: Sequence[TrialState]) -> Table:
-    """How many trials of each cell are in which state."""
+def cell_table(trials: Sequence[TrialState]) -> Table:
+    """Return a table of how many trials of each cell are in each state."""
     counts: dict[str, Counter[str]] = {}
-    for one in rows:
-        counts.setdefault(one.label, Counter())[one.state] += 1
-    seen = [state for state in STYLE if any(state in found for found in counts.values())]
-    made = make_table(["cell", *seen], seen)
-    for label, found in counts.items():
-        made.add_row(
-            label,
-            *(
-                Text(f"{found[state]:,}" if found[state] else "", style=STYLE[state])
-                for state in seen
-            ),
-        )
-    return made
+    for trial in trials:
+        counts.setdefault(trial.label, Counter())[trial.state] += 1
+    present = {trial.state for trial in trials}
+    states = [state for state in STYLE if state in present]
+    table = make_table(["cell", *states], states)
+    for label, by_state in counts.items():
+        row = [Text(_count(by_state[state]), style=STYLE[state]) for state in states]
+        table.add_row(label, *row)
+    return table
 
 
-SHORTENED = ("trial", "cell", "")
-NUMBERS = ["seed", "repeat", "step", "samples/s", "left"]
+def _count(number: int) -> str:
+    """Return a number of trials; empty for none."""
+    return f"{number:,}" if number else ""
 
 
-def headline(found: Status) -> str:
-    """As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`."""
-    counts = Counter(one.state for one in found.trials)
-    listed = ", ".join(
-        f"[{STYLE.get(state, 'default')}]{count} {state}[/]"
-        for state, count in counts.most_common()
-    )
-    text = f"[bold]{escape(found.sweep.name)}[/]: {counted(len(found.trials), 'trial')}: {listed}"
-    for node, lost in sorted(found.bad_nodes.items()):
-        text += f"\n[yellow]bad node {escape(node)}: {counted(lost, 'attempt')} lost with it[/]"
-    return text + (
-        f"\n[yellow]Slurm did not answer: {escape(found.trouble)}[/]" if found.trouble else ""
-    )
+def headline(status: SweepStatus) -> str:
+    """Return a sweep's state in a line of markup: `my sweep: 24 trials: 20 done, 2 running, 2 queued`.
+
+    A line each follows for bad nodes and for a Slurm that does not answer.
+    """
+    counts = Counter(trial.state for trial in status.trials)
+    listed = []
+    for state, count in counts.most_common():
+        style = STYLE.get(state, "default")
+        listed.append(f"[{style}]{count} {state}[/]")
+    name = escape(status.sweep.name)
+    lines = [f"[bold]{name}[/]: {counted(len(status.trials), 'trial')}: {', '.join(listed)}"]
+    for node, lost_count in sorted(status.bad_nodes.items()):
+        attempts = counted(lost_count, "attempt")
+        lines.append(f"[yellow]bad node {escape(node)}: {attempts} lost with it[/]")
+    if status.slurm_error:
+        lines.append(f"[yellow]Slurm did not answer: {escape(status.slurm_error)}[/]")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`harness submit` as its user sees it: which jobs, of which trials; with --dry-run the batch scripts too."""
+"""`harness submit`: shows which jobs run which trials; with `--dry-run` also the batch scripts."""
 
 from __future__ import annotations
 
@@ -13,66 +13,82 @@ from harness.render.format import counted, duration
 from harness.render.terminal.plan import estimate_trial_seconds
 from harness.render.terminal.table import make_table, show
 from harness.slurm import submit
-from harness.slurm.submission import Submission
+from harness.slurm.submission import JobArray, Submission
+from harness.slurm.submit import PreparedSubmission
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
+COLUMNS = ("job", "jobs", "nodes", "ranks a node", "trials", "longest")
+NUMBER_COLUMNS = ("jobs", "nodes", "trials")  # aligned to the right
+
 
 def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run: bool) -> None:
-    """Raises what `submit` raises."""
+    """Submit the sweep and print what was submitted, or would be. Raises what `harness.slurm.submit` raises."""
     console = Console(highlight=False)
-    folder = results.sweep_folder(sweep.name)
-    submit.check_folder(profile, folder.path)
-    estimates = {
-        cell.id: seconds
-        for cell in sweep.cells
-        if (seconds := estimate_trial_seconds(cell, results)) is not None
-    }
-
-    def told(prepared: submit.Prepared) -> None:
-        left_out = f"; {prepared.finished} are done" if prepared.finished else ""
-        left_out += f"; {prepared.live} are in the queue already" if prepared.live else ""
-        console.print(
-            f"[bold]{escape(sweep.name)}[/]: {counted(prepared.trials, 'trial')}{left_out}",
-            soft_wrap=True,
-        )
-        for remark in prepared.remarks:
-            console.print(remark, style="yellow", markup=False, soft_wrap=True)
+    sweep_folder = results.sweep_folder(sweep.name)
+    submit.check_folder(profile, sweep_folder.path)
+    estimates: dict[str, float] = {}
+    for cell in sweep.cells:
+        seconds = estimate_trial_seconds(cell, results)
+        if seconds is not None:
+            estimates[cell.id] = seconds
 
     if dry_run:
-        prepared = submit.prepare(sweep, profile, folder, redo=redo, estimates=estimates)
-        told(prepared)
-        if prepared.submission.arrays:
-            show_jobs(console, prepared.submission)
-        for number in range(len(prepared.submission.arrays)):
-            console.print(
-                f"\n{submit.script(folder, prepared.submission, number)}",
-                markup=False,
-                soft_wrap=True,
-            )
+        prepared = submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+        show_prepared(console, prepared)
+        submission = prepared.submission
+        if submission.arrays:
+            show_jobs(console, submission)
+        for number in range(len(submission.arrays)):
+            script = submit.batch_script(sweep_folder, submission, number)
+            console.print(f"\n{script}", markup=False, soft_wrap=True)
         return
-    submission = submit.submit(sweep, profile, folder, redo=redo, estimates=estimates, told=told)
-    if not submission.arrays:
-        return
-    show_jobs(console, submission)
-    name = shlex.quote(sweep.name)
-    console.print(f"\nnext  harness status {name} --watch", markup=False, soft_wrap=True)
+
+    submission = submit.submit(
+        sweep,
+        profile,
+        sweep_folder,
+        redo=redo,
+        estimates=estimates,
+        on_prepared=lambda prepared: show_prepared(console, prepared),
+    )
+    if submission.arrays:
+        show_jobs(console, submission)
+        name = shlex.quote(sweep.name)
+        console.print(f"\nnext  harness status {name} --watch", markup=False, soft_wrap=True)
+
+
+def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
+    """Print how many trials are submitted, how many are not, and the remarks."""
+    name = escape(prepared.submission.sweep.name)
+    line = f"[bold]{name}[/]: {counted(prepared.new_trials, 'trial')}"
+    if prepared.finished_trials:
+        line += f"; {prepared.finished_trials} are done"
+    if prepared.live_trials:
+        line += f"; {prepared.live_trials} are in the queue already"
+    console.print(line, soft_wrap=True)
+    for remark in prepared.remarks:
+        console.print(remark, style="yellow", markup=False, soft_wrap=True)
 
 
 def show_jobs(console: Console, submission: Submission) -> None:
-    """A row for each array."""
-    table = make_table(
-        ["job", "jobs", "nodes", "ranks a node", "trials", "longest"], ["jobs", "nodes", "trials"]
-    )
+    """Print a row for each array of jobs."""
+    table = make_table(COLUMNS, NUMBER_COLUMNS)
     for array in submission.arrays:
-        known = [seconds for seconds in array.seconds if seconds is not None]
-        longest = duration(max(known)) if len(known) == len(array.seconds) else "unknown"
         table.add_row(
-            array.job or "–",
-            str(len(array.loads)),
+            array.slurm_id or "–",
+            str(len(array.trial_ids)),
             str(array.nodes),
             str(array.ranks_per_node),
-            str(sum(len(load) for load in array.loads)),
-            longest,
+            str(sum(len(trial_ids) for trial_ids in array.trial_ids)),
+            _longest(array),
         )
     show(console, table)
+
+
+def _longest(array: JobArray) -> str:
+    """Return the estimated duration of the array's longest job."""
+    estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
+    if len(estimates) < len(array.estimated_seconds):
+        return "unknown"
+    return duration(max(estimates))

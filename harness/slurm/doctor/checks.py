@@ -1,109 +1,173 @@
-"""What an examination means: the list of checks, each with what was found and, if it failed, what to do."""
+"""What an examination means: a list of checks, each with what was seen and, if it failed, what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.slurm.doctor.lead import Examination
-from harness.slurm.doctor.node import Report, Software
-from harness.slurm.doctor.step import Reduced
+from harness.slurm.doctor.all_reduce import AllReduce
+from harness.slurm.doctor.allocation import Examination
+from harness.slurm.doctor.node import NodeReport, Software
 from harness.spec.cluster import Profile
 
-CLOCKS = 0.5  # seconds that two clocks may be apart: which rank failed first is told by them
+MAX_CLOCK_DIFFERENCE = 0.5  # seconds; by their clocks the harness tells which rank failed first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    what: str
+    """One line of the doctor's list."""
+
+    name: str
     passed: bool | None  # None: not tried, because of what failed before
-    found: str
+    detail: str
 
 
-def check(what: str, problems: Sequence[str], well: str) -> Check:
-    return Check(what=what, passed=not problems, found="; ".join(problems) or well)
+def make_check(name: str, problems: Sequence[str], detail: str) -> Check:
+    """Return a check that fails with its problems, or passes with `detail` if there are none."""
+    return Check(name=name, passed=not problems, detail="; ".join(problems) or detail)
 
 
-def of_job(profile: Profile, folder: Path, here: Software, found: Examination) -> list[Check]:
-    """Everything that the job has tried."""
-    slurm, reports = profile.slurm, found.reports
-    told = [f"{node} did not report: {words}" for node, words in found.silent.items()]
+def checks_of_job(
+    profile: Profile, folder: Path, submitter: Software, examination: Examination
+) -> list[Check]:
+    """Return a check for everything that the doctor's job has tried.
+
+    `folder` is the one that all nodes were asked to read and write, `submitter` the software of this machine. If no
+    node has reported, there is that one check.
+    """
+    reports = examination.reports
+    silent = [
+        f"{node} did not report: {message}" for node, message in examination.silent_nodes.items()
+    ]
     if not reports:
-        return [check("nodes", told, "")]
-    unshared = [
-        f"{one.node}: {folder}: {one.folder}; is it shared with this node?"
-        for one in reports
-        if one.folder
-    ]
-    names = [
-        f"{one.node} can't look up {name} ({why}): add it to DNS or /etc/hosts"
-        for one in reports
-        for name, why in one.unresolved.items()
-    ]
-    ports = [
-        f"{one.node} can't reach {one.unreachable}: a firewall?"
-        for one in reports
-        if one.unreachable
-    ]
-    ahead = {one.node: one.ahead for one in reports if one.ahead is not None}
-    apart = max(ahead.values(), default=0.0) - min(ahead.values(), default=0.0)
-    late = (
-        [f"{_clocks(ahead)}: {apart:.3g} s apart; allowed: {CLOCKS} s (is NTP at work?)"]
-        if apart > CLOCKS
-        else []
-    )
+        return [make_check("nodes", silent, "")]
+    slurm = profile.slurm
     return [
-        check("nodes", told, ", ".join(one.node for one in reports)),
-        check("folder", unshared, f"{folder} is seen and written by all"),
-        *_software(profile, here, reports),
-        check("names", names, "every node looks up every other"),
-        check("ports", ports, f"every node reaches {found.nodes[0]}"),
-        check("clocks", late, f"{apart * 1e3:.2g} ms apart"),
-        *_interface(slurm.interface, reports),
-        *_gpus(slurm.ranks_per_node * slurm.gpus_per_rank, reports),
-        of_reduction(found.reduced),
+        make_check("nodes", silent, ", ".join(report.node for report in reports)),
+        _check_folder(folder, reports),
+        *_check_software(profile, submitter, reports),
+        _check_names(reports),
+        _check_ports(examination.nodes[0], reports),
+        _check_clocks(reports),
+        *_check_interface(slurm.interface, reports),
+        *_check_gpus(slurm.ranks_per_node * slurm.gpus_per_rank, reports),
+        check_all_reduce(examination.all_reduce),
     ]
 
 
-def of_reduction(found: Reduced | None) -> Check:
-    """The sum over all ranks."""
-    if found is None:
-        return Check(what="all-reduce", passed=None, found="not tried")
-    well = f"{found.backend} over {found.ranks} ranks in {found.seconds or 0:.1f} s"
-    return check("all-reduce", [found.failure] if found.failure else [], well)
+def check_all_reduce(result: AllReduce | None) -> Check:
+    """Return the check of the sum over all ranks; None is one that was not tried."""
+    if result is None:
+        return Check(name="all-reduce", passed=None, detail="not tried")
+    problems = [result.failure] if result.failure else []
+    seconds = result.seconds or 0.0
+    return make_check(
+        "all-reduce", problems, f"{result.backend} over {result.ranks} ranks in {seconds:.1f} s"
+    )
 
 
-def _software(profile: Profile, here: Software, reports: Sequence[Report]) -> Iterator[Check]:
-    """Everywhere the same; Python and torch as here too, unless the profile names another Python."""
-    other = profile.slurm.prefix or profile.slurm.python
-    for what, word in (("python", "Python"), ("torch", "torch"), ("harness", "harness")):
-        wanted = getattr(reports[0].software if other and what != "harness" else here, what)
-        found = {one.node: getattr(one.software, what) or "none" for one in reports}
-        differs = [f"{node} has {value}" for node, value in found.items() if value != wanted]
-        whose = reports[0].node if other and what != "harness" else "this machine"
-        more = f"; {whose} has {wanted or 'none'}: let all use the same environment, on the shared folder"
-        yield check(word, [", ".join(differs) + more] if differs else [], f"{wanted}")
+def _check_folder(folder: Path, reports: Sequence[NodeReport]) -> Check:
+    """Check that every node could read and write the folder."""
+    problems = []
+    for report in reports:
+        if report.folder_error:
+            problems.append(
+                f"{report.node}: {folder}: {report.folder_error}; is it shared with this node?"
+            )
+    return make_check("folder", problems, f"every node reads and writes {folder}")
 
 
-def _interface(name: str | None, reports: Sequence[Report]) -> Iterator[Check]:
-    if name is not None:
-        lacking = [one for one in reports if name not in one.interfaces]
-        problems = [
-            f"{one.node} has no {name}; allowed: {', '.join(one.interfaces)}" for one in lacking
-        ]
-        yield check("interface", problems, name)
+def _check_software(
+    profile: Profile, submitter: Software, reports: Sequence[NodeReport]
+) -> Iterator[Check]:
+    """Check that every node has the same software as the machine that submits.
+
+    If the profile names another Python for the ranks, or a container, then Python and torch only have to be the same
+    on all nodes. The harness has to be that of the submitter in any case.
+    """
+    has_other_python = bool(profile.slurm.prefix or profile.slurm.python)
+    for name, attribute in (("Python", "python"), ("torch", "torch"), ("harness", "harness")):
+        reference, reference_name = submitter, "this machine"
+        if has_other_python and attribute != "harness":
+            reference, reference_name = reports[0].software, reports[0].node
+        expected = getattr(reference, attribute) or "none"
+        differences = []
+        for report in reports:
+            version = getattr(report.software, attribute) or "none"
+            if version != expected:
+                differences.append(f"{report.node} has {version}")
+        problems = []
+        if differences:
+            problems.append(
+                f"{', '.join(differences)}; {reference_name} has {expected}:"
+                " use one environment on all nodes, on the shared folder"
+            )
+        yield make_check(name, problems, expected)
 
 
-def _gpus(needed: int, reports: Sequence[Report]) -> Iterator[Check]:
-    if needed:
-        lacking = [
-            f"{one.node} shows {one.gpus}; needed: {needed}" for one in reports if one.gpus < needed
-        ]
-        yield check("GPUs", lacking, f"{needed} at each node")
+def _check_names(reports: Sequence[NodeReport]) -> Check:
+    """Check that every node can look up the names of all."""
+    problems = []
+    for report in reports:
+        for name, reason in report.unresolved_names.items():
+            problems.append(
+                f"{report.node} can't look up {name} ({reason}): add it to DNS or /etc/hosts"
+            )
+    return make_check("names", problems, "every node looks up every other")
 
 
-def _clocks(ahead: dict[str, float]) -> str:
-    """The two that are furthest apart."""
-    early, late = max(ahead, key=lambda node: ahead[node]), min(ahead, key=lambda node: ahead[node])
-    return f"{early} is behind {late}"
+def _check_ports(first_node: str, reports: Sequence[NodeReport]) -> Check:
+    """Check that every node can connect to the first, where rank 0 listens."""
+    problems = []
+    for report in reports:
+        if report.unreachable:
+            problems.append(f"{report.node} can't reach {report.unreachable}: a firewall?")
+    return make_check("ports", problems, f"every node reaches {first_node}")
+
+
+def _check_clocks(reports: Sequence[NodeReport]) -> Check:
+    """Check that the clocks of no two nodes differ by more than MAX_CLOCK_DIFFERENCE."""
+    offsets: dict[str, float] = {}
+    for report in reports:
+        if report.clock_offset is not None:
+            offsets[report.node] = report.clock_offset
+    difference = max(offsets.values(), default=0.0) - min(offsets.values(), default=0.0)
+    problems = []
+    if difference > MAX_CLOCK_DIFFERENCE:
+        problems.append(
+            f"{_furthest_clocks(offsets)}: {difference:.3g} s apart;"
+            f" allowed: {MAX_CLOCK_DIFFERENCE} s (is NTP running?)"
+        )
+    return make_check("clocks", problems, f"{difference * 1e3:.2g} ms apart")
+
+
+def _furthest_clocks(offsets: Mapping[str, float]) -> str:
+    """Name the two nodes whose clocks differ most; `offsets` are seconds by which the first node's is ahead."""
+    behind = max(offsets, key=lambda node: offsets[node])
+    ahead = min(offsets, key=lambda node: offsets[node])
+    return f"{behind} is behind {ahead}"
+
+
+def _check_interface(interface: str | None, reports: Sequence[NodeReport]) -> Iterator[Check]:
+    """Check that every node has the profile's network interface, if it names one."""
+    if interface is None:
+        return
+    problems = []
+    for report in reports:
+        if interface not in report.interfaces:
+            problems.append(
+                f"{report.node} has no {interface}; allowed: {', '.join(report.interfaces)}"
+            )
+    yield make_check("interface", problems, interface)
+
+
+def _check_gpus(needed: int, reports: Sequence[NodeReport]) -> Iterator[Check]:
+    """Check that every node shows the job as many GPUs as its ranks need, if they need any."""
+    if not needed:
+        return
+    problems = []
+    for report in reports:
+        if report.gpus < needed:
+            problems.append(f"{report.node} shows {report.gpus}; needed: {needed}")
+    yield make_check("GPUs", problems, f"{needed} on each node")

@@ -1,6 +1,7 @@
-"""What a node says of itself and of its way to the others: `python -m harness.slurm.doctor.node FOLDER ADDRESS PORT NODE…`.
+"""What a node reports about itself and about its way to the other nodes.
 
-Prints one line of JSON. Needs neither torch nor a shared folder, so that it can tell that they are missing.
+`python -m harness.slurm.doctor.node FOLDER ADDRESS PORT NODE...` prints one line of JSON. It needs neither torch nor a
+shared folder, so that it can report that they are missing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import platform
 import socket
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -20,126 +20,114 @@ from pathlib import Path
 import harness
 from harness.core.errors import one_line
 from harness.core.paths import write_atomically
-
-EXCHANGES = 8  # of clocks; the quickest one counts
-PATIENCE = 10.0  # seconds that a connection may take
+from harness.slurm.doctor.clock import clock_offset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What has to be the same everywhere."""
+    """Versions that have to be the same on all machines."""
 
     python: str
-    torch: str | None  # version; None: not installed
-    harness: str  # version, and a digest of its code and the workloads'
+    torch: str | None  # None: not installed
+    harness: str  # its version, and a digest of its code and the workloads'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Of one node. Problems are in words; None where there is none."""
+class NodeReport:
+    """The report of one node. Problems are text, None where there is none."""
 
-    node: str
+    node: str  # name
     software: Software
-    interfaces: Sequence[str]
-    gpus: int
-    folder: str | None
-    unresolved: Mapping[str, str] = field(default_factory=dict)  # name of a node -> why
-    unreachable: str | None = None
-    ahead: float | None = None  # seconds by which the first node's clock is ahead of this one's
+    interfaces: Sequence[str]  # of its network
+    gpus: int  # that the job sees
+    folder_error: str | None  # why the shared folder could not be read and written
+    unresolved_names: Mapping[str, str] = field(default_factory=dict)  # name of a node -> why
+    unreachable: str | None = None  # address and port of the first node, and why
+    clock_offset: float | None = None  # seconds by which the first node's clock is ahead of its own
 
 
-def software() -> Software:
-    """This process's."""
-    top, digest = Path(harness.__file__).parent.parent, hashlib.sha256()
-    for path in sorted(
-        path for package in ("harness", "workloads") for path in (top / package).rglob("*.py")
-    ):
-        digest.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes())
+def installed_software() -> Software:
+    """Return the software that this process runs."""
+    root = Path(harness.__file__).parent.parent
+    sources = [*(root / "harness").rglob("*.py"), *(root / "workloads").rglob("*.py")]
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     try:
-        torch = metadata.version("torch")
+        torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        torch = None
-    code = f"{harness.__version__} ({digest.hexdigest()[:8]})"
-    return Software(python=platform.python_version(), torch=torch, harness=code)
+        torch_version = None
+    return Software(
+        python=platform.python_version(),
+        torch=torch_version,
+        harness=f"{harness.__version__} ({digest.hexdigest()[:8]})",
+    )
 
 
-def look(folder: Path, address: str, port: int, nodes: Iterable[str]) -> Report:
-    """The report of the node that this process runs on."""
+def examine_node(folder: Path, address: str, port: int, nodes: Iterable[str]) -> NodeReport:
+    """Return the report of the node that this process runs on.
+
+    `folder` is to be shared by all, `address` and `port` are those of the first node's clock, `nodes` are the names of
+    all.
+    """
     import psutil
 
     from harness.spec.cluster import count_gpus
 
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    unreachable, ahead = None, None
+    offset = None
+    unreachable = None
     try:
-        ahead = clock_ahead(address, port)
+        offset = clock_offset(address, port)
     except OSError as error:
         unreachable = f"{address}, port {port}: {one_line(error.strerror or error)}"
-    return Report(
+    return NodeReport(
         node=node,
-        software=software(),
+        software=installed_software(),
         interfaces=sorted(psutil.net_if_addrs()),
         gpus=count_gpus(),
-        folder=try_folder(folder, node),
-        unresolved=unresolved(nodes),
+        folder_error=try_folder(folder, node),
+        unresolved_names=unresolved_names(nodes),
         unreachable=unreachable,
-        ahead=ahead,
+        clock_offset=offset,
     )
 
 
-def token(folder: Path) -> Path:
-    """What the submitting machine has put into a folder that is to be shared."""
+def token_path(folder: Path) -> Path:
+    """Return where the machine that submits leaves a secret, by which a node knows that it sees the same folder."""
     return folder / "token"
 
 
-def answer(folder: Path, node: str) -> Path:
-    """What a node puts there."""
+def answer_path(folder: Path, node: str) -> Path:
+    """Return where a node leaves its copy of the token."""
     return folder / f"seen-by-{node}"
 
 
 def try_folder(folder: Path, node: str) -> str | None:
-    """Read the token and leave a copy of it; why that can't be done, or None."""
+    """Read the token and leave a copy of it. Return why that failed, None if it did not."""
     try:
-        write_atomically(answer(folder, node), token(folder).read_bytes())
+        write_atomically(answer_path(folder, node), token_path(folder).read_bytes())
     except OSError as error:
         return one_line(error.strerror or error)
     return None
 
 
-def unresolved(names: Iterable[str]) -> dict[str, str]:
-    """The names that this machine can't look up, with the reason."""
-    found = {}
+def unresolved_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that this machine can't look up, each with the reason."""
+    unresolved = {}
     for name in names:
         try:
             socket.getaddrinfo(name, None)
         except OSError as error:
-            found[name] = one_line(error.strerror or error)
-    return found
-
-
-def clock_ahead(address: str, port: int) -> float:
-    """Seconds by which the clock there is ahead: NTP's offset (RFC 5905, section 8) of the quickest exchange.
-
-    Raises OSError if nobody can be reached.
-    """
-    found = []
-    with (
-        socket.create_connection((address, port), timeout=PATIENCE) as link,
-        link.makefile("rw") as line,
-    ):
-        for _ in range(EXCHANGES):
-            sent = time.time()
-            line.write("now?\n")
-            line.flush()
-            there = float(line.readline())
-            received = time.time()
-            found.append((received - sent, there - (sent + received) / 2))
-    return min(found)[1]
+            unresolved[name] = one_line(error.strerror or error)
+    return unresolved
 
 
 def main() -> None:
+    """Print the report of this node as JSON."""
     folder, address, port, *nodes = sys.argv[1:]
-    print(json.dumps(asdict(look(Path(folder), address, int(port), nodes))), flush=True)
+    report = examine_node(Path(folder), address, int(port), nodes)
+    print(json.dumps(asdict(report)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""What the doctor's job does with its nodes: each reports, then all ranks sum up; the result is FOLDER/report.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from harness.core.errors import BadInput
+from harness.core.paths import write_atomically
+from harness.core.ports import node_address
+from harness.core.processes import output_lines
+from harness.records.restore import restore
+from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
+from harness.slurm.doctor.clock import serve_clock
+from harness.slurm.doctor.node import NodeReport
+from harness.slurm.leader import launcher_of
+from harness.spec.cluster import Profile
+
+STEP_SECONDS = 120.0  # that the reports may take
+LABELED_LINE = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")  # as srun prints it with --label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """Everything that the job has seen."""
+
+    nodes: Sequence[str]  # names, in Slurm's order
+    reports: Sequence[NodeReport]  # of the nodes that reported, in the same order
+    silent_nodes: Mapping[str, str]  # node without a report -> the last line that it wrote
+    all_reduce: AllReduce | None = None  # None: not tried, because it can't work
+
+
+def report_path(folder: Path) -> Path:
+    """Return where the job leaves what it has seen."""
+    return folder / "report.json"
+
+
+def lead(folder: str, profile: Profile) -> None:
+    """Examine the nodes of this job and leave the result. submitit calls this on the job's first node."""
+    examination = examine_nodes(Path(folder), profile)
+    content = json.dumps(asdict(examination), indent=1) + "\n"
+    write_atomically(report_path(Path(folder)), content)
+
+
+def read_examination(folder: Path) -> Examination:
+    """Read what the job has left."""
+    return restore(Examination, json.loads(report_path(folder).read_text(encoding="utf-8")))
+
+
+def examine_nodes(folder: Path, profile: Profile) -> Examination:
+    """Examine all nodes of this job and, unless that shows that it can't work, an all-reduce over all its ranks."""
+    slurm = profile.slurm
+    nodes = subprocess.run(
+        ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    lacks_interface = False
+    try:
+        address = node_address(slurm.interface)
+    except BadInput:
+        # The reports say which interfaces there are, so they are wanted all the same.
+        lacks_interface = True
+        address = node_address(None)
+    python = [*slurm.prefix, slurm.python or sys.executable]
+    with serve_clock() as port:
+        command = report_command(folder, python, nodes, address, port)
+        lines = output_lines(command, os.environ | profile.environment, STEP_SECONDS)
+    reports, silent_nodes = parse_reports(lines, nodes)
+    examination = Examination(nodes=nodes, reports=reports, silent_nodes=silent_nodes)
+    is_unreachable = any(report.unreachable for report in reports)
+    if silent_nodes or lacks_interface or is_unreachable:
+        return examination
+    launcher = launcher_of(profile, slurm.ranks_per_node)
+    result = all_reduce(launcher, folder, slurm.max_ranks, profile.device)
+    return replace(examination, all_reduce=result)
+
+
+def report_command(
+    folder: Path, python: Sequence[str], nodes: Sequence[str], address: str, port: int
+) -> list[str]:
+    """Return the step that runs `harness.slurm.doctor.node` on each node.
+
+    A task that fails does not end the others, and srun puts the number of the task before each line that it writes.
+    """
+    count = len(nodes)
+    return [
+        "srun", "--export=ALL", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--label",
+        "--kill-on-bad-exit=0", "--unbuffered", "--input=none",
+        *python, "-m", "harness.slurm.doctor.node", str(folder), address, str(port), *nodes,
+    ]  # fmt: skip
+
+
+def parse_reports(
+    lines: Sequence[str], nodes: Sequence[str]
+) -> tuple[list[NodeReport], dict[str, str]]:
+    """Return the reports in the order of `nodes`, and for each node without one the line that says most about it.
+
+    That is the last line that its task wrote, or else the last line of srun that names the node.
+    """
+    reports: dict[str, NodeReport] = {}
+    last_written: dict[str, str] = {}
+    last_mention: dict[str, str] = {}
+    for line in lines:
+        labeled = LABELED_LINE.fullmatch(line)
+        if labeled is None or int(labeled["task"]) >= len(nodes):
+            for name in _names_in(line, nodes):
+                last_mention[name] = line
+            continue
+        report = _parse_report(labeled["text"])
+        if report is not None:
+            reports[report.node] = report
+        else:
+            last_written[nodes[int(labeled["task"])]] = labeled["text"]
+    silent_nodes = {}
+    for name in nodes:
+        if name not in reports:
+            mention = last_mention.get(name, "it wrote nothing")
+            silent_nodes[name] = last_written.get(name, mention)
+    return [reports[name] for name in nodes if name in reports], silent_nodes
+
+
+def _names_in(line: str, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that a line names, as whole words: n2 is not in `n22`."""
+    return [name for name in nodes if re.search(rf"\b{re.escape(name)}\b", line)]
+
+
+def _parse_report(text: str) -> NodeReport | None:
+    """Return the report that a line holds; None if it holds none, or that of another version of the harness."""
+    try:
+        return restore(NodeReport, json.loads(text))
+    except (ValueError, TypeError, KeyError):
+        return None

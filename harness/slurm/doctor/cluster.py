@@ -1,0 +1,220 @@
+"""Examines a Slurm cluster with one small job, which this module submits, waits for and judges."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pwd
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.errors import BadInput, HarnessError, last_log_line, one_line
+from harness.core.paths import Results
+from harness.slurm import queue as queues
+from harness.slurm.doctor import allocation
+from harness.slurm.doctor.checks import Check, checks_of_job, make_check
+from harness.slurm.doctor.machine import make_folder
+from harness.slurm.doctor.node import answer_path, installed_software, token_path
+from harness.slurm.queue import QueuedJob
+from harness.slurm.submission import JobArray, SubmissionFolder
+from harness.slurm.submit import SETUP_FAILED, check_folder, job_executor
+from harness.spec.cluster import Profile
+
+POLL_SECONDS = 0.5  # between looks at the queue
+LAG_SECONDS = (
+    70.0  # a shared folder may show what a job wrote only after so long: man nfs, acdirmax
+)
+MAX_MINUTES = 10  # that the job asks for; short jobs start sooner
+
+
+def examine_cluster(
+    profile: Profile,
+    results: Results,
+    report_progress: Callable[[str], None],
+    queue_seconds: float,
+) -> list[Check]:
+    """Return the checks of a cluster, up to the one that makes the others pointless.
+
+    `report_progress` is called with what the job is doing, `queue_seconds` is how long it may wait in the queue.
+    Raises BadInput if results can't be written, or not be shared with the nodes.
+    """
+    check_folder(profile, results.path)
+    ping = _run_client("scontrol", "ping")
+    if ping.returncode:
+        return [Check(name="Slurm", passed=False, detail=one_line(ping.stdout + ping.stderr))]
+    folder = SubmissionFolder(path=_make_folder_with_token(results))
+    checks = [
+        Check(name="Slurm", passed=True, detail=one_line(ping.stdout)),
+        *_run_job(profile, folder, report_progress, queue_seconds),
+    ]
+    if all(check.passed for check in checks):
+        shutil.rmtree(folder.path)  # otherwise it holds the job's log
+    return checks
+
+
+def _make_folder_with_token(results: Results) -> Path:
+    """Make a fresh folder with a random token in it, which every node is to read; raises BadInput."""
+    folder = make_folder(results)
+    try:
+        token_path(folder).write_text(secrets.token_hex(), encoding="ascii")
+    except OSError as error:
+        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
+    return folder
+
+
+def _run_job(
+    profile: Profile,
+    folder: SubmissionFolder,
+    report_progress: Callable[[str], None],
+    queue_seconds: float,
+) -> list[Check]:
+    """Submit the job, wait for its end, and return the checks of both and of what it has seen."""
+    try:
+        job_id = _submit(folder, profile)
+    except HarnessError as error:
+        return [Check(name="job", passed=False, detail=str(error))]
+    try:
+        job_check = _wait(job_id, folder, report_progress, queue_seconds)
+    except BaseException:  # above all KeyboardInterrupt
+        _run_client("scancel", job_id)
+        raise
+    if not job_check.passed:
+        return [job_check]
+    checks = [job_check]
+    if profile.slurm.setup:
+        checks.append(_check_setup(folder.log(job_id)))
+    return checks + _check_examination(profile, folder)
+
+
+def _check_setup(log: Path) -> Check:
+    """Check that every line of the profile's `setup` succeeded; like any batch script, the job goes on after one."""
+    failed = []
+    if log.exists():
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(SETUP_FAILED):
+                failed.append(one_line(line.removeprefix(SETUP_FAILED)))
+    return make_check("setup", failed, "every line succeeded")
+
+
+def _submit(folder: SubmissionFolder, profile: Profile) -> str:
+    """Submit a short job for as many ranks as the profile allows, and return its id.
+
+    Raises HarnessError with sbatch's message.
+    """
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    slurm = profile.slurm
+    if slurm.time_limit_seconds > 60 * MAX_MINUTES:
+        slurm = replace(slurm, time=str(MAX_MINUTES), warning=1)
+    array = JobArray(
+        nodes=slurm.nodes,
+        ranks_per_node=slurm.ranks_per_node,
+        trial_ids=[[]],
+        estimated_seconds=[None],
+    )
+    # submitit prints sbatch's message, which the error contains too.
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    try:
+        with quiet:
+            executor = job_executor(folder, slurm, array, "harness-doctor")
+            job = executor.submit(allocation.lead, str(folder.path), profile)
+    except (FailedJobError, FailedSubmissionError, OSError) as error:
+        raise HarnessError(one_line(error)) from None
+    return str(job.job_id)
+
+
+def _wait(
+    job_id: str,
+    folder: SubmissionFolder,
+    report_progress: Callable[[str], None],
+    queue_seconds: float,
+) -> Check:
+    """Wait until the job has left its report or has ended without one; cancel it if it is pending for too long."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    submitted_at = time.monotonic()
+    pending_seconds: float | None = None
+    while not allocation.report_path(folder.path).exists():
+        queued: QueuedJob | None = queues.query([user]).get(job_id)
+        waited = time.monotonic() - submitted_at
+        if queued is None:
+            return _check_ended(job_id, folder)
+        if not queued.is_pending:
+            if pending_seconds is None:
+                pending_seconds = waited
+            report_progress(f"job {job_id} runs on {queued.nodes}")
+        elif waited > queue_seconds:
+            _run_client("scancel", job_id)
+            detail = f"job {job_id} was pending for {queue_seconds:g} s ({queued.reason}) and was cancelled"
+            return Check(name="job", passed=False, detail=detail)
+        else:
+            report_progress(f"job {job_id} is pending: {queued.reason}")
+        time.sleep(POLL_SECONDS)
+    detail = f"job {job_id} ran after {pending_seconds or 0:.0f} s in the queue"
+    return Check(name="job", passed=True, detail=detail)
+
+
+def _check_ended(job_id: str, folder: SubmissionFolder) -> Check:
+    """Return the check of a job that has left the queue: its report may only be late; otherwise, say what failed."""
+    if _appears(allocation.report_path(folder.path)):
+        return Check(name="job", passed=True, detail=f"job {job_id} ran")
+    shown = _run_client("scontrol", "--oneliner", "show", "job", job_id).stdout
+    fields = dict(re.findall(r"(\w+)=(\S*)", shown))
+    nodes = fields.get("NodeList", "?")
+    state = fields.get("JobState", "unknown")
+    log = folder.log(job_id)
+    if log.exists():
+        reason = f"the last line of its log is: {last_log_line(log)}; log: {log}"
+    else:
+        node = fields.get("BatchHost", "its first node")
+        reason = (
+            f"it wrote nothing to {folder.path}: does {node} see this folder?"
+            " It has to be on a shared file system"
+        )
+    detail = f"job {job_id} on {nodes} ended without a report ({state}); {reason}"
+    return Check(name="job", passed=False, detail=detail)
+
+
+def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check]:
+    """Return the checks of what the job has seen, and of whether this machine sees what the nodes wrote."""
+    software = installed_software()
+    examination = allocation.read_examination(folder.path)
+    token = token_path(folder.path).read_bytes()
+    unseen = []
+    for report in examination.reports:
+        answer = answer_path(folder.path, report.node)
+        if not report.folder_error and not (_appears(answer) and answer.read_bytes() == token):
+            unseen.append(
+                f"{report.node} wrote to {folder.path}, and this machine does not see it:"
+                " the node has another folder of this name"
+            )
+    checks = []
+    for check in checks_of_job(profile, folder.path, software, examination):
+        if check.name == "folder" and check.passed:
+            check = make_check("folder", unseen, check.detail)
+        checks.append(check)
+    return checks
+
+
+def _appears(path: Path) -> bool:
+    """Return whether a file exists, or comes into sight within the time that a shared folder may lag."""
+    deadline = time.monotonic() + LAG_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _run_client(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm. One that is not installed fails with that message."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

@@ -1,0 +1,72 @@
+"""Examines this machine: what it has, and whether ranks on it can communicate."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.launch.torchrun import Torchrun
+from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
+from harness.slurm.doctor.checks import Check, check_all_reduce, make_check
+from harness.slurm.doctor.node import installed_software
+from harness.spec.cluster import Profile, available_slots
+
+GIB = 2**30  # bytes
+MAX_RANKS = 2  # of the all-reduce
+
+
+def examine_machine(
+    profile: Profile, results: Results, report_progress: Callable[[str], None]
+) -> list[Check]:
+    """Return the checks of a profile that runs on this machine. Raises BadInput if results can't be written."""
+    software = installed_software()
+    slots, slots_reason = available_slots(profile)
+    folder = make_folder(results)
+    try:
+        free = shutil.disk_usage(folder).free / GIB
+        result = _try_all_reduce(profile, folder, min(MAX_RANKS, slots), report_progress)
+    finally:
+        shutil.rmtree(folder)
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().total / GIB
+    torch_problems = [] if software.torch else ["not installed"]
+    slots_problems = [] if slots else [f"room for none: {slots_reason}"]
+    return [
+        make_check("Python", [], software.python),
+        make_check("torch", torch_problems, f"{software.torch}"),
+        make_check("harness", [], software.harness),
+        make_check("CPU", [], f"{cores} cores, {memory:.0f} GiB of memory"),
+        make_check("GPUs", [], str(profile.gpus or "none")),
+        make_check("ranks", slots_problems, f"{slots}: {slots_reason}"),
+        make_check(
+            "folder", [], f"{results.path.absolute()} can be written; {free:.0f} GiB are free"
+        ),
+        check_all_reduce(result),
+    ]
+
+
+def make_folder(results: Results) -> Path:
+    """Make a fresh folder among the results, where trials will write too; raises BadInput if that is impossible."""
+    try:
+        results.path.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))
+    except OSError as error:
+        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
+
+
+def _try_all_reduce(
+    profile: Profile, folder: Path, ranks: int, report_progress: Callable[[str], None]
+) -> AllReduce | None:
+    """Have ranks that torchrun starts sum up; None if there is room for none."""
+    if not ranks:
+        return None
+    report_progress(f"all-reduce over {ranks} ranks of torchrun")
+    launcher = Torchrun(environment=profile.environment)
+    return all_reduce(launcher, folder, ranks, profile.device)

@@ -1,0 +1,157 @@
+"""The rules by which a trial has a state: facts with names, and one table that is read from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.launch.runner import RETRIED_FAILURES
+from harness.records.record import Failure
+from harness.slurm.leader import RETRIES
+
+# lost: its job has ended and left no record of it; missing: it was never submitted.
+State = Literal[
+    "queued", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost", "missing"
+]
+OPEN_STATES = {"queued", "running", "interrupted"}  # the trial goes on if its job still exists
+
+# What Slurm says of a trial's job; unknown: it did not answer.
+JobState = Literal["pending", "running", "ended", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordHeader:
+    """What the status takes from a trial's record."""
+
+    status: Literal["done", "failed", "invalid", "interrupted"]
+    attempt: int  # counted from 1
+    detail: str  # why it failed or is invalid
+    seconds: float = 0.0  # that the attempt took
+    failures: Sequence[Failure] = ()  # of all attempts, the oldest first
+
+    def is_retried(self, first_attempt: int) -> bool:
+        """Return whether the job that has the trial runs it again by itself.
+
+        It does so after failures that are not the trial's own, such as the loss of a node, up to RETRIES times.
+        `first_attempt` is the first that belongs to the job's submission.
+        """
+        if self.status != "failed":
+            return False
+        retryable = [
+            failure.kind in RETRIED_FAILURES for failure in self.failures[first_attempt - 1 :]
+        ]
+        return retryable[-1:] == [True] and sum(retryable) <= RETRIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFacts:
+    """Everything that a trial's state follows from."""
+
+    record: RecordHeader | None  # of its last attempt, if the present submission made it
+    phase: str | None  # what it did by its last report, such as `train`; None if there is none
+    is_submitted: bool
+    is_cancelled: bool = False
+    job: JobState = "ended"
+    job_id: str | None = None  # None where whoever submitted was killed before it was written down
+    pending_reason: str = ""  # Slurm's, of a pending job
+    is_retried: bool = False  # by its job, after a failure that is not its own
+    runs_locally: bool = False  # a `harness run` on this machine is going through the sweep
+
+    @property
+    def detail(self) -> str:
+        """The record's detail."""
+        return self.record.detail if self.record else ""
+
+    def has_record(self, status: str) -> bool:
+        """Return whether its record has this status."""
+        return self.record is not None and self.record.status == status
+
+    def is_running(self) -> bool:
+        """Return whether the trial's last report is that of a running attempt, not of a killed one."""
+        if self.phase is None:
+            return False
+        return self.job in ("running", "unknown") or not self.is_submitted
+
+    def is_retried_by_job(self) -> bool:
+        """Return whether a job that exists will run the trial again."""
+        return self.is_retried and self.job in ("pending", "running")
+
+    def is_retried_if_job_exists(self) -> bool:
+        """Return whether its job, of which Slurm says nothing, will run the trial again if it exists."""
+        return self.is_retried and self.job == "unknown"
+
+    def is_interrupted(self) -> bool:
+        """Return whether the trial was interrupted and may continue. With its job gone, it is lost instead."""
+        if not self.has_record("interrupted"):
+            return False
+        if not self.is_submitted or self.job in ("pending", "running"):
+            return True
+        return self.job == "unknown" and not self.is_cancelled
+
+    def lost_detail(self) -> str:
+        """Return how the trial was lost."""
+        cause = "whoever submitted it was killed before it had a job"
+        if self.job_id is not None:
+            cause = f"job {self.job_id} ended"
+        if self.detail:
+            return f"{cause}; {self.detail}"
+        return f"{cause} without a record of it"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A state, the facts from which it follows unless a rule above applies, and what to say with it."""
+
+    state: State
+    applies: Callable[[TrialFacts], bool]
+    detail: Callable[[TrialFacts], str]
+
+
+def _record_detail(facts: TrialFacts) -> str:
+    return facts.detail
+
+
+def _phase_detail(facts: TrialFacts) -> str:
+    """Return the phase unless it is training, which the step shows."""
+    if facts.phase in (None, "train"):
+        return facts.detail
+    return str(facts.phase)
+
+
+RULES = (
+    Rule("running", TrialFacts.is_running, _phase_detail),
+    Rule("queued", TrialFacts.is_retried_by_job, lambda facts: f"to run again: {facts.detail}"),
+    Rule(
+        "queued",
+        TrialFacts.is_retried_if_job_exists,
+        lambda facts: f"to run again if its job still exists: {facts.detail}",
+    ),
+    Rule("done", lambda facts: facts.has_record("done"), _record_detail),
+    Rule("failed", lambda facts: facts.has_record("failed"), _record_detail),
+    Rule("invalid", lambda facts: facts.has_record("invalid"), _record_detail),
+    Rule("interrupted", TrialFacts.is_interrupted, _record_detail),
+    Rule("queued", lambda facts: facts.job == "pending", lambda facts: facts.pending_reason),
+    Rule(
+        "queued",
+        lambda facts: facts.job == "running",
+        lambda facts: "its job is running another trial, or starting this one",
+    ),
+    Rule("queued", lambda facts: facts.runs_locally, _record_detail),
+    Rule("missing", lambda facts: not facts.is_submitted, _record_detail),
+    Rule("cancelled", lambda facts: facts.is_cancelled, _record_detail),
+    Rule(
+        "queued",
+        lambda facts: facts.job == "unknown",
+        lambda facts: "Slurm does not say whether its job still exists",
+    ),
+    Rule("lost", lambda facts: facts.job == "ended", TrialFacts.lost_detail),
+)
+
+
+def conclude(facts: TrialFacts) -> tuple[State, str]:
+    """Return the state by the first rule that applies, and its detail."""
+    for rule in RULES:
+        if rule.applies(facts):
+            return rule.state, rule.detail(facts)
+    raise AssertionError(f"no rule for {facts}")

@@ -1,0 +1,128 @@
+"""The rules by which a trial has a state, row by row."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from harness.records.record import Failure
+from harness.slurm.leader import RETRIES
+from harness.slurm.rules import RULES, JobState, RecordHeader, State, TrialFacts, conclude
+
+NODE_LOST = Failure(kind="NodeFailure", message="n2 died", host="n2")
+OWN_FAULT = Failure(kind="ValueError", message="no")
+RecordStatus = Literal["done", "failed", "invalid", "interrupted"]
+
+
+def header(status: RecordStatus, detail: str = "why") -> RecordHeader:
+    return RecordHeader(status=status, attempt=1, detail=detail)
+
+
+def submitted(job: JobState, record: RecordHeader | None = None, **facts: Any) -> TrialFacts:
+    defaults: dict[str, Any] = {"phase": None, "is_submitted": True, "job_id": "7_0"}
+    return TrialFacts(record=record, job=job, **(defaults | facts))
+
+
+def local(record: RecordHeader | None = None, **facts: Any) -> TrialFacts:
+    defaults: dict[str, Any] = {"phase": None, "is_submitted": False}
+    return TrialFacts(record=record, **(defaults | facts))
+
+
+# The number of the rule, facts from which it concludes, and what it concludes.
+ROWS: list[tuple[int, TrialFacts, State, str]] = [
+    # A report of a trial whose job runs, or whose job may run, is that of a running attempt.
+    (0, submitted("running", phase="train"), "running", ""),
+    (0, submitted("unknown", phase="train"), "running", ""),
+    (0, local(phase="train"), "running", ""),
+    (0, local(phase="starting"), "running", "starting"),
+    (0, submitted("running", header("interrupted"), phase="train"), "running", "why"),
+    (0, submitted("running", header("interrupted"), phase="compile"), "running", "compile"),
+    # A trial that its job runs again.
+    (1, submitted("running", header("failed"), is_retried=True), "queued", "to run again: why"),
+    (1, submitted("pending", header("failed"), is_retried=True), "queued", "to run again: why"),
+    (
+        2,
+        submitted("unknown", header("failed"), is_retried=True),
+        "queued",
+        "to run again if its job still exists: why",
+    ),
+    # A record says how a trial ended, whatever has become of its job.
+    (3, submitted("ended", header("done", "")), "done", ""),
+    (3, submitted("ended", header("done", ""), phase="train"), "done", ""),
+    (3, local(header("done", "")), "done", ""),
+    (4, submitted("ended", header("failed")), "failed", "why"),
+    (4, submitted("ended", header("failed"), is_retried=True), "failed", "why"),
+    (4, submitted("running", header("failed")), "failed", "why"),
+    (5, submitted("pending", header("invalid")), "invalid", "why"),
+    # An interrupted trial continues if its job exists, or may.
+    (6, submitted("pending", header("interrupted")), "interrupted", "why"),
+    (6, submitted("running", header("interrupted"), is_cancelled=True), "interrupted", "why"),
+    (6, submitted("unknown", header("interrupted")), "interrupted", "why"),
+    (6, local(header("interrupted")), "interrupted", "why"),
+    (6, local(header("interrupted"), runs_locally=True), "interrupted", "why"),
+    # Without a record, the job tells.
+    (7, submitted("pending", pending_reason="Priority"), "queued", "Priority"),
+    (7, submitted("pending", phase="train", pending_reason="Priority"), "queued", "Priority"),
+    (8, submitted("running"), "queued", "its job is running another trial, or starting this one"),
+    (9, local(runs_locally=True), "queued", ""),
+    (10, local(), "missing", ""),
+    (11, submitted("ended", is_cancelled=True), "cancelled", ""),
+    (11, submitted("unknown", header("interrupted"), is_cancelled=True), "cancelled", "why"),
+    (12, submitted("unknown"), "queued", "Slurm does not say whether its job still exists"),
+    (13, submitted("ended"), "lost", "job 7_0 ended without a record of it"),
+    (13, submitted("ended", phase="train"), "lost", "job 7_0 ended without a record of it"),
+    (13, submitted("ended", header("interrupted")), "lost", "job 7_0 ended; why"),
+    (
+        13,
+        submitted("ended", job_id=None),
+        "lost",
+        "whoever submitted it was killed before it had a job without a record of it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("number", "facts", "state", "detail"), ROWS)
+def test_the_first_rule_that_applies_gives_state_and_detail(
+    number: int, facts: TrialFacts, state: State, detail: str
+) -> None:
+    applying = [index for index, rule in enumerate(RULES) if rule.applies(facts)]
+    assert applying[0] == number
+    assert conclude(facts) == (state, detail)
+
+
+def test_every_rule_is_tried() -> None:
+    assert {row[0] for row in ROWS} == set(range(len(RULES)))
+
+
+@pytest.mark.parametrize("job", ["pending", "running", "ended", "unknown"])
+@pytest.mark.parametrize("status", [None, "done", "failed", "invalid", "interrupted"])
+@pytest.mark.parametrize("phase", [None, "train"])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_some_rule_applies_to_any_facts(
+    job: JobState, status: RecordStatus | None, phase: str | None, is_cancelled: bool
+) -> None:
+    record = header(status) if status else None
+    conclude(submitted(job, record, phase=phase, is_cancelled=is_cancelled))
+    conclude(local(record, phase=phase))
+
+
+class TestRetries:
+    def test_of_a_trial_that_was_lost_with_its_node_are_limited(self) -> None:
+        for count in range(1, RETRIES + 3):
+            record = RecordHeader(
+                status="failed", attempt=count, detail="", failures=[NODE_LOST] * count
+            )
+            assert record.is_retried(1) is (count <= RETRIES)
+
+    def test_are_not_for_a_failure_of_its_own(self) -> None:
+        record = RecordHeader(
+            status="failed", attempt=2, detail="", failures=[NODE_LOST, OWN_FAULT]
+        )
+        assert not record.is_retried(1)
+
+    def test_count_from_the_first_attempt_of_the_submission(self) -> None:
+        failures = [NODE_LOST] * (RETRIES + 1)
+        record = RecordHeader(status="failed", attempt=RETRIES + 1, detail="", failures=failures)
+        assert not record.is_retried(1)
+        assert record.is_retried(2)
