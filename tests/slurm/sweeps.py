@@ -86,7 +86,12 @@ def slurm_profile(folder: Path, **slurm: Any) -> Path:
         "array_parallelism": 2,
         **slurm,
     }
-    content = {"launcher": "slurm", "device": "cpu", "validity": NO_VALIDITY_LIMITS, "slurm": section}
+    content = {
+        "launcher": "slurm",
+        "device": "cpu",
+        "validity": NO_VALIDITY_LIMITS,
+        "slurm": section,
+    }
     path = folder / "two.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

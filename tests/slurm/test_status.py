@@ -256,7 +256,9 @@ def test_a_sweep_is_not_over_while_slurm_is_silent(submission: Submission) -> No
 def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
     sweep = load(tmp_path)
-    write_run(results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()])
+    write_run(
+        results, sweep, [make_record(trial.cell, sweep=sweep.name) for trial in sweep.trials()]
+    )
     ended = harness("status", "--watch", "--results", str(results.path))
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
