@@ -1,4 +1,7 @@
-"""Step times and what they went into: read from the device where there is one, otherwise from the monotonic clock."""
+"""Measures how long each step takes and how its time divides into phases.
+
+On a GPU the times come from events on its stream, elsewhere from the host's monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from numpy.typing import NDArray
 
 
 class Phase(IntEnum):
-    """The parts of a step. `communication` is what ranks waited for one another and for the network, no overlap."""
+    """The phases of a step.
+
+    `communication` is the time that a rank waits for other ranks and for the network. What overlaps
+    with computation is not part of it.
+    """
 
     data_wait = 0
     host_to_device = 1
@@ -27,108 +34,139 @@ class Phase(IntEnum):
     optimizer = 5
 
 
-STEP_END = -1  # marks the end of a step, from where on the next one waits for its data
+# Recorded in place of a phase at the end of a step. From then on the next step waits for its data.
+STEP_END = -1
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One number a step, in seconds: from the end of the step before (or the start of the stretch) to its own end,
-    and the part of it that went into each phase that was entered; the phases of a step add up to it."""
+    """The durations of the steps of a segment and of their phases, in seconds.
 
-    steps: NDArray[np.float64]
-    phases: dict[str, NDArray[np.float64]]
+    A step lasts from the end of the step before (the first: from the start of the segment) to its
+    own end. Its phases add up to it.
+    """
+
+    steps: NDArray[np.float64]  # shape (steps,)
+    phases: dict[str, NDArray[np.float64]]  # by name of each phase that was entered; shape (steps,)
 
 
 class StepClock(ABC):
-    """Times the steps of a stretch; between stretches anything may happen untimed."""
+    """Times the steps of a segment of training; between segments anything may happen untimed.
+
+    While a segment runs, a change of phase only records its code and a timestamp: two appends to
+    lists. Everything else is computed in `stop`, so that measuring costs next to nothing.
+    """
 
     def __init__(self) -> None:
         self.running = False
         self._clear()
 
     def _clear(self) -> None:
-        self._begun: list[int] = []  # a Phase, or STEP_END
-        self._moments: list[Any] = []
+        # Entry i says what began at timestamp i and lasted until timestamp i + 1.
+        self._codes: list[int] = []  # a Phase, or STEP_END
+        self._timestamps: list[Any] = []
 
     def start(self) -> None:
-        """Begin a stretch; waits for the device."""
-        self._wait()
+        """Begin a segment, once the device has finished its work."""
+        self._wait_for_device()
         self._clear()
         self.running = True
-        self.end_step()
+        self.end_step()  # the first step begins where a step before it would have ended
 
     def enter(self, phase: Phase) -> None:
-        """The time from now on (on a GPU: what is enqueued from now on) belongs to `phase`."""
-        self._begun.append(phase)
-        self._moments.append(self._now())
+        """Begin a phase. On a GPU it consists of the work that is enqueued from now on."""
+        self._codes.append(phase)
+        self._timestamps.append(self._now())
 
     def end_step(self) -> None:
-        """The step is done; the wait for the next one's data begins."""
-        self._begun.append(STEP_END)
-        self._moments.append(self._now())
+        """End a step; the wait for the data of the next one begins."""
+        self._codes.append(STEP_END)
+        self._timestamps.append(self._now())
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
-        """The block is communication, wherever in a step it happens; outside a stretch it is nothing."""
+        """Count the time inside as communication, then return to the phase before.
+
+        Outside a segment, as while evaluating, it does nothing.
+        """
         if not self.running:
             yield
             return
-        before = self._begun[-1]
+        interrupted = self._codes[-1]
         self.enter(Phase.communication)
         yield
-        self.enter(Phase.data_wait if before == STEP_END else Phase(before))
+        self.enter(Phase.data_wait if interrupted == STEP_END else Phase(interrupted))
 
     def stop(self) -> StepTimes:
-        """End the stretch and read its times; waits for the device."""
+        """End the segment, wait for the device, and return the times of the segment's steps."""
         self.running = False
-        self._wait()
-        seconds, begun = self._between(self._moments), np.asarray(self._begun[:-1])
-        step = np.cumsum(begun == STEP_END) - 1
-        phase = np.where(begun == STEP_END, Phase.data_wait, begun)
-        phases = np.zeros((len(Phase), step[-1] + 1))
-        np.add.at(phases, (phase, step), seconds)
+        self._wait_for_device()
+        seconds = self._seconds_between(self._timestamps)
+        codes = np.asarray(self._codes[:-1])  # the last entry ends the last step and begins nothing
+        is_step_end = codes == STEP_END
+        step_index = np.cumsum(is_step_end) - 1
+        phase = np.where(is_step_end, Phase.data_wait, codes)
+        phases = np.zeros((len(Phase), step_index[-1] + 1))
+        # A step may enter a phase several times. `np.add.at` adds all its parts, where an assignment
+        # by index would keep only the last.
+        np.add.at(phases, (phase, step_index), seconds)
         return StepTimes(
-            phases.sum(axis=0), {Phase(code).name: phases[code] for code in np.unique(phase)}
+            steps=phases.sum(axis=0),
+            phases={Phase(code).name: phases[code] for code in np.unique(phase)},
         )
 
     @abstractmethod
-    def _now(self) -> Any: ...
+    def _now(self) -> Any:
+        """Return a timestamp, as cheaply as possible."""
 
     @abstractmethod
-    def _wait(self) -> None: ...
+    def _wait_for_device(self) -> None:
+        """Block until the device has finished all work that was enqueued."""
 
     @abstractmethod
-    def _between(self, moments: list[Any]) -> NDArray[np.float64]: ...
+    def _seconds_between(self, timestamps: list[Any]) -> NDArray[np.float64]:
+        """Return the seconds from each timestamp to the next, shape (timestamps - 1,)."""
 
 
 class HostClock(StepClock):
-    """The monotonic clock, for devices that work in step with the host."""
+    """The monotonic clock of the host, for devices that work synchronously with it."""
 
     _now = staticmethod(time.perf_counter_ns)
 
-    def _wait(self) -> None:
+    def _wait_for_device(self) -> None:
         return
 
-    def _between(self, moments: list[int]) -> NDArray[np.float64]:
-        return np.diff(np.asarray(moments, dtype=np.int64)).astype(np.float64) / 1e9
+    def _seconds_between(self, timestamps: list[int]) -> NDArray[np.float64]:
+        nanoseconds = np.asarray(timestamps, dtype=np.int64)
+        return np.diff(nanoseconds).astype(np.float64) / 1e9
 
 
 class CudaClock(StepClock):
-    """Events on the current stream: a wait for data counts as far as the device had nothing left to do."""
+    """CUDA events on the current stream.
+
+    A GPU runs behind the host, so the host's clock would time how long work takes to enqueue. An
+    event gets its time when the stream reaches it. `elapsed_time` is defined only once both events
+    have been reached, and to wait for them in every step would empty the stream. So all events are
+    read in `stop`, after the loop.
+
+    A wait for data counts as far as the device had no work left in the meantime.
+    """
 
     def _now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _wait(self) -> None:
+    def _wait_for_device(self) -> None:
         torch.cuda.synchronize()
 
-    def _between(self, moments: list[torch.cuda.Event]) -> NDArray[np.float64]:
+    def _seconds_between(self, timestamps: list[torch.cuda.Event]) -> NDArray[np.float64]:
+        # `elapsed_time` is in milliseconds.
         return np.asarray(
-            [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(moments)]
+            [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(timestamps)]
         )
 
 
 def step_clock(device: torch.device) -> StepClock:
+    """Return the clock for a device."""
     return CudaClock() if device.type == "cuda" else HostClock()

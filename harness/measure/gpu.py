@@ -1,4 +1,4 @@
-"""One GPU as NVML sees it: readings, energy, why its clocks are held down, and who computes on it."""
+"""Reads one GPU through NVML: sensors, energy, throttling, and who computes on it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-# NVML's clocks-event reasons that say a GPU ran slower than it could: for want of power or of cooling. The others are
-# no throttling: an idle GPU, and clocks that somebody set (application clocks, sync boost, display clocks).
+# The clock event reasons of NVML that mean throttling: the GPU runs slower than it could for lack of
+# power or of cooling. The other reasons are none: an idle GPU, and clocks that somebody has set
+# (application clocks, sync boost, display clocks).
 THROTTLING = {
     "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
     "hw_slowdown": "nvmlClocksEventReasonHwSlowdown",
@@ -19,38 +20,46 @@ THROTTLING = {
 
 
 class Gpu(Protocol):
-    """One device. What it can't tell is absent or None; whatever else goes wrong raises."""
+    """One GPU. What it does not report is absent or None; every other problem raises."""
 
     def gauges(self) -> dict[str, float]:
-        """Of `gpu_utilization` (share of the time in which a kernel ran), `gpu_memory_bytes` (used, by anyone),
-        `gpu_temperature_c`, `gpu_sm_clock_hz` and `gpu_power_w`, those that the device tells."""
+        """Return the present values of its sensors, as far as it reports them.
+
+        - `gpu_utilization`: the share of the last sampling period in which a kernel ran
+        - `gpu_memory_bytes`: memory in use, by any process
+        - `gpu_temperature_c`, `gpu_sm_clock_hz`, `gpu_power_w`
+        """
         ...
 
     def energy_millijoules(self) -> int | None:
-        """A cumulative counter in millijoules."""
+        """Return a counter of the energy consumed so far; only differences of it mean something."""
         ...
 
     def throttle_reasons(self) -> Collection[str] | None:
-        """The names in THROTTLING that hold now."""
+        """Return the keys of THROTTLING that apply now."""
         ...
 
     def compute_pids(self) -> Collection[int] | None:
-        """The pids that NVML lists as computing on the device; those that only draw on it are left out.
+        """Return the processes that NVML lists as computing on the GPU, without those that only draw.
 
-        In a container they may be those of the host's namespace, or none at all.
+        In a container these may be the process ids of the host's namespace, or the list is empty.
         """
         ...
 
     def close(self) -> None:
-        """Nothing is read afterwards."""
+        """Release the GPU; nothing is read afterwards."""
 
 
 class NvmlGpu:
-    """Through pynvml. Raises pynvml.NVMLError where there is no NVML or it knows no such device."""
+    """A GPU as pynvml shows it."""
 
     def __init__(self, uuid: str) -> None:
-        """`uuid` is CUDA's, without a prefix: NVML numbers devices as CUDA_VISIBLE_DEVICES does not."""
-        import pynvml  # here, because on the CPU nobody needs it
+        """Open the GPU with CUDA's `uuid`, which has no prefix.
+
+        The index of a device would not do: NVML counts all GPUs of the machine, CUDA only those in
+        CUDA_VISIBLE_DEVICES. Raises pynvml.NVMLError without NVML or such a GPU.
+        """
+        import pynvml  # loaded only where there is a GPU
 
         self.nvml: Any = pynvml
         self.nvml.nvmlInit()
@@ -62,61 +71,81 @@ class NvmlGpu:
 
     @staticmethod
     def of(device: torch.device) -> NvmlGpu:
+        """Open the GPU that torch calls `device`."""
         return NvmlGpu(str(torch.cuda.get_device_properties(device).uuid))
 
     def _find(self, uuid: str) -> Any:
+        """Return NVML's handle of a GPU, or of a slice of one (MIG)."""
         try:
             return self.nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except (self.nvml.NVMLError_NotFound, self.nvml.NVMLError_InvalidArgument):
             return self.nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
     def gauges(self) -> dict[str, float]:
-        nvml, ask = self.nvml, self._ask
-        used, shares = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
-        megahertz, milliwatts = (
-            ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            ask("nvmlDeviceGetPowerUsage"),
-        )
-        celsius = ask("nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU)
-        if celsius is None:  # before driver 570
-            celsius = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        found = {
-            "gpu_utilization": None if shares is None else shares.gpu / 100,
-            "gpu_memory_bytes": None if used is None else used.used,
-            "gpu_temperature_c": celsius,
-            "gpu_sm_clock_hz": None if megahertz is None else megahertz * 1e6,
-            "gpu_power_w": None if milliwatts is None else milliwatts / 1e3,
-        }
-        return {name: float(value) for name, value in found.items() if value is not None}
+        """Return the present values of the sensors in the units that their names end in."""
+        readings: dict[str, float] = {}
+        utilization = self._query("nvmlDeviceGetUtilizationRates")
+        if utilization is not None:
+            readings["gpu_utilization"] = utilization.gpu / 100
+        memory = self._query("nvmlDeviceGetMemoryInfo")
+        if memory is not None:
+            readings["gpu_memory_bytes"] = float(memory.used)
+        celsius = self._temperature()
+        if celsius is not None:
+            readings["gpu_temperature_c"] = float(celsius)
+        megahertz = self._query("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM)
+        if megahertz is not None:
+            readings["gpu_sm_clock_hz"] = megahertz * 1e6
+        milliwatts = self._query("nvmlDeviceGetPowerUsage")
+        if milliwatts is not None:
+            readings["gpu_power_w"] = milliwatts / 1e3
+        return readings
+
+    def _temperature(self) -> int | None:
+        """Return the temperature in degrees Celsius."""
+        sensor = self.nvml.NVML_TEMPERATURE_GPU
+        celsius: int | None = self._query("nvmlDeviceGetTemperatureV", sensor)
+        if celsius is None:  # drivers before 570 know only the older function
+            celsius = self._query("nvmlDeviceGetTemperature", sensor)
+        return celsius
 
     def energy_millijoules(self) -> int | None:
-        counter: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        """Return the energy since the driver was loaded; GPUs before Volta do not count it."""
+        counter: int | None = self._query("nvmlDeviceGetTotalEnergyConsumption")
         return counter
 
     def throttle_reasons(self) -> Collection[str] | None:
-        bits: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # before driver 535
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return (
-            None
-            if bits is None
-            else {name for name, bit in THROTTLING.items() if bits & getattr(self.nvml, bit)}
-        )
+        """Return the keys of THROTTLING that apply now, None if the GPU does not report them."""
+        bits: int | None = self._query("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # drivers before 535 know only the older name
+            bits = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        if bits is None:
+            return None
+        return {
+            name for name, constant in THROTTLING.items() if bits & getattr(self.nvml, constant)
+        }
 
     def compute_pids(self) -> Collection[int] | None:
-        found = self._ask("nvmlDeviceGetComputeRunningProcesses_v3")
-        return None if found is None else {process.pid for process in found}
+        """Return the processes that NVML lists as computing on the GPU."""
+        processes = self._query("nvmlDeviceGetComputeRunningProcesses_v3")
+        if processes is None:
+            return None
+        return {process.pid for process in processes}
 
     def close(self) -> None:
+        """Shut NVML down."""
         self.nvml.nvmlShutdown()
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """None for what this device, driver, user or version of pynvml does not have."""
+    def _query(self, function: str, *arguments: Any) -> Any:
+        """Call a function of NVML with this GPU's handle.
+
+        Returns None where this GPU, driver, user or version of pynvml does not have it.
+        """
         nvml = self.nvml
-        if not hasattr(nvml, name):
+        if not hasattr(nvml, function):
             return None
         try:
-            return getattr(nvml, name)(self.handle, *arguments)
+            return getattr(nvml, function)(self.handle, *arguments)
         except (
             nvml.NVMLError_NotSupported,
             nvml.NVMLError_NoPermission,

@@ -1,4 +1,4 @@
-"""The host: its CPUs, its load, this process on it, and who else is."""
+"""Reads the host: its CPUs, its load, this process, and which processes belong to the trial."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Protocol
 
 import psutil
 
-CORES_ASKED = 4  # for their frequency, as each takes a file to read
+MAX_FREQUENCY_CORES = 4  # cores whose frequency is read at most: each costs reading a file
+HEAD_BYTES = 512  # of a file in /proc, enough for the first line of /proc/stat
+
+# Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the time
+# of guests, are left out: it is part of user and nice already.
+PROC_STAT_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Seconds that add up. Differences of them are what was spent in between; NaN where unread."""
+    """Seconds that accumulate. The difference of two is what was spent in between; NaN if unread."""
 
     wall: float = 0.0
     total: float = 0.0  # of all cores together
-    busy: float = 0.0
-    stolen: float = 0.0  # cores were ready to work, and the hypervisor let others run
-    process: float = 0.0  # CPU seconds of all threads of this process
+    busy: float = 0.0  # of all cores together
+    stolen: float = 0.0  # cores had work, and the hypervisor ran other machines instead
+    process: float = 0.0  # CPU time of all threads of this process
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*map(sub, astuple(self), astuple(other)))
@@ -31,89 +36,120 @@ class Counters:
         return Counters(*map(add, astuple(self), astuple(other)))
 
     def shares(self) -> dict[str, float]:
-        """`cpu_use` and `cpu_steal` of all cores' time, and `process_cpu` in cores; without what is unknown.
+        """Return `cpu_use` and `cpu_steal` as shares of all cores, and `process_cpu` in cores.
 
-        The kernel counts the cores' time in ticks, of 10 ms as a rule: in less than one, no share can be told.
+        What is unknown is left out. The kernel counts the time of cores in ticks, usually of 10 ms;
+        over less than one tick there are no shares of it.
         """
-        found = {}
+        shares: dict[str, float] = {}
         if self.total > 0:
-            found = {"cpu_use": self.busy / self.total, "cpu_steal": self.stolen / self.total}
+            shares["cpu_use"] = self.busy / self.total
+            shares["cpu_steal"] = self.stolen / self.total
         if self.wall > 0:
-            found["process_cpu"] = self.process / self.wall
-        return {name: share for name, share in found.items() if share == share}
+            shares["process_cpu"] = self.process / self.wall
+        return {name: share for name, share in shares.items() if share == share}  # without NaN
 
 
 class Host(Protocol):
+    """The machine that a rank runs on."""
+
     def gauges(self) -> dict[str, float]:
-        """Of `cpu_frequency_hz`, `load_per_core` (over the last minute) and `resident_bytes` (of this process), those
-        that can be read."""
+        """Return present values, as far as they can be read.
+
+        - `cpu_frequency_hz`: the mean over some cores
+        - `load_per_core`: over the last minute
+        - `resident_bytes`: memory of this process
+        """
         ...
 
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:
+        """Return the counters now."""
+        ...
 
     def foreign_process(self, pid: int) -> str | None:
-        """A process that is not of this trial, as "pid 123 python"; None for one that is."""
+        """Return "pid 123 python" for a process that is not of this trial, None for one that is."""
         ...
 
     def close(self) -> None:
-        """Nothing is read afterwards."""
+        """Release what is open; nothing is read afterwards."""
         ...
 
 
 class ThisHost:
-    """Linux's /proc, and cpufreq for the frequency: what else calls itself a frequency is often the nominal one.
+    """This machine through Linux's /proc, and cpufreq for the frequency.
 
-    Files are kept open, as the thread that reads them takes the interpreter from the training once for each call.
+    Other sources of the frequency, such as /proc/cpuinfo, often report the nominal one.
+
+    Files in /proc stay open between reads. The thread that reads them has to take the interpreter's
+    lock from the training once for each call, so a read should be a single call.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self.proc = proc
-        self.open: dict[str, int] = {}
+        self.file_descriptors: dict[str, int] = {}  # by path below /proc
         self.process = psutil.Process()
         self.command = self.process.cmdline()
-        cores = sorted(os.sched_getaffinity(0))[:CORES_ASKED]
-        paths = [
-            Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq") for core in cores
-        ]
-        self.frequencies = [path for path in paths if os.access(path, os.R_OK)]
+        self.frequencies: list[Path] = []
+        for core in sorted(os.sched_getaffinity(0))[:MAX_FREQUENCY_CORES]:
+            path = Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+            if os.access(path, os.R_OK):
+                self.frequencies.append(path)
 
     def gauges(self) -> dict[str, float]:
-        found = {
+        """Return the load, this process's memory, and the frequency where cpufreq reports it."""
+        resident_pages = float(self._read("self/statm").split()[1])
+        readings = {
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),
-            "resident_bytes": float(self._read("self/statm").split()[1])
-            * os.sysconf("SC_PAGE_SIZE"),
+            "resident_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
         }
         if self.frequencies:
             kilohertz = [int(path.read_text(encoding="ascii")) for path in self.frequencies]
-            found["cpu_frequency_hz"] = 1e3 * sum(kilohertz) / len(kilohertz)
-        return found
+            readings["cpu_frequency_hz"] = 1e3 * sum(kilohertz) / len(kilohertz)
+        return readings
 
     def counters(self) -> Counters:
-        """proc(5): user nice system idle iowait irq softirq steal, in ticks; then guests', which is in user already."""
+        """Return the counters of /proc/stat and of this process, in seconds."""
         wall, process = time.perf_counter(), time.process_time()
-        ticks = [int(word) for word in self._read("stat").partition(b"\n")[0].split()[1:9]]
-        idle, stolen, hertz = ticks[3] + ticks[4], ticks[7], os.sysconf("SC_CLK_TCK")
-        total = sum(ticks)
+        first_line = self._read("stat").partition(b"\n")[0]
+        numbers = map(int, first_line.split()[1 : 1 + len(PROC_STAT_FIELDS)])
+        ticks = dict(zip(PROC_STAT_FIELDS, numbers, strict=False))
+        ticks_per_second = os.sysconf("SC_CLK_TCK")
+        total = sum(ticks.values())
+        idle = ticks["idle"] + ticks["iowait"]
+        busy = total - idle - ticks["steal"]
         return Counters(
-            wall, total / hertz, (total - idle - stolen) / hertz, stolen / hertz, process
+            wall=wall,
+            total=total / ticks_per_second,
+            busy=busy / ticks_per_second,
+            stolen=ticks["steal"] / ticks_per_second,
+            process=process,
         )
 
     def _read(self, name: str) -> bytes:
-        """The beginning, which is as much as is needed."""
-        if name not in self.open:
-            self.open[name] = os.open(self.proc / name, os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self.open[name], 512, 0)
+        """Return the first bytes of a file below /proc."""
+        if name not in self.file_descriptors:
+            path = self.proc / name
+            self.file_descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A read at offset 0 makes the kernel compute the content of a /proc file anew.
+        return os.pread(self.file_descriptors[name], HEAD_BYTES, 0)
 
     def close(self) -> None:
-        while self.open:
-            os.close(self.open.popitem()[1])
+        """Close the files of /proc."""
+        while self.file_descriptors:
+            os.close(self.file_descriptors.popitem()[1])
 
     def foreign_process(self, pid: int) -> str | None:
-        """All ranks of a trial have one command line, which names its folder; what they start hangs below them."""
+        """Return "pid 123 python" unless the process or an ancestor has this process's command line.
+
+        All ranks of a trial have the same command line, which names the trial's folder, and the
+        processes that a rank starts have it as their parent.
+        """
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                mine = any(one.cmdline() == self.command for one in (process, *process.parents()))
-                return None if mine else f"pid {pid} {process.name()}"
+                lineage = (process, *process.parents())
+                if any(relative.cmdline() == self.command for relative in lineage):
+                    return None
+                return f"pid {pid} {process.name()}"
         except psutil.Error:
-            return f"pid {pid}"  # it is gone, or hidden from us
+            return f"pid {pid}"  # it has ended, or it is hidden from this user

@@ -1,15 +1,23 @@
-"""What training takes at one rank: the memory held before its model is built, and the most held since.
+"""Measures the memory that training takes at one rank.
 
-Taken once the data is loaded and just before the model is built, so that neither the imports nor the data set count;
-what is built, the steps, evaluations and checkpoints do. Loader workers are processes of their own and don't count,
-but their batches do once this process touches them. What libraries load or keep on the way counts, foremost the
-compiler; the optimizers' share of that, torch._dynamo, is loaded before. Pages of files, such as libraries' code, don't
-count, as it depends on whether the process was forked which ones it has already. What the allocator keeps of what was
-freed before is handed back first, as far as it can be, because it would hold what training takes.
+The difference is taken between the memory in use just before the model is built and the peak since.
+By then the data set is loaded, so neither it nor the imports count; the model, the steps, evaluations
+and checkpoints do. Some details:
 
-The resident size is what the process has of the machine, and glibc keeps blocks of up to 32 MiB that were freed: under
-FSDP2, which frees and takes its blocks all the time, it keeps more than there is in use. With
-`MALLOC_MMAP_THRESHOLD_: "131072"` in a cluster profile's environment it hands back what is freed, at the cost of speed.
+- What libraries load or keep on the way counts, above all the compiler. torch._dynamo, which every
+  optimizer imports, is imported before.
+- Loader workers are processes of their own and do not count, but their batches do once this process
+  reads them.
+- Pages of files, such as the code of libraries, do not count: how many of them a process has already
+  depends on whether it was forked.
+- Memory that was freed before is returned to the system first, as far as that is possible.
+  Otherwise training would be served from it, and seem to take less.
+
+The resident size is what the process occupies of the machine, which may be more than it uses: glibc
+keeps freed blocks of up to 32 MiB, the limit to which it raises M_MMAP_THRESHOLD by itself. FSDP2
+frees and allocates its blocks all the time, and glibc then keeps more than there is in use. With
+`MALLOC_MMAP_THRESHOLD_: "131072"` in the environment of a cluster profile the limit stays at 128 KiB,
+and larger blocks return to the system when they are freed, at the cost of speed.
 """
 
 from __future__ import annotations
@@ -26,78 +34,103 @@ if TYPE_CHECKING:
     import torch
 
 SELF = Path("/proc/self")
-RESET_PEAK = "5"  # proc_pid_clear_refs(5): sets the peak resident size (VmHWM) to the present one
+KIB = 1024
+# Written to /proc/self/clear_refs, this sets the peak of the resident size (VmHWM) to the present
+# size; see proc_pid_clear_refs(5).
+RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """Counts from its making. On a GPU, the allocator's peaks too."""
+    """Measures the peak since it was created; on a GPU that of torch's allocator, too."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch._dynamo  # 80 MiB, which every optimizer would load on the way
+        import torch._dynamo  # 80 MiB that every optimizer would otherwise load during training
 
         self.device = device
-        _trim()
-        self.before, self.files = _status("VmRSS"), _status("RssFile")
-        self.floor = 0 if _reset_peak() else _peak()
+        _return_freed_memory()
+        self.resident_before = _status_bytes("VmRSS")
+        self.file_pages_before = _status_bytes("RssFile")
+        # The peak so far, where the kernel's cannot be reset: only a larger one is of training.
+        self.earlier_peak = 0 if _reset_peak() else _peak_bytes()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, int]:
-        """Bytes: `resident`, the peak since the making; `resident_before`, the size at it, with the pages of files that
-        were touched since; on a GPU `allocated` and `reserved`, the peaks of its allocator.
+        """Return the memory since creation, in bytes.
 
-        Where the kernel's peak can't be reset and has not grown since, `resident` is the peak of the process's whole
-        life, and `resident_before` is absent, as what was held since is not known.
+        - `resident`: the peak of the resident size.
+        - `resident_before`: the resident size at creation, plus the pages of files that the process
+          has touched since, which are no memory that training takes.
+        - `allocated` and `reserved`, on a GPU: the peaks of torch's allocator.
+
+        Where the kernel's peak cannot be reset and has not grown, `resident` is the peak of the
+        process's whole life, and `resident_before` is absent because nothing is known since.
         """
-        found = {"resident": _peak()}
-        if self.before is not None and found["resident"] > self.floor:
-            touched = (_status("RssFile") or 0) - (self.files or 0)
-            found["resident_before"] = self.before + max(0, touched)
+        peak = _peak_bytes()
+        memory = {"resident": peak}
+        if self.resident_before is not None and peak > self.earlier_peak:
+            touched = (_status_bytes("RssFile") or 0) - (self.file_pages_before or 0)
+            memory["resident_before"] = self.resident_before + max(0, touched)
         if self.device.type == "cuda":
             import torch
 
-            found["allocated"] = torch.cuda.max_memory_allocated(self.device)
-            found["reserved"] = torch.cuda.max_memory_reserved(self.device)
-        return found
+            memory["allocated"] = torch.cuda.max_memory_allocated(self.device)
+            memory["reserved"] = torch.cuda.max_memory_reserved(self.device)
+        return memory
 
 
 def training_bytes(memory: Mapping[str, int]) -> int | None:
-    """What training took where it ran: on a GPU the most allocated, else the resident growth; None if unknown."""
+    """Return the bytes that training took, of what `PeakMemory.read` returned; None if unknown.
+
+    On a GPU that is the peak of what torch allocated, elsewhere the growth of the resident size.
+    """
     if "allocated" in memory:
         return memory["allocated"]
-    return memory["resident"] - memory["resident_before"] if "resident_before" in memory else None
+    if "resident_before" not in memory:
+        return None
+    return memory["resident"] - memory["resident_before"]
 
 
-def _peak() -> int:
-    """The kernel's high-water mark; getrusage's, which can't be reset and may be an ancestor's, where it tells none."""
-    found = _status("VmHWM")
-    if found is not None:
-        return found
-    unit = 1 if sys.platform == "darwin" else 1024
+def _peak_bytes() -> int:
+    """Return the peak of the resident size.
+
+    Where the kernel reports no VmHWM, it is getrusage's: that one cannot be reset, and a process that
+    was forked and then executed another program keeps its ancestor's.
+    """
+    peak = _status_bytes("VmHWM")
+    if peak is not None:
+        return peak
+    unit = 1 if sys.platform == "darwin" else KIB  # macOS counts bytes, Linux KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _status(field: str) -> int | None:
+def _status_bytes(field: str) -> int | None:
+    """Return a field of /proc/self/status in bytes, None where there is none."""
     try:
-        found = re.search(
-            rf"^{field}:\s+(\d+) kB$", (SELF / "status").read_text(encoding="utf-8"), re.MULTILINE
-        )
+        status = (SELF / "status").read_text(encoding="utf-8")
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    if match is None:
+        return None
+    return int(match[1]) * KIB
 
 
 def _reset_peak() -> bool:
-    """Whether the kernel has done it; some containers forbid it."""
+    """Set the kernel's peak to the present size; return whether it could, as some containers forbid it."""
     try:
         (SELF / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
     except OSError:
         return False
-    return _status("VmHWM") is not None
+    return _status_bytes("VmHWM") is not None
 
 
-def _trim() -> None:
-    """Have glibc hand back what was freed; elsewhere nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def _return_freed_memory() -> None:
+    """Have glibc return freed memory to the system; other C libraries do nothing.
+
+    malloc_trim walks all arenas. glibc gives most threads an arena of their own, so memory that
+    another thread has freed is returned, too.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

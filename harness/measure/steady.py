@@ -1,4 +1,4 @@
-"""Where warm-up ends and steady state begins: a change-point test on step times."""
+"""Finds where warm-up ends and steady state begins, by a change-point test on step times."""
 
 from __future__ import annotations
 
@@ -8,71 +8,97 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BIN = 5  # steps, of which the median is taken, so that a straggling step is no change
-MOST_BINS = 200
-FEWEST_BINS = 4  # below that nothing can be told
-EQUIVALENT = 0.07  # levels closer than this are one: slow drift is no warm-up
-SHORTEST = 2  # bins that a level holds, so that one odd bin is none
-NOISE_FLOOR = 0.005  # of a step: smaller deviations are never taken for signal
-STEADY_SHARE = 0.25  # of the steps that the last level must hold
+# Steps are grouped into bins, and the test runs on the bins' medians: a single slow step is no change.
+MIN_BIN_STEPS = 5
+MAX_BINS = 200  # more steps make larger bins, since the test is quadratic in their number
+MIN_BINS = 4  # fewer do not allow a decision
+MIN_LEVEL_BINS = 2  # bins that a level has at least, so that a single odd bin is none
+EQUIVALENT = 0.07  # levels closer than this count as equal: slow drift is no warm-up
+NOISE_FLOOR = 0.005  # of a step's duration: smaller deviations are never taken for a signal
+MIN_STEADY_SHARE = 0.25  # of the steps that the steady part has at least
 # The shortest series, in steps, in which a warm-up level and a steady level after it can be told apart.
-MIN_STEPS_TO_SETTLE = BIN * (SHORTEST + FEWEST_BINS)
+MIN_STEPS_TO_SETTLE = MIN_BIN_STEPS * (MIN_LEVEL_BINS + MIN_BINS)
+
+# The median absolute difference of two normal values with deviation s is 0.954 s: their difference
+# has deviation sqrt(2) s, and the median of |N(0, 1)| is 0.6745.
+MEDIAN_DIFFERENCE = 0.954
 
 
 @dataclass(frozen=True)
 class Steady:
-    """Steps from `first` on are steady. `settled` is False if they never got there, None if there are too few to tell;
-    then `first` is where the search began."""
+    """The steady part of a series of steps: all from `first_step` on.
 
-    first: int
+    `settled` is False if the steps did not become steady, and None if there are too few to decide.
+    In both cases `first_step` is where the search began.
+    """
+
+    first_step: int
     settled: bool | None
 
 
 def find_steady(seconds: NDArray[np.float64], start: int = 0) -> Steady:
-    """The steady part of a row of step times, none of the first `start` steps in it.
+    """Return the steady part of step times in seconds, shape (steps,), not before step `start`.
 
-    The logarithms of bin medians are cut into levels by penalized least squares, solved exactly (optimal partitioning:
-    Jackson et al., 2005, doi:10.1109/LSP.2001.838216), with noise estimated from successive differences. Steady
-    state is the longest run of levels at the end that are equivalent to the last one, as Barrett et al. judge warm-up
-    (2017, doi:10.1145/3133876); it must hold a quarter of the steps.
+    The logarithms of the bins' medians are cut into levels by penalized least squares. Steady state
+    is the longest run of levels at the end that are equivalent to the last one, as Barrett et al.
+    (2017, doi:10.1145/3133876) judge warm-up. It must have a quarter of the steps.
     """
     steps = len(seconds) - start
-    width = max(BIN, math.ceil(steps / MOST_BINS))
-    count = steps // width
-    if count < FEWEST_BINS:
+    bin_steps = max(MIN_BIN_STEPS, math.ceil(steps / MAX_BINS))
+    bins = steps // bin_steps
+    if bins < MIN_BINS:
         return Steady(start, None)
-    bins = np.median(seconds[len(seconds) - count * width :].reshape(count, width), axis=1)
-    starts, levels = _levels(np.log(np.maximum(bins, 1e-9)))
-    place = len(starts) - 1
-    while place > 0 and abs(levels[place - 1] - levels[-1]) <= math.log1p(EQUIVALENT):
-        place -= 1
-    held = count - starts[place]
-    if held < max(FEWEST_BINS, STEADY_SHARE * count):
+    # The bins end with the last step. Steps that fill no bin are left out at the beginning.
+    binned = seconds[len(seconds) - bins * bin_steps :].reshape(bins, bin_steps)
+    medians = np.median(binned, axis=1)
+    starts, means = _levels(np.log(np.maximum(medians, 1e-9)))
+    level = len(starts) - 1
+    while level > 0 and abs(means[level - 1] - means[-1]) <= math.log1p(EQUIVALENT):
+        level -= 1
+    steady_bins = bins - starts[level]
+    if steady_bins < max(MIN_BINS, MIN_STEADY_SHARE * bins):
         return Steady(start, False)
-    return Steady(start if place == 0 else len(seconds) - held * width, True)
+    if level == 0:
+        return Steady(start, True)
+    return Steady(len(seconds) - steady_bins * bin_steps, True)
 
 
 def _levels(values: NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    """Where each level starts, and its mean: the cut with the least squared error plus penalty for each level."""
+    """Return where each level starts, and its mean.
+
+    The cut minimizes the sum of squared errors around the levels' means plus a penalty for each
+    level. Optimal partitioning (Jackson et al. 2005, doi:10.1109/LSP.2001.838216) finds the minimum
+    exactly: with F(t) the least cost of the first t values and E(s, t) the squared error of values
+    s to t - 1 around their mean,
+
+        F(0) = -penalty,    F(t) = min over s of F(s) + E(s, t) + penalty
+
+    The penalty is 3 noise^2 log(n) for n values. The noise is estimated from differences of
+    successive values, which hardly depend on the levels.
+    """
     count = len(values)
+    # Prefix sums give every E(s, t) = sum of squares - (sum)^2 / (t - s) in constant time.
     sums = np.concatenate([[0.0], np.cumsum(values)])
     squares = np.concatenate([[0.0], np.cumsum(values**2)])
-    # The median absolute difference of two normal values with deviation s is 0.954 s.
-    noise = max(NOISE_FLOOR, float(np.median(np.abs(np.diff(values)))) / 0.954)
+    typical_difference = float(np.median(np.abs(np.diff(values))))
+    noise = max(NOISE_FLOOR, typical_difference / MEDIAN_DIFFERENCE)
     penalty = 3 * noise**2 * math.log(count)
-    best, origin = np.zeros(count + 1), np.zeros(count + 1, dtype=int)
-    best[0] = -penalty
-    best[1:SHORTEST] = np.inf
-    for end in range(SHORTEST, count + 1):
-        first = np.arange(end - SHORTEST + 1)
-        error = squares[end] - squares[first] - (sums[end] - sums[first]) ** 2 / (end - first)
-        cost = best[first] + error + penalty
-        origin[end] = int(np.argmin(cost))
-        best[end] = cost[origin[end]]
-    starts, end = [], count
+    least_cost = np.zeros(count + 1)
+    best_start = np.zeros(count + 1, dtype=int)  # where the last level begins, by end
+    least_cost[0] = -penalty
+    least_cost[1:MIN_LEVEL_BINS] = np.inf  # no level is that short
+    for end in range(MIN_LEVEL_BINS, count + 1):
+        start = np.arange(end - MIN_LEVEL_BINS + 1)
+        error = squares[end] - squares[start] - (sums[end] - sums[start]) ** 2 / (end - start)
+        cost = least_cost[start] + error + penalty
+        best_start[end] = int(np.argmin(cost))
+        least_cost[end] = cost[best_start[end]]
+    starts: list[int] = []
+    end = count
     while end > 0:
-        starts.append(int(origin[end]))
+        starts.append(int(best_start[end]))
         end = starts[-1]
     starts.reverse()
     ends = [*starts[1:], count]
-    return starts, [float(values[a:b].mean()) for a, b in zip(starts, ends, strict=True)]
+    means = [float(values[start:end].mean()) for start, end in zip(starts, ends, strict=True)]
+    return starts, means

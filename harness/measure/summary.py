@@ -1,10 +1,10 @@
-"""What the numbers of a trial come to: pure functions over what its ranks left."""
+"""Computes a trial's figures from what its ranks left; pure functions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,100 +13,146 @@ from harness.measure.steady import find_steady
 from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
 from harness.records.series import Numbers, Series
 
+MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
+PERCENTILES = (50, 90, 99)  # of the step times
+
 
 @dataclass(frozen=True)
 class Window:
     """The steps that are measured."""
 
-    mask: NDArray[np.bool_]  # (steps,)
-    settled: bool | None
+    mask: NDArray[np.bool_]  # True for the steps in the window, shape (steps,)
+    settled: bool | None  # whether all attempts became steady; None if they were too short to tell
 
 
 def summarize(
     ranks: Sequence[RankResult], rank0: Rank0Report, batch_size: int, warmup: int
 ) -> Summary:
-    """Throughput is the window's samples over the time of the rank that took longest; a step takes as long as at its
-    slowest rank; a phase's share is of the time of all ranks."""
-    steps = np.stack([unpack(result.step_seconds) for result in ranks])
-    window = find_window(
-        steps.max(axis=0), warmup, [taken_up.step for taken_up in ranks[0].interruptions]
-    )
-    inside = window.mask
-    spent = steps[:, inside].sum(axis=1)
-    measured = bool(inside.sum() >= 2)
-    p50, p90, p99 = (
-        np.percentile(steps[:, inside].max(axis=0), (50, 90, 99))
-        if measured
-        else (None, None, None)
-    )
-    phases = (
-        {name: phase_seconds(ranks, name, inside) for name in ranks[0].step_phases}
-        if measured
-        else {}
-    )
+    """Return the figures of a trial.
+
+    - Throughput is the window's samples divided by the time of the rank that took longest.
+    - A step takes as long as at its slowest rank.
+    - The share of a phase is of the time of all ranks together.
+
+    `batch_size` counts the samples of a global batch; the first `warmup` steps are never in the
+    window. What could not be measured is None.
+    """
+    step_seconds = np.stack([unpack(result.step_seconds) for result in ranks])  # (ranks, steps)
+    resumed_at = [interruption.step for interruption in ranks[0].interruptions]
+    window = find_window(step_seconds.max(axis=0), warmup, resumed_at)
+    window_steps = int(window.mask.sum())
+    final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
     best = rank0.target.best(rank0.evaluations)
     last = rank0.evaluations[-1] if rank0.evaluations else None
+    figures = _WindowFigures()
+    if window_steps >= MIN_WINDOW_STEPS:
+        figures = _measure_window(ranks, step_seconds, window.mask, batch_size)
+    p50, p90, p99 = figures.step_percentiles
     return Summary(
-        throughput=float(inside.sum() * batch_size / spent.max()) if measured else None,
-        window_start=int(inside.argmax()) if measured else None,
-        window_steps=int(inside.sum()),
+        throughput=figures.throughput,
+        window_start=figures.start,
+        window_steps=window_steps,
         settled=window.settled,
-        step_p50=_number(p50),
-        step_p90=_number(p90),
-        step_p99=_number(p99),
-        shares={name: float(seconds.sum() / spent.sum()) for name, seconds in phases.items()},
-        slowest=_slowest(ranks, spent, phases.get("communication")),
-        final_loss=_number(mean_loss(ranks)[-1:].mean() if steps.shape[1] else None),
-        final_metric=last.metrics[rank0.target.name] if last else None,
-        best_metric=best.metrics[rank0.target.name] if best else None,
+        step_p50=p50,
+        step_p90=p90,
+        step_p99=p99,
+        shares=figures.shares,
+        slowest=figures.slowest,
+        final_loss=final_loss,
+        final_metric=None if last is None else last.metrics[rank0.target.name],
+        best_metric=None if best is None else best.metrics[rank0.target.name],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WindowFigures:
+    """What is measured in the window, as `Summary` has it; by default nothing."""
+
+    throughput: float | None = None
+    start: int | None = None
+    step_percentiles: Sequence[float | None] = (None, None, None)  # of PERCENTILES, in seconds
+    shares: Mapping[str, float] = field(default_factory=dict)  # by phase
+    slowest: SlowestRank | None = None
+
+
+def _measure_window(
+    ranks: Sequence[RankResult],
+    step_seconds: Numbers,
+    mask: NDArray[np.bool_],
+    batch_size: int,
+) -> _WindowFigures:
+    """Return the figures of the steps in `mask`; `step_seconds` has the shape (ranks, steps)."""
+    in_window = step_seconds[:, mask]
+    rank_seconds = in_window.sum(axis=1)
+    percentiles = np.percentile(in_window.max(axis=0), PERCENTILES)
+    phases = {name: phase_seconds(ranks, name, mask) for name in ranks[0].step_phases}
+    shares = {name: float(phase.sum() / rank_seconds.sum()) for name, phase in phases.items()}
+    return _WindowFigures(
+        throughput=float(mask.sum() * batch_size / rank_seconds.max()),
+        start=int(mask.argmax()),
+        step_percentiles=[float(seconds) for seconds in percentiles],
+        shares=shares,
+        slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
     )
 
 
 def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Window:
-    """The steady part of every attempt's steps (seconds of each step), never the first `warmup` of them.
+    """Return the window of steps of the given durations, shape (steps,).
 
-    An attempt of too few steps to tell, which may be warm-up all through, counts only if no other is longer.
+    It has the steady part of every attempt; attempts after the first begin at the steps
+    `resumed_at`. The first `warmup` steps of an attempt are never in it. An attempt that is too
+    short to decide on may be warm-up throughout, and counts only if all attempts are that short.
     """
-    inside = np.zeros(len(seconds), dtype=bool)
     attempts = list(itertools.pairwise([0, *resumed_at, len(seconds)]))
-    found = [find_steady(seconds[first:end], min(warmup, end - first)) for first, end in attempts]
-    known = [one.settled for one in found if one.settled is not None]
-    for (first, end), one in zip(attempts, found, strict=True):
-        inside[first + one.first : end] = one.settled is not None or not known
-    return Window(inside, all(known) if known else None)
+    steady_parts = [
+        find_steady(seconds[start:end], min(warmup, end - start)) for start, end in attempts
+    ]
+    decided = [steady.settled for steady in steady_parts if steady.settled is not None]
+    mask = np.zeros(len(seconds), dtype=bool)
+    for (start, end), steady in zip(attempts, steady_parts, strict=True):
+        mask[start + steady.first_step : end] = steady.settled is not None or not decided
+    return Window(mask, all(decided) if decided else None)
 
 
-def phase_seconds(ranks: Sequence[RankResult], name: str, inside: NDArray[np.bool_]) -> Numbers:
-    """Of each rank, how long the phase took in the window."""
-    return np.asarray(
-        [unpack(result.step_phases.get(name))[inside].sum(dtype=np.float64) for result in ranks]
-    )
+def phase_seconds(ranks: Sequence[RankResult], name: str, mask: NDArray[np.bool_]) -> Numbers:
+    """Return the seconds that each rank spent in a phase during the steps in `mask`, shape (ranks,)."""
+    totals = []
+    for result in ranks:
+        seconds = unpack(result.step_phases.get(name))
+        totals.append(seconds[mask].sum(dtype=np.float64))
+    return np.asarray(totals)
 
 
 def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
-    """Over ranks, in double precision: their parts of a global batch are equally large."""
-    losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks]).mean(
-        axis=0
-    )
-    return losses
+    """Return the loss of each step, the mean over ranks, float64, shape (steps,).
+
+    The mean needs no weights because the ranks' parts of a global batch are equally large.
+    """
+    losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks])
+    mean: Numbers = losses.mean(axis=0)
+    return mean
 
 
 def unpack(series: Series | None) -> Numbers:
-    return np.empty(0) if series is None else series.unpack()
+    """Return the numbers of a series, an empty array for None."""
+    if series is None:
+        return np.empty(0)
+    return series.unpack()
 
 
-def _slowest(
-    ranks: Sequence[RankResult], spent: Numbers, communication: Numbers | None
+def _slowest_rank(
+    ranks: Sequence[RankResult], rank_seconds: Numbers, communication: Numbers | None
 ) -> SlowestRank | None:
-    """Ranks wait for one another while they communicate, so the slowest is the one with most to do besides."""
+    """Return the rank that the others waited for, None for a single rank or unknown communication.
+
+    Ranks wait for each other while they communicate, so all of them take equally long. The slowest
+    is the one that spends the most time on anything else. `rank_seconds` and `communication` have
+    the shape (ranks,).
+    """
     if communication is None or len(ranks) < 2:
         return None
-    own = spent - communication
-    place = int(own.argmax())
-    others = np.delete(own, place)
-    skew = float((own[place] - others.mean()) / spent.max())
-    return SlowestRank(rank=ranks[place].rank, host=ranks[place].host, skew=skew)
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    busy = rank_seconds - communication
+    index = int(busy.argmax())
+    mean_of_other_ranks = np.delete(busy, index).mean()
+    skew = float((busy[index] - mean_of_other_ranks) / rank_seconds.max())
+    return SlowestRank(rank=ranks[index].rank, host=ranks[index].host, skew=skew)

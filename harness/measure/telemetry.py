@@ -1,8 +1,9 @@
-"""Telemetry: what the GPU and the host were doing while a rank trained, watched from a thread beside the training.
+"""Watches the GPU and the host from a thread of its own while a rank trains.
 
-Only what happens in a stretch of training counts. The training loop says where one begins and ends; the thread
-samples every SAMPLE_INTERVAL seconds of training and drops a sample during which a stretch has ended. What adds up (energy, CPU
-time) is read by the training loop itself at both ends, outside its timed region.
+Only what happens during segments of training counts. The training loop says where a segment begins
+and ends. During segments the thread takes a sample every SAMPLE_INTERVAL seconds; a sample during
+which a segment ends is dropped. What accumulates (energy, CPU time) is read by the training loop at
+both ends of a segment, outside its timed region.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -27,55 +28,65 @@ from harness.records.series import Series
 T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0  # seconds of training from sample to sample
-MIN_METERED_SECONDS = (
-    1.0  # seconds that a stretch must last for its energy to count; see `joules_between`
-)
-UPDATE = 0.1  # seconds in which NVML's energy counter moves on at the latest
-MOST_WATTS = 5000.0  # above what any one device draws; more means that the counter was set back
-JOIN_TIMEOUT = 5.0  # seconds that the thread is given to end
+MIN_METERED_SECONDS = 1.0  # that a segment must last for its energy to count; see `joules_between`
+COUNTER_UPDATE = 0.1  # seconds after which NVML has updated its energy counter at the latest
+MAX_WATTS = 5000.0  # more than any single GPU draws; above it, the counter was reset
+JOIN_TIMEOUT = 5.0  # seconds that the thread has to end
 
 
 def joules_between(before: int, after: int, seconds: float) -> float | None:
-    """From two readings of a counter in millijoules; None where it was set back in between.
+    """Return the energy between two readings of NVML's cumulative counter, in joules.
 
-    NVML gives 64 bits; a counter that is kept in 32 wraps every 4.3 MJ, which is two hours of an H100. One that fell
-    for another reason, such as a driver's reload, would seem to have spent far more than MOST_WATTS.
+    `before` and `after` are in millijoules, `seconds` apart. Returns None if the counter was reset
+    in between.
 
-    NVML moves the counter on every 20 to 100 ms (Yang, Adamek and Armour, "Part-time power measurements", SC 2024,
-    arXiv 2312.02741, measured the power readings' updates). So a difference lags by up to UPDATE at either end, and
-    over MIN_METERED_SECONDS seconds it is wrong by UPDATE / MIN_METERED_SECONDS, a tenth, at worst; over stretches the lags average out.
+    The counter has 64 bits. One that is kept in 32 bits wraps every 4.3 MJ, which an H100 consumes
+    in two hours, so a smaller second reading is taken for a wrap first. If the counter fell for
+    another reason, such as a reload of the driver, the result would be far more than MAX_WATTS.
+
+    NVML updates the counter only every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power
+    Measurements", SC 2024, arXiv:2312.02741, measured this for the power readings). So a difference
+    lags by up to COUNTER_UPDATE at either end. Over MIN_METERED_SECONDS it is wrong by at most
+    COUNTER_UPDATE / MIN_METERED_SECONDS, a tenth; over several segments the lags average out.
     """
-    spent = after - before
-    if spent < 0:
-        spent += 2**32
-    joules = spent / 1e3
-    return joules if 0 <= joules <= MOST_WATTS * (seconds + UPDATE) else None
+    millijoules = after - before
+    if millijoules < 0:
+        millijoules += 2**32
+    joules = millijoules / 1e3
+    max_joules = MAX_WATTS * (seconds + COUNTER_UPDATE)
+    if not 0 <= joules <= max_joules:
+        return None
+    return joules
 
 
 class Sample(NamedTuple):
-    """What the thread saw at one time."""
+    """What the thread read at one time."""
 
     at: float  # seconds since the epoch
     readings: dict[str, float]
-    throttled: Collection[str] | None
-    foreign: Collection[str] | None
+    throttled: Collection[str] | None  # reasons, keys of THROTTLING; None if unknown
+    foreign_processes: Collection[str] | None  # on the GPU, as "pid 123 python"; None if unknown
 
 
-class _Stretch:
-    """From `begin` to `end`. Its parts are read by the training's thread, but for `last`."""
+class _Segment:
+    """A segment of training, from `begin_segment` to `end_segment`.
+
+    Only `last_counters` belongs to the sampling thread, the rest to the thread that trains.
+    """
 
     def __init__(self, counters: Counters | None, energy: int | None) -> None:
-        self.counters = self.last = counters
-        self.energy = energy
+        self.counters = counters  # at the beginning
+        self.last_counters = counters  # at the sample before
+        self.energy = energy  # at the beginning, in millijoules
         self.began = time.perf_counter()
-        self.over = threading.Event()
+        self.ended = threading.Event()
 
 
 class Telemetry:
-    """Of one trial at one rank; as a context manager, it samples for as long as the block lasts.
+    """The telemetry of one trial at one rank. As a context manager, it samples in its block.
 
-    Stretches that begin within the first `warmup` steps do not count. What raises is noted in the account by the name
-    of what was read, once each, and training goes on.
+    Segments that begin within the first `warmup` steps do not count. A reading that raises stops no
+    training: the first error of each reading is in the report.
     """
 
     def __init__(
@@ -84,21 +95,26 @@ class Telemetry:
         host: Host,
         *,
         warmup: int = 0,
-        every: float = SAMPLE_INTERVAL,
-        trouble: dict[str, str] | None = None,
+        interval: float = SAMPLE_INTERVAL,
+        errors: dict[str, str] | None = None,
     ) -> None:
-        self.gpu, self.host, self.warmup, self.every = gpu, host, warmup, every
-        self.trouble = trouble or {}
+        """Prepare to sample every `interval` seconds; `errors` has those that happened already."""
+        self.gpu, self.host = gpu, host
+        self.warmup, self.interval = warmup, interval
+        self.errors = errors or {}  # the first error of each reading
+        # A daemon, so that a thread that hangs in a driver does not keep the process alive.
         self.thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
-        self._stretches: SimpleQueue[_Stretch | None] = (
-            SimpleQueue()
-        )  # for the thread; None ends it
-        self._stretch: _Stretch | None = None
+        self._segments: SimpleQueue[_Segment | None] = SimpleQueue()  # None ends the thread
+        self._segment: _Segment | None = None  # the current one, None if it does not count
         self._samples: list[Sample] = []
-        self._strangers: dict[int, str | None] = {}  # by pid, None for processes of this trial
-        self._begun = 0  # steps, those in warm-up too
-        self._seconds, self._steps, self._spent = 0.0, 0, Counters()
-        self._joules, self._metered_steps = 0.0, 0
+        self._foreign_by_pid: dict[int, str | None] = {}  # None for processes of this trial
+        self._steps_begun = 0  # those of the warm-up, too
+        # Totals over the segments that count.
+        self._seconds = 0.0
+        self._steps = 0
+        self._counters = Counters()
+        self._joules = 0.0
+        self._metered_steps = 0
 
     def __enter__(self) -> Telemetry:
         self.thread.start()
@@ -108,79 +124,73 @@ class Telemetry:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if self._stretch:
-            self._stretch.over.set()
-        self._stretches.put(None)
+        if self._segment:  # training failed within it
+            self._segment.ended.set()
+        self._segments.put(None)
         self.thread.join(JOIN_TIMEOUT)
         if self.thread.is_alive():
-            self.trouble["thread"] = f"has not ended within {JOIN_TIMEOUT} s"
-            return  # it may be reading still
+            self.errors["thread"] = f"has not ended within {JOIN_TIMEOUT} s"
+            return  # it may still be reading from the GPU and the host
         self.host.close()
         if self.gpu:
             self._try("gpu", self.gpu.close)
 
     def begin_segment(self) -> None:
-        """A stretch of nothing but training begins."""
-        if self._begun >= self.warmup:
-            self._stretch = _Stretch(self._try("host counters", self.host.counters), self._energy())
-            self._stretches.put(self._stretch)
+        """Begin a segment of nothing but training."""
+        if self._steps_begun < self.warmup:
+            return
+        counters = self._try("host counters", self.host.counters)
+        self._segment = _Segment(counters, self._energy())
+        self._segments.put(self._segment)
 
     def end_segment(self, steps: int) -> None:
-        """It has ended after so many steps."""
-        self._begun += steps
-        stretch, self._stretch = self._stretch, None
-        if stretch is None:
+        """End the segment, which has trained for `steps` steps."""
+        self._steps_begun += steps
+        segment, self._segment = self._segment, None
+        if segment is None:
             return
-        stretch.over.set()
-        seconds = time.perf_counter() - stretch.began
+        segment.ended.set()
+        seconds = time.perf_counter() - segment.began
         if seconds >= MIN_METERED_SECONDS:
-            self._meter(stretch.energy, self._energy(), seconds, steps)
+            self._meter(segment.energy, self._energy(), seconds, steps)
         counters = self._try("host counters", self.host.counters)
-        if stretch.counters and counters:
-            self._spent += counters - stretch.counters
+        if segment.counters and counters:
+            self._counters += counters - segment.counters
         self._seconds += seconds
         self._steps += steps
 
     def report(self) -> record.Telemetry:
-        """All that was seen; after the block."""
+        """Return all that was measured so far."""
         samples = list(self._samples)
-        names = sorted({name for sample in samples for name in sample.readings})
-        columns = {
-            name: [sample.readings.get(name, np.nan) for sample in samples] for name in names
-        }
-        reasons = [sample.throttled for sample in samples if sample.throttled is not None]
-        told = [sample.foreign for sample in samples if sample.foreign is not None]
+        times = np.array([sample.at for sample in samples], dtype=np.float64)
         return record.Telemetry(
             seconds=self._seconds,
             steps=self._steps,
-            sample_times=Series.pack(np.array([sample.at for sample in samples], dtype=np.float64)),
-            readings={
-                name: Series.pack(np.array(column, dtype=np.float32))
-                for name, column in columns.items()
-            },
-            shares=self._spent.shares(),
+            sample_times=Series.pack(times),
+            readings=_pack_readings(samples),
+            shares=self._counters.shares(),
             joules=self._joules if self._metered_steps else None,
             metered_steps=self._metered_steps,
-            throttled={
-                name: float(np.mean([name in held for held in reasons])) for name in THROTTLING
-            }
-            if reasons
-            else None,
-            foreign_processes=sorted(set().union(*told)) if told else None,
-            errors=dict(self.trouble),
+            throttled=_throttled_shares(samples),
+            foreign_processes=_all_foreign_processes(samples),
+            errors=dict(self.errors),
         )
 
     def _energy(self) -> int | None:
-        return self._try("gpu energy", self.gpu.energy_millijoules) if self.gpu else None
+        """Return the GPU's energy counter in millijoules."""
+        if self.gpu is None:
+            return None
+        return self._try("gpu energy", self.gpu.energy_millijoules)
 
     def _meter(self, before: int | None, after: int | None, seconds: float, steps: int) -> None:
+        """Add the energy of a segment between two readings of the counter."""
         if before is None or after is None:
             return
         joules = joules_between(before, after, seconds)
         if joules is None:
-            self.trouble.setdefault(
+            self.errors.setdefault(
                 "gpu energy", f"the counter went from {before} to {after} mJ in {seconds:.1f} s"
             )
             return
@@ -188,60 +198,100 @@ class Telemetry:
         self._metered_steps += steps
 
     def _watch(self) -> None:
-        """The thread: asleep between stretches, and in them until a sample is due."""
-        left = self.every
-        for stretch in iter(self._stretches.get, None):
-            due = time.monotonic() + left
-            while not stretch.over.wait(max(0.0, due - time.monotonic())):
-                self._sample(stretch)
-                due = time.monotonic() + self.every
-            left = max(0.0, due - time.monotonic())
+        """Take samples during segments, in the thread, which sleeps otherwise.
 
-    def _sample(self, stretch: _Stretch) -> None:
+        The time until the next sample is carried over from segment to segment. So samples are evenly
+        spaced in training time, however short the segments are.
+        """
+        seconds_left = self.interval
+        for segment in iter(self._segments.get, None):
+            due = time.monotonic() + seconds_left
+            while not segment.ended.wait(max(0.0, due - time.monotonic())):
+                self._take_sample(segment)
+                due = time.monotonic() + self.interval
+            seconds_left = max(0.0, due - time.monotonic())
+
+    def _take_sample(self, segment: _Segment) -> None:
+        """Read everything once; drop it if the segment ends meanwhile."""
         at = time.time()
         readings = dict(self._try("host", self.host.gauges) or {})
-        throttled = foreign = None
+        throttled: Collection[str] | None = None
+        foreign_processes: Collection[str] | None = None
         if self.gpu:
             readings |= self._try("gpu", self.gpu.gauges) or {}
             throttled = self._try("gpu throttle reasons", self.gpu.throttle_reasons)
-            foreign = self._try("gpu processes", self._foreign)
+            foreign_processes = self._try("gpu processes", self._foreign_processes)
         counters = self._try("host counters", self.host.counters)
-        if stretch.over.is_set():
+        if segment.ended.is_set():
             return
-        if stretch.last and counters:
-            readings |= (counters - stretch.last).shares()
-        stretch.last = counters
-        self._samples.append(Sample(at, readings, throttled, foreign))
+        if segment.last_counters and counters:
+            readings |= (counters - segment.last_counters).shares()
+        segment.last_counters = counters
+        self._samples.append(Sample(at, readings, throttled, foreign_processes))
 
-    def _foreign(self) -> Collection[str] | None:
-        """The processes on the GPU that are not of this trial.
+    def _foreign_processes(self) -> Collection[str] | None:
+        """Return the processes on the GPU that are not of this trial, None if that is unknown.
 
-        NVML may number processes as the host does while we are in a container, or list none. Whether its pids are ours
-        is seen from our own, as this process computes on the GPU; where that is not listed, nothing is known.
+        In a container, NVML may list the process ids of the host's namespace, or none. This process
+        computes on the GPU: if its own id is not listed, the others cannot be trusted either.
         """
         pids = self.gpu.compute_pids() if self.gpu else None
         if pids is None or os.getpid() not in pids:
             return None
+        foreign: set[str] = set()
         for pid in pids:
-            if pid not in self._strangers:
-                self._strangers[pid] = self.host.foreign_process(pid)
-        return {stranger for pid in pids if (stranger := self._strangers[pid])}
+            if pid not in self._foreign_by_pid:
+                self._foreign_by_pid[pid] = self.host.foreign_process(pid)
+            description = self._foreign_by_pid[pid]
+            if description is not None:
+                foreign.add(description)
+        return foreign
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
+        """Return a reading; if it raises, note the error under its name and return None."""
         try:
             return read()
         except Exception as error:
-            self.trouble.setdefault(name, f"{type(error).__name__}: {one_line(error)}")
+            self.errors.setdefault(name, f"{type(error).__name__}: {one_line(error)}")
             return None
 
 
 def telemetry_for(device: torch.device, *, warmup: int) -> Telemetry:
-    """Of `device` and this host. Where NVML can't be had, the account says why."""
+    """Return the telemetry of `device` and this host; without NVML the report says why."""
     gpu: Gpu | None = None
-    trouble = {}
+    errors: dict[str, str] = {}
     if device.type == "cuda":
         try:
             gpu = NvmlGpu.of(device)
-        except Exception as error:  # whatever the driver has, it is no reason not to train
-            trouble["gpu"] = f"{type(error).__name__}: {one_line(error)}"
-    return Telemetry(gpu, ThisHost(), warmup=warmup, trouble=trouble)
+        except Exception as error:  # a problem of the driver's is no reason not to train
+            errors["gpu"] = f"{type(error).__name__}: {one_line(error)}"
+    return Telemetry(gpu, ThisHost(), warmup=warmup, errors=errors)
+
+
+def _pack_readings(samples: Sequence[Sample]) -> dict[str, Series]:
+    """Return the readings by name, each a series with a value for every sample, NaN where unread."""
+    names = {name for sample in samples for name in sample.readings}
+    packed: dict[str, Series] = {}
+    for name in sorted(names):
+        values = [sample.readings.get(name, np.nan) for sample in samples]
+        packed[name] = Series.pack(np.array(values, dtype=np.float32))
+    return packed
+
+
+def _throttled_shares(samples: Sequence[Sample]) -> dict[str, float] | None:
+    """Return the share of samples in which each reason for throttling applied, None if unknown."""
+    reported = [sample.throttled for sample in samples if sample.throttled is not None]
+    if not reported:
+        return None
+    shares: dict[str, float] = {}
+    for name in THROTTLING:
+        shares[name] = float(np.mean([name in reasons for reasons in reported]))
+    return shares
+
+
+def _all_foreign_processes(samples: Sequence[Sample]) -> list[str] | None:
+    """Return the foreign processes that any sample saw, None if that is unknown throughout."""
+    reported = [s.foreign_processes for s in samples if s.foreign_processes is not None]
+    if not reported:
+        return None
+    return sorted(set().union(*reported))

@@ -1,8 +1,9 @@
-"""Memory traffic of training, counted rather than timed.
+"""Counts the memory traffic of training; nothing is timed.
 
-The convention: every operator reads each of its tensors once and writes each of its results once, as eager execution
-does where nothing stays in a cache. Views move nothing; an axis of stride 0 is one element; a gather reads the rows it
-takes, not the table. So it is an upper bound of what main memory has to move.
+The convention: every operator reads each of its tensors once and writes each of its results once, as
+eager execution does if nothing stays in a cache. Views move nothing; an axis of stride 0 is a single
+element; a gather reads the rows that it takes, not the whole table. The result is an upper bound of
+what main memory has to move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_iter
 
 from workloads.base import Batch, Workload
 
-# Operators that look at a tensor for its shape alone, and those that overwrite their first argument unread.
+# Operators that read only the shape of a tensor.
 SHAPE_ONLY = {
     "zeros_like",
     "ones_like",
@@ -30,6 +31,7 @@ SHAPE_ONLY = {
     "new_ones",
     "new_full",
 }
+# Operators that overwrite their first argument without reading it.
 OVERWRITING = {
     "copy_",
     "zero_",
@@ -40,7 +42,9 @@ OVERWRITING = {
     "random_",
     "exponential_",
 }
+# Operators that read only the rows of their first argument that they return.
 GATHERING = {"embedding", "gather", "index", "index_select"}
+# Operators that neither read nor write elements.
 MOVING_NOTHING = {
     "_unsafe_view",
     "empty",
@@ -52,7 +56,11 @@ MOVING_NOTHING = {
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that operators read and write while it is entered."""
+    """Counts the bytes that operators read and write while it is entered, in `bytes`.
+
+    A dispatch mode sees every operator after autograd and autocast, so also those of backward and
+    the conversions of mixed precision.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,57 +73,83 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run an operator and add what it moves."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.bytes += moved(func, args, kwargs, result)
+        self.bytes += bytes_moved(func, args, kwargs, result)
         return result
 
 
-def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """The bytes that one call of an operator reads and writes."""
-    name = func.overloadpacket.__name__
-    schema = func._schema
-    returns = [part.alias_info for part in schema.returns]
-    view = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
-    if view or name in MOVING_NOTHING:
+def bytes_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes that one call of an operator reads and writes.
+
+    The operator's schema says which results are views, and which arguments it writes to.
+    """
+    name = operator.overloadpacket.__name__
+    schema = operator._schema
+    if name in MOVING_NOTHING or _returns_views(schema):
         return 0
-    named = {
-        argument.name: value for argument, value in zip(schema.arguments, args, strict=False)
-    } | kwargs
-    mutable = {
-        argument.name
-        for argument in schema.arguments
-        if argument.alias_info and argument.alias_info.is_write
-    }
-    fresh = [
-        value for value, alias in zip(_several(result), returns, strict=False) if alias is None
-    ]
-    written = size_of(fresh) + size_of(value for key, value in named.items() if key in mutable)
+    arguments = _named_arguments(schema, args, kwargs)
+    mutable = _mutable_arguments(schema)
+    written = size_of(_new_results(schema, result))
+    written += size_of(value for key, value in arguments.items() if key in mutable)
     if name in SHAPE_ONLY:
         return written
-    first = next(iter(named), None)
-    unread = {first} if name in OVERWRITING or name in GATHERING else set()
-    unread |= {key for key in mutable if key == "out"}
-    read = size_of(value for key, value in named.items() if key not in unread)
-    return read + written + (written if name in GATHERING else 0)
+    unread = {key for key in mutable if key == "out"}
+    if name in OVERWRITING or name in GATHERING:
+        unread.add(next(iter(arguments), ""))
+    read = size_of(value for key, value in arguments.items() if key not in unread)
+    if name in GATHERING:
+        read += written  # the rows that it takes are as large as its result
+    return read + written
+
+
+def _returns_views(schema: Any) -> bool:
+    """Return whether all results of an operator share memory with arguments that it only reads."""
+    aliases = [result.alias_info for result in schema.returns]
+    if not aliases:
+        return False
+    return all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _named_arguments(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names."""
+    positional = zip(schema.arguments, args, strict=False)
+    return {argument.name: value for argument, value in positional} | kwargs
+
+
+def _mutable_arguments(schema: Any) -> set[str]:
+    """Return the names of the arguments that an operator writes to."""
+    names: set[str] = set()
+    for argument in schema.arguments:
+        if argument.alias_info and argument.alias_info.is_write:
+            names.add(argument.name)
+    return names
+
+
+def _new_results(schema: Any, result: Any) -> list[Any]:
+    """Return the results that have memory of their own: those that are no argument and no view."""
+    results = tuple(result) if isinstance(result, tuple) else (result,)
+    pairs = zip(results, schema.returns, strict=False)
+    return [value for value, declared in pairs if declared.alias_info is None]
 
 
 def size_of(values: Iterable[Any]) -> int:
-    """Bytes of all different tensors among nested values."""
-    different = {id(value): value for value in tree_iter(list(values)) if isinstance(value, Tensor)}
-    return sum(tensor_bytes(tensor) for tensor in different.values())
+    """Return the bytes of all tensors among nested values, each tensor counted once."""
+    tensors: dict[int, Tensor] = {}
+    for value in tree_iter(list(values)):
+        if isinstance(value, Tensor):
+            tensors[id(value)] = value
+    return sum(tensor_bytes(tensor) for tensor in tensors.values())
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Of its different elements."""
-    count = 1
+    """Return the bytes of a tensor's distinct elements: an expanded axis counts as one element."""
+    elements = 1
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= 1 if stride == 0 and length else length
-    return count * tensor.element_size()
-
-
-def _several(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, tuple) else (result,)
+        is_expanded = stride == 0 and length > 0
+        elements *= 1 if is_expanded else length
+    return elements * tensor.element_size()
 
 
 def bytes_per_sample(
@@ -124,40 +158,46 @@ def bytes_per_sample(
     batch: Batch,
     forward: Callable[[], AbstractContextManager[object]],
 ) -> float | None:
-    """Of one forward, in the context `forward()`, and backward of the bare module on a batch; None on lack of memory.
+    """Return the traffic of one forward and backward, in bytes per sample of `batch`.
 
-    Leaves parameters, gradients, buffers and random numbers as they were; no hook of a wrapper runs.
+    Forward runs in the context `forward()`, such as autocast. Parameters, gradients, buffers and the
+    state of the random generators are as before afterwards, and no hook of a wrapper runs. Returns
+    None if memory is insufficient.
     """
-    wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    mode, device = module.training, batch[0].device
+    was_training = module.training
+    device = batch[0].device
+    generators = [device] if device.type == "cuda" else []  # besides the CPU's
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), Traffic() as traffic:
+        with torch.random.fork_rng(generators), Traffic() as traffic:
             module.train()
             with forward():
                 loss = workload.loss(module, batch)
-            torch.autograd.grad(loss, wanted, allow_unused=True)
+            # Unlike `backward`, this leaves `parameter.grad` as it is.
+            torch.autograd.grad(loss, parameters, allow_unused=True)
     except torch.OutOfMemoryError:
         return None
     finally:
-        module.train(mode)
+        module.train(was_training)
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for buffer, original in buffers:
+                buffer.copy_(original)
     return float(traffic.bytes / len(batch[0]))
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Of a step that goes over everything once, as a fused one does: parameters and state read and written, gradients
-    read. Implementations that go tensor by tensor move more."""
+    """Return the traffic in bytes of an optimizer step that visits everything once.
+
+    A fused implementation does: it reads and writes the parameters and their state, and reads the
+    gradients. Implementations that go tensor by tensor move more. State of another shape than its
+    parameter, such as a step count, is too small to count.
+    """
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = [
-                value
-                for value in optimizer.state.get(parameter, {}).values()
-                if isinstance(value, Tensor)
-            ]
-            large = [value for value in state if value.shape == parameter.shape]
-            total += 3 * parameter.nbytes + 2 * sum(value.nbytes for value in large)
+            total += 3 * parameter.nbytes
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    total += 2 * value.nbytes
     return total

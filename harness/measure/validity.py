@@ -1,49 +1,61 @@
-"""When a measurement is not to be believed: rules with thresholds, broken or kept."""
+"""Decides whether a trial's measurement can be believed, by rules with limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records.record import RankResult, Summary
+from harness.records.record import RankResult, Summary, Telemetry
 from harness.spec.validity import ValidityRules
 
-SHORTEST = 1.0  # seconds between two moments, below which their jitter hides any drift of a clock
+# Seconds between two moments at which all ranks met, below which their jitter would hide any drift.
+MIN_ELAPSED = 1.0
 
 
 def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
-    """The rules that a trial broke, each in a line that says who, by how much and what is allowed."""
-    found: list[str] = []
+    """Return the rules that a trial violates: for each a line with the rank, the value and the limit.
+
+    What could not be read violates no rule.
+    """
+    lines: list[str] = []
     for result in ranks:
-        where = f"rank {result.rank} on {result.host}"
-        if (seen := result.telemetry) is None:
-            continue
-        for reason, share in (seen.throttled or {}).items():
-            found += _above(share, rules.throttled, f"throttled: {where}: {reason}")
-        foreign = seen.foreign_processes or ()
-        if rules.foreign_processes is not None and len(foreign) > rules.foreign_processes:
-            allowed = f"allowed: {rules.foreign_processes}"
-            found.append(f"foreign_processes: {where}: {', '.join(foreign)} on its GPU; {allowed}")
-        found += _above(
-            seen.shares.get("cpu_steal"), rules.steal, f"steal: {where}: CPU time taken by others"
-        )
-    found += _above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
-    found += _above(
-        summary.shares.get("data_wait"), rules.data_wait, "data_wait: the loader starved"
-    )
-    return found
+        if result.telemetry is not None:
+            rank = f"rank {result.rank} on {result.host}"
+            lines += _rank_violations(rank, result.telemetry, rules)
+    lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
+    data_wait = summary.shares.get("data_wait")
+    lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")
+    return lines
+
+
+def _rank_violations(rank: str, telemetry: Telemetry, rules: ValidityRules) -> list[str]:
+    """Return the rules that a single rank violates; `rank` names it."""
+    lines: list[str] = []
+    for reason, share in (telemetry.throttled or {}).items():
+        lines += _share_above(share, rules.throttled, f"throttled: {rank}: {reason}")
+    processes = telemetry.foreign_processes or ()
+    limit = rules.foreign_processes
+    if limit is not None and len(processes) > limit:
+        names = ", ".join(processes)
+        lines.append(f"foreign_processes: {rank}: found {names} on its GPU; allowed: {limit}")
+    stolen = telemetry.shares.get("cpu_steal")
+    lines += _share_above(stolen, rules.steal, f"steal: {rank}: CPU time taken by other machines")
+    return lines
 
 
 def clock_drift(ranks: Sequence[RankResult]) -> float | None:
-    """How far the ranks' clocks disagree on the time between two moments that they share; None if not told."""
-    elapsed = [
-        result.elapsed
-        for result in ranks
-        if result.elapsed is not None and result.elapsed >= SHORTEST
-    ]
-    return 1 - min(elapsed) / max(elapsed) if len(elapsed) > 1 else None
+    """Return how far the ranks' clocks disagree on the time between two moments that all share.
+
+    The result is a fraction of that time; None if it is unknown at all ranks but one, or too short.
+    """
+    elapsed = [result.elapsed for result in ranks if result.elapsed is not None]
+    elapsed = [seconds for seconds in elapsed if seconds >= MIN_ELAPSED]
+    if len(elapsed) < 2:
+        return None
+    return 1 - min(elapsed) / max(elapsed)
 
 
-def _above(share: float | None, limit: float | None, what: str) -> list[str]:
+def _share_above(share: float | None, limit: float | None, subject: str) -> list[str]:
+    """Return a line about a share that is above its limit, no line otherwise."""
     if share is None or limit is None or share <= limit:
         return []
-    return [f"{what}: found {share:.1%}; allowed: at most {limit:.1%}"]
+    return [f"{subject}: found {share:.1%}; allowed: at most {limit:.1%}"]

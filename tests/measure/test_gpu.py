@@ -103,7 +103,7 @@ def test_a_device_that_it_does_not_know(install: Install) -> None:
 
 def test_it_feeds_telemetry(install: Install) -> None:
     install(FakeDriver(ANSWERS, processes=[os.getpid()]))
-    telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), every=0.01)
+    telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), interval=0.01)
     with telemetry:
         telemetry.begin_segment()
         wait_until(lambda: telemetry.report().sample_times.count >= 3)

@@ -72,9 +72,9 @@ def test_resident_memory_and_steal_are_the_kernels_own() -> None:
     host, process = ThisHost(), psutil.Process()
     assert host.gauges()["resident_bytes"] == pytest.approx(process.memory_info().rss, rel=0.05)
     assert host.counters().stolen == pytest.approx(psutil.cpu_times().steal, abs=1.0)
-    assert len(host.open) == 2
+    assert len(host.file_descriptors) == 2
     host.close()
-    assert host.open == {}
+    assert host.file_descriptors == {}
 
 
 def test_shares_of_no_time_are_unknown() -> None:

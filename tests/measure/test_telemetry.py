@@ -54,7 +54,7 @@ class TestSamples:
         gpu = FakeGpu(
             readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}]
         )
-        found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
+        found = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
         readings = {name: series.unpack() for name, series in found.readings.items()}
         assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
         assert np.isnan(readings["gpu_temperature_c"][0])
@@ -67,7 +67,7 @@ class TestSamples:
         telemetry = Telemetry(
             FakeGpu(throttled=[{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, ()]),
             FakeHost(),
-            every=QUICK,
+            interval=QUICK,
         )
         found = watch(telemetry)
         assert found.throttled
@@ -78,12 +78,13 @@ class TestSamples:
 
     def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
         assert (
-            watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), every=QUICK)).throttled is None
+            watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), interval=QUICK)).throttled
+            is None
         )
-        assert watch(Telemetry(None, FakeHost(), every=QUICK)).throttled is None
+        assert watch(Telemetry(None, FakeHost(), interval=QUICK)).throttled is None
 
     def test_outside_stretches_do_not_count(self) -> None:
-        telemetry = Telemetry(FakeGpu(), FakeHost(), every=QUICK)
+        telemetry = Telemetry(FakeGpu(), FakeHost(), interval=QUICK)
         with telemetry:
             time.sleep(10 * QUICK)
             telemetry.begin_segment()
@@ -102,7 +103,7 @@ class TestSamples:
                 ended.wait(60)
                 return {"gpu_power_w": 1.0}
 
-        telemetry = Telemetry(Slow(), FakeHost(), every=QUICK)
+        telemetry = Telemetry(Slow(), FakeHost(), interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
@@ -111,7 +112,7 @@ class TestSamples:
         assert telemetry.report().sample_times.count == 0
 
     def test_are_evenly_apart_in_training_time_across_short_stretches(self) -> None:
-        telemetry = Telemetry(None, FakeHost(), every=0.25)
+        telemetry = Telemetry(None, FakeHost(), interval=0.25)
         with telemetry:
             for _ in range(10):
                 telemetry.begin_segment()
@@ -120,7 +121,7 @@ class TestSamples:
         assert 1 <= telemetry.report().sample_times.count <= telemetry.report().seconds / 0.25
 
     def test_of_the_warm_up_do_not_count(self) -> None:
-        telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, every=QUICK)
+        telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, interval=QUICK)
         with telemetry:
             for steps in (1, 2):
                 telemetry.begin_segment()
@@ -142,13 +143,13 @@ class TestForeignProcess:
     def test_is_seen_and_named(self) -> None:
         gpu = FakeGpu(pids=[{ME}, {ME, 77}, {ME}])
         assert watch(
-            Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK)
+            Telemetry(gpu, FakeHost(names={77: "miner"}), interval=QUICK)
         ).foreign_processes == ["pid 77 miner"]
 
     def test_is_not_one_of_the_trial(self) -> None:
         assert (
             watch(
-                Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), every=QUICK)
+                Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), interval=QUICK)
             ).foreign_processes
             == []
         )
@@ -159,7 +160,7 @@ class TestForeignProcess:
     def test_is_unknown_where_our_own_is_not_listed(self, pids: Any) -> None:
         assert (
             watch(
-                Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), every=QUICK)
+                Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), interval=QUICK)
             ).foreign_processes
             is None
         )
@@ -235,7 +236,7 @@ class TestShares:
         script = [
             Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))
         ]
-        found = watch(Telemetry(None, FakeHost(script), every=QUICK), samples=3)
+        found = watch(Telemetry(None, FakeHost(script), interval=QUICK), samples=3)
         assert found.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
 
 
@@ -243,7 +244,7 @@ class TestTrouble:
     def test_leaves_its_name_and_takes_nothing_else_along(self) -> None:
         lost = RuntimeError("GPU is\nlost")
         gpu = FakeGpu(readings=[lost], energy=[lost], throttled=[lost], pids=[lost])
-        found = watch(Telemetry(gpu, FakeHost(), every=QUICK))
+        found = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
         names = ("gpu", "gpu energy", "gpu throttle reasons", "gpu processes")
         assert found.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
         assert (found.joules, found.throttled, found.foreign_processes) == (None, None, None)
@@ -254,7 +255,7 @@ class TestTrouble:
             Telemetry(
                 FakeGpu(readings=[{"gpu_power_w": 1.0}]),
                 FakeHost([OSError("no /proc")]),
-                every=QUICK,
+                interval=QUICK,
             )
         )
         assert found.errors == {"host counters": "OSError: no /proc"}
@@ -266,7 +267,7 @@ class TestTrouble:
             Telemetry(
                 FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]),
                 FakeHost(),
-                every=QUICK,
+                interval=QUICK,
             )
         )
         assert found.errors == {"gpu": "ValueError: once"}
@@ -276,13 +277,13 @@ class TestTrouble:
 class TestThread:
     def test_ends_with_its_block_and_lets_go_of_the_gpu(self) -> None:
         gpu = FakeGpu()
-        telemetry = Telemetry(gpu, FakeHost(), every=QUICK)
+        telemetry = Telemetry(gpu, FakeHost(), interval=QUICK)
         watch(telemetry)
         assert not telemetry.thread.is_alive()
         assert gpu.closed
 
     def test_ends_at_once_when_training_fails_within_a_stretch(self) -> None:
-        telemetry = Telemetry(None, FakeHost(), every=600)
+        telemetry = Telemetry(None, FakeHost(), interval=600)
 
         def train() -> None:
             with telemetry:
@@ -304,7 +305,7 @@ class TestThread:
                 return {}
 
         gpu = Stuck()
-        telemetry = Telemetry(gpu, FakeHost(), every=QUICK)
+        telemetry = Telemetry(gpu, FakeHost(), interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
@@ -333,7 +334,7 @@ def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
     gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], pids=[{ME, 77}])
     (rank,) = make_record().ranks
     rank = replace(
-        rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), every=QUICK))
+        rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), interval=QUICK))
     )
     records.write_record(tmp_path / "rank0.json", rank)
     assert records.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
@@ -346,7 +347,9 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
             readings=[{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}],
             throttled=[throttled],
         )
-        seen = watch(Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), every=QUICK))
+        seen = watch(
+            Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), interval=QUICK)
+        )
         return replace(seen, joules=found.joules, metered_steps=found.metered_steps)
 
     record = make_record()

@@ -1,4 +1,4 @@
-"""ValidityRules of validity: what breaks one, what does not, and what a reader is told."""
+"""Tests of the validity rules: what violates one, what does not, and the line that says so."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 
 
 def telemetry(**changes: Any) -> Telemetry:
-    nothing = Series.pack(np.empty(0))
+    """Return the telemetry of a quiet machine with these changes."""
+    no_samples = Series.pack(np.empty(0))
     quiet = Telemetry(
         seconds=10.0,
         steps=20,
-        sample_times=nothing,
+        sample_times=no_samples,
         readings={},
         shares={"cpu_steal": 0.0},
         throttled={},
@@ -34,60 +35,68 @@ def telemetry(**changes: Any) -> Telemetry:
 DEFAULT_RULES = ValidityRules()
 
 
-def judged(
-    rules: ValidityRules = DEFAULT_RULES, *, waits: float = 0.1, **changes: Any
+def violations_of(
+    rules: ValidityRules = DEFAULT_RULES, *, data_wait: float = 0.1, **changes: Any
 ) -> list[str]:
-    """What is found when rank 1 of two saw `changes`."""
+    """Return the violations when the telemetry of rank 1 of two has these changes."""
     assert RECORD.summary is not None
-    summary: Summary = replace(RECORD.summary, shares={"data_wait": waits})
+    summary: Summary = replace(RECORD.summary, shares={"data_wait": data_wait})
     ranks = [replace(result, telemetry=telemetry()) for result in RECORD.ranks]
     ranks[1] = replace(ranks[1], telemetry=telemetry(**changes))
     return violations(ranks, summary, rules)
 
 
-def test_a_quiet_machine_breaks_no_rule() -> None:
-    assert judged() == []
+def test_a_quiet_machine_violates_no_rule() -> None:
+    assert violations_of() == []
 
 
 @pytest.mark.parametrize(
-    ("seen", "line"),
+    ("measured", "line"),
     [
         (
             {"throttled": {"hw_thermal": 0.2}},
             "throttled: rank 1 on node1: hw_thermal: found 20.0%; allowed: at most 5.0%",
         ),
         (
-            {"foreign": ["pid 7 python"]},
-            "foreign_processes: rank 1 on node1: pid 7 python on its GPU; allowed: 0",
+            {"foreign_processes": ["pid 7 python"]},
+            "foreign_processes: rank 1 on node1: found pid 7 python on its GPU; allowed: 0",
         ),
         (
             {"shares": {"cpu_steal": 0.07}},
-            "steal: rank 1 on node1: CPU time taken by others: found 7.0%; allowed: at most 5.0%",
+            "steal: rank 1 on node1: CPU time taken by other machines: found 7.0%; allowed: at most 5.0%",
         ),
-        ({"waits": 0.95}, "data_wait: the loader starved: found 95.0%; allowed: at most 90.0%"),
+        ({"data_wait": 0.95}, "data_wait: the loader starved: found 95.0%; allowed: at most 90.0%"),
     ],
     ids=["throttled", "foreign", "steal", "starved"],
 )
-def test_what_breaks_a_rule_is_told_with_its_limit(seen: dict[str, Any], line: str) -> None:
-    assert judged(**seen) == [line]
+def test_a_violation_has_its_rank_its_value_and_its_limit(
+    measured: dict[str, Any], line: str
+) -> None:
+    assert violations_of(**measured) == [line]
 
 
-def test_limits_come_from_the_profile_and_null_is_none() -> None:
-    assert judged(ValidityRules(steal=0.1), shares={"cpu_steal": 0.07}) == []
-    assert judged(ValidityRules(steal=None), shares={"cpu_steal": 0.9}) == []
-    assert judged(ValidityRules(throttled=None), throttled={"hw_thermal": 1.0}) == []
-    assert judged(ValidityRules(foreign_processes=1), foreign=["pid 7 python"]) == []
-    assert judged(ValidityRules(foreign_processes=None), foreign=["pid 7 python"]) == []
-    assert judged(ValidityRules(data_wait=0.2), waits=0.21)
+def test_limits_come_from_the_profile_and_null_means_no_limit() -> None:
+    assert violations_of(ValidityRules(steal=0.1), shares={"cpu_steal": 0.07}) == []
+    assert violations_of(ValidityRules(steal=None), shares={"cpu_steal": 0.9}) == []
+    assert violations_of(ValidityRules(throttled=None), throttled={"hw_thermal": 1.0}) == []
+    assert (
+        violations_of(ValidityRules(foreign_processes=1), foreign_processes=["pid 7 python"]) == []
+    )
+    assert (
+        violations_of(ValidityRules(foreign_processes=None), foreign_processes=["pid 7 python"])
+        == []
+    )
+    assert violations_of(ValidityRules(data_wait=0.2), data_wait=0.21)
 
 
-def test_what_could_not_be_read_breaks_no_rule() -> None:
-    assert judged(foreign=None, throttled=None, shares={}) == []
+def test_what_could_not_be_read_violates_no_rule() -> None:
+    assert violations_of(foreign_processes=None, throttled=None, shares={}) == []
     assert RECORD.summary is not None
     assert violations(RECORD.ranks, replace(RECORD.summary, shares={}), ValidityRules()) == []
 
 
 def elapsed(*seconds: float | None) -> list[RankResult]:
+    """Return ranks whose clocks measured these times between the same two moments."""
     return [
         replace(RECORD.ranks[0], rank=rank, elapsed=value) for rank, value in enumerate(seconds)
     ]
@@ -101,7 +110,7 @@ def test_clocks_that_disagree_are_found() -> None:
     ]
 
 
-def test_a_moment_is_too_short_to_judge_clocks_by() -> None:
+def test_a_short_time_does_not_allow_to_compare_clocks() -> None:
     assert clock_drift(elapsed(0.01, 0.02)) is None
     assert clock_drift(elapsed(5.0)) is None
     assert clock_drift(elapsed(5.0, None)) is None

@@ -124,7 +124,7 @@ def main() -> None:
     every = float(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE_INTERVAL
     with (
         tempfile.TemporaryDirectory() as folder,
-        Telemetry(None, ThisHost(), every=every) as telemetry,
+        Telemetry(None, ThisHost(), interval=every) as telemetry,
     ):
         trainer = build_mlp(Path(folder))
         alternate(trainer, telemetry, 5, 20)  # so that all has been warmed up
