@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.result import CellResult, join, of_trial, rounded
+from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Interruption, Record, Status
 from harness.spec.cell import Cell
-from harness.tracking.scalars import metric_name, over_trials, scalars
+from harness.tracking.markdown import describe
+from harness.tracking.scalars import RATE, metric_name, over_trials, scalars
 from harness.tracking.verdicts import (
-    Verdicts,
-    describe,
     interval_metrics,
+    mean_metrics,
     verdict_metrics,
     verdict_tags,
 )
@@ -37,7 +38,6 @@ MLFLOW_STATUS: Mapping[Status, str] = {
 }
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
-RATE = "throughput_samples_per_s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,27 +152,29 @@ def _trial_tags(record: Record) -> dict[str, Any]:
 
 
 def cell_contents(
-    outlines: Sequence[TrialOutline], *, planned: Iterable[str], verdicts: Verdicts | None = None
+    outlines: Sequence[TrialOutline], *, planned: Iterable[str], result: SweepResult | None = None
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
     Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
-    `verdicts` are None until the sweep is complete.
+    `result` is that of the whole sweep, None until the sweep is complete.
     """
     cell = outlines[-1].cell
-    cell_id = outlines[-1].cell_id
+    (cell_result,) = join([outline.result for outline in outlines])
     numbers = over_trials([outline.scalars for outline in outlines if outline.status == "done"])
+    numbers |= mean_metrics(cell_result)
     metrics: dict[str, float] = {}
     if RATE in numbers:  # first, because MLflow's pages begin with the first metric
         metrics[RATE] = numbers[RATE]
-    metrics |= interval_metrics(join([outline.result for outline in outlines])[0])
+    metrics |= interval_metrics(cell_result)
     tags: dict[str, Any] = {}
-    if verdicts:
-        metrics |= verdict_metrics(verdicts, cell_id)
-        tags = verdict_tags(verdicts, cell_id)
+    if result is not None:
+        metrics |= verdict_metrics(result, cell)
+        tags = verdict_tags(result, cell)
     metrics |= numbers
     metrics = {name: rounded(value) for name, value in metrics.items()}
     metrics |= _count_by_status(outlines)
+    cell_id = outlines[-1].cell_id
     planned_of_cell = [trial for trial in planned if trial.startswith(f"{cell_id}-s")]
     return _group_contents(
         "cell", cell_id, cell.label, outlines, planned_of_cell, metrics, tags, params(cell)
@@ -183,12 +185,12 @@ def sweep_contents(
     name: str,
     spec: Mapping[str, Any],
     outlines: Sequence[TrialOutline],
-    verdicts: Verdicts | None = None,
+    result: SweepResult | None = None,
 ) -> RunContents:
-    """Return what the run of a whole sweep shows: its progress, and the verdicts in its description.
+    """Return what the run of a whole sweep shows: its progress, and its result as a description.
 
     `spec` is the content of sweep.json, empty if there is none. Trials that the sweep no longer
-    plans do not count.
+    plans do not count. `result` is None until the sweep is complete.
     """
     planned = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in planned] or outlines
@@ -200,8 +202,8 @@ def sweep_contents(
         metrics["cells_planned"] = len(spec["cells"])
         metrics["trials_planned"] = len(spec["trials"])
     description = spec.get("description") or ""
-    if verdicts:
-        description = describe(description, verdicts, VALUE_LENGTH)
+    if result is not None:
+        description = describe(description, result, VALUE_LENGTH)
     tags = {"mlflow.note.content": description or None}
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 
@@ -212,21 +214,21 @@ def is_complete(outlines: Sequence[TrialOutline], planned: Iterable[str]) -> boo
     return set(planned) <= ended
 
 
-def verdicts_of(
+def result_of(
     name: str, spec: Mapping[str, Any], outlines: Sequence[TrialOutline]
-) -> Verdicts | None:
-    """Return the verdicts on a complete sweep, None before its last trial has ended.
+) -> SweepResult | None:
+    """Return the result of a complete sweep, None before its last trial has ended.
 
     Before that, every trial could change the verdicts on all cells.
     """
     planned = list(spec.get("trials", ()))
     if not is_complete(outlines, planned):
         return None
-    if planned:
-        outlines = [outline for outline in outlines if outline.trial in planned]
     order = {trial: number for number, trial in enumerate(planned)}
+    if planned:
+        outlines = [outline for outline in outlines if outline.trial in order]
     ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
-    return Verdicts.of(name, join([outline.result for outline in ordered]))
+    return SweepResult(name=name, cells=join([outline.result for outline in ordered]))
 
 
 def _group_contents(

@@ -1,4 +1,4 @@
-"""The leader board as a picture: MLflow's own charts have no error bars."""
+"""The leader board as a picture, because MLflow's own charts have no error bars."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis.result import CellResult
+from harness.analysis.sweep_result import SweepResult
 from harness.render import chart
-from harness.statistics.interval import Interval
-from harness.tracking.verdicts import Verdicts, rate
+from harness.render.format import verdict_label
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_CELLS = 40  # cells: the fastest of more
-COLORS = {
+MAX_CELLS = 40  # of the fastest cells that are drawn
+OUTCOME_COLORS = {
     "better": chart.COLORS[0],
     "worse": chart.COLORS[1],
     "same": "#777777",
@@ -23,42 +24,46 @@ COLORS = {
 }
 
 
-def draw_board(verdicts: Verdicts, label: str, path: Path) -> None:
-    """Throughput of a workload's cells with 95% intervals, from the fastest down, coloured by verdict."""
-    found = [
-        (cell, one)
-        for cell in verdicts.cells
-        if cell.cell.workload.label == label and (one := rate(cell))
-    ]
-    found = sorted(found, key=lambda pair: pair[1].mean)[-MAX_CELLS:]
-    chart.save_png(_draw(verdicts, found), path)
+def draw_board(result: SweepResult, workload: str, path: Path) -> None:
+    """Draw the throughput of a workload's cells with 95% intervals into a PNG file.
+
+    The fastest cell is at the top. The color is that of the verdict.
+    """
+    fastest = result.ranking(workload)[:MAX_CELLS]
+    chart.save_png(_draw(result, list(reversed(fastest))), path)
 
 
-def _draw(verdicts: Verdicts, found: Sequence[tuple[CellResult, Interval]]) -> Figure:
-    drawn = chart.new_figure(9.0, 1.1 + 0.26 * len(found))
-    axes = drawn.subplots()
-    for place, (cell, one) in enumerate(found):
-        row = verdicts.speed(cell.cell.id)
-        colour = COLORS[row.verdict.outcome] if row else chart.INK
-        axes.errorbar(
-            one.mean,
-            place,
-            xerr=one.half_width or 0.0,
-            fmt="o",
-            color=colour,
-            capsize=3,
-            markersize=5,
-        )
-        word = row.verdict.label if row else "reference"
-        axes.annotate(
-            word,
-            (1.01, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            color=chart.INK,
-        )
-    axes.set_yticks(range(len(found)), [cell.cell.label for cell, _ in found])
+def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
+    figure = chart.new_figure(9.0, 1.1 + 0.26 * len(from_the_bottom))
+    axes = figure.subplots()
+    for height, cell_result in enumerate(from_the_bottom):
+        _draw_cell(axes, result, cell_result, height)
+    labels = [cell_result.cell.label for cell_result in from_the_bottom]
+    axes.set_yticks(range(len(labels)), labels)
     axes.set_xlim(left=0)
-    chart.style_axes(axes, "", "samples/s, means over trials with 95% intervals", "")
-    return drawn
+    chart.style_axes(axes, "", "samples/s, means over seeds with 95% intervals", "")
+    return figure
+
+
+def _draw_cell(axes: Axes, result: SweepResult, cell_result: CellResult, height: int) -> None:
+    """Draw the interval of one cell, and its verdict to the right of the plot."""
+    assert cell_result.throughput is not None  # a cell without one has no rank
+    row = result.throughput_row(cell_result.cell)
+    color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
+    axes.errorbar(
+        cell_result.throughput.mean,
+        height,
+        xerr=cell_result.throughput.half_width or 0.0,
+        fmt="o",
+        color=color,
+        capsize=3,
+        markersize=5,
+    )
+    axes.annotate(
+        verdict_label(row),
+        (1.01, height),
+        xycoords=("axes fraction", "data"),
+        va="center",
+        fontsize=8.5,
+        color=chart.INK,
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.records.environment import scrub, secrets
 from harness.records.record import Record, read_record
@@ -26,12 +27,12 @@ from harness.tracking.contents import (
     RunContents,
     TrialOutline,
     cell_contents,
+    result_of,
     sweep_contents,
     trial_contents,
-    verdicts_of,
 )
 from harness.tracking.figures import MAX_CELLS, draw_board
-from harness.tracking.verdicts import Verdicts, board
+from harness.tracking.markdown import leader_board
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -100,21 +101,21 @@ class SweepRuns:
         `outlines` are those of all trials on disk. `records` are records by trial that need not be
         read again. Returns the id of the sweep's run, and how many trials were written.
         """
-        verdicts = verdicts_of(self.sweep, self.spec, outlines)
-        sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, verdicts), None)
+        result = result_of(self.sweep, self.spec, outlines)
+        sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
         self._update_spec(sweep_run)
         by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
         for outline in sorted(outlines, key=lambda outline: outline.started):
             by_cell[outline.cell_id].append(outline)
         # The last trial of a sweep brings the verdicts on all cells.
-        changed = outlines if verdicts else chosen
+        changed = outlines if result else chosen
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         cell_runs: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
         for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
             cell_outlines = by_cell[cell_id]
             contents = cell_contents(
-                cell_outlines, planned=self.spec.get("trials", ()), verdicts=verdicts
+                cell_outlines, planned=self.spec.get("trials", ()), result=result
             )
             cell_run = self._update(contents, sweep_run.info.run_id)
             cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
@@ -126,12 +127,12 @@ class SweepRuns:
                 if complete_run is None:
                     self._write_trial(outline, cell_run, records.get(outline.trial))
                     written += 1
-        if verdicts:
-            self._update_boards(verdicts, sweep_run, cell_runs)
+        if result is not None:
+            self._update_boards(result, sweep_run, cell_runs)
         return sweep_run.info.run_id, written
 
     def _update_boards(
-        self, verdicts: Verdicts, sweep_run: Run, cell_runs: Mapping[str, Sequence[Run]]
+        self, result: SweepResult, sweep_run: Run, cell_runs: Mapping[str, Sequence[Run]]
     ) -> None:
         """Attach the picture of each workload's leader board to its cells' runs and the sweep's.
 
@@ -139,12 +140,12 @@ class SweepRuns:
         """
         digests: dict[str, str] = {}  # by workload
         for label in cell_runs:
-            text = board(verdicts, label, MAX_CELLS)
+            text = leader_board(result, label, MAX_CELLS)
             if text:
                 digests[label] = _digest(text)
         sweep_digest = " ".join(digests.values())
         with tempfile.TemporaryDirectory() as aside:
-            pictures = Pictures(verdicts, Path(aside))
+            pictures = Pictures(result, Path(aside))
             for label, digest in digests.items():
                 for run in cell_runs[label]:
                     if run.data.tags.get(BOARD_TAG) != digest:
@@ -296,14 +297,14 @@ class SweepRuns:
 class Pictures:
     """Draws a workload's leader board when it is first asked for; drawing takes 0.2 s each."""
 
-    def __init__(self, verdicts: Verdicts, folder: Path) -> None:
-        self.verdicts = verdicts
+    def __init__(self, result: SweepResult, folder: Path) -> None:
+        self.result = result
         self.folder = folder
 
     def path(self, label: str) -> Path:
         path = self.folder / f"{safe_folder_name(label)}.png"
         if not path.exists():
-            draw_board(self.verdicts, label, path)
+            draw_board(self.result, label, path)
         return path
 
 

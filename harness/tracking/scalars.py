@@ -15,6 +15,8 @@ from harness.measure.memory import training_bytes
 from harness.records.record import Compiled, LossScale, RankResult, Record, Summary
 from harness.tracking import telemetry
 
+RATE = "throughput_samples_per_s"  # the number that cells are ranked by
+
 UNITS: Mapping[str, Callable[[float], float]] = {
     # How a number in the base unit becomes one in the unit of the key.
     "": float,  # a count or a share
@@ -177,7 +179,7 @@ def _memory_of(rank: RankResult) -> dict[str, int | None]:
 
 SCALARS: tuple[Scalar | ScalarFamily, ...] = (
     # Speed, in the steady state of the trial.
-    Scalar("throughput_samples_per_s", "samples/s", of_summary(lambda summary: summary.throughput),
+    Scalar(RATE, "samples/s", of_summary(lambda summary: summary.throughput),
            with_range=True),
     Scalar("step_time_p50_ms", "ms", of_summary(lambda summary: summary.step_p50)),
     Scalar("step_time_p90_ms", "ms", of_summary(lambda summary: summary.step_p90)),

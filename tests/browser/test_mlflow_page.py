@@ -11,8 +11,8 @@ import pytest
 
 from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
-from harness.tracking.contents import RATE
 from harness.tracking.pages import INTERVAL
+from harness.tracking.scalars import RATE
 from tests.browser.conftest import shoot
 from tests.factories import make_cell, make_record, write_sweep
 

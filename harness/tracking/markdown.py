@@ -1,0 +1,137 @@
+"""Descriptions of runs in Markdown: the leader board, what each axis contributes, a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.analysis.compare import Row
+from harness.analysis.sweep_result import SweepResult
+from harness.render import format as fmt
+from harness.render.findings import findings
+from harness.statistics.attribution import Attribution
+
+GAP = "&emsp;"  # MLflow's pages leave no room between the columns of a table
+NO_BREAK = "&nbsp;"
+MAX_ROWS = (100, 30, 16, 8, 4, 2, 1, 0)  # of each table, tried until a description fits
+WINNER_SENTENCES = 2  # of a finding: which cell is fastest, and whether that is certain
+BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "95% interval", "verdict")
+EFFECT_COLUMNS = ("levels", "reference", "throughput", "95% interval", "certain")
+NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "95% interval", "verdict")
+
+
+def describe(description: str, result: SweepResult, max_length: int) -> str:
+    """Return the sweep's description with its winners, leader boards and attributions.
+
+    The tables are as long as `max_length` characters of Markdown allow.
+    """
+    text = description
+    for max_rows in MAX_ROWS:
+        text = _describe(description, result, max_rows)
+        if len(text) <= max_length:
+            break
+    return text
+
+
+def _describe(description: str, result: SweepResult, max_rows: int) -> str:
+    paragraphs = [description]
+    for finding in findings(result, lambda cell: cell.label):
+        winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
+        board = leader_board(result, finding.workload, max_rows)
+        paragraphs += [f"**{escape_markdown(finding.workload)}**", winner, board]
+    for workload, attribution in result.attributions.items():
+        paragraphs.append(f"**Contribution of each axis: {escape_markdown(workload)}**")
+        paragraphs.append(_effects(attribution, max_rows))
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
+    """Return a table of the measured cells of a workload, from the fastest to the slowest."""
+    rows = []
+    for cell_result in result.ranking(workload):
+        cell = cell_result.cell
+        row = result.throughput_row(cell)
+        effect, interval = "1×", ""
+        if row is not None:
+            effect, interval = fmt.effect(row.verdict), fmt.effect_interval(row.verdict)
+        rows.append(
+            [
+                escape_markdown(cell.label),
+                fmt.throughput(cell_result.throughput),
+                str(len(cell_result.measured_trials)),
+                effect,
+                interval,
+                fmt.verdict_label(row),
+            ]
+        )
+    if not rows:
+        return ""
+    return _shortened_table(BOARD_COLUMNS, rows, max_rows)
+
+
+def _effects(attribution: Attribution, max_rows: int) -> str:
+    """Return a table of main effects, then of interactions, each the largest first."""
+    rows = []
+    for effect in [*attribution.main_effects, *attribution.interactions]:
+        rows.append(
+            [
+                _levels(effect.levels),
+                _levels(effect.reference),
+                fmt.effect_ratio(effect),
+                fmt.effect_bounds(effect).replace(" ", NO_BREAK),
+                fmt.certainty(effect),
+            ]
+        )
+    return _shortened_table(EFFECT_COLUMNS, rows, max_rows)
+
+
+def _levels(levels: Mapping[str, Any]) -> str:
+    return escape_markdown(fmt.axis_levels(levels))
+
+
+def comparison_note(rows: Sequence[Row]) -> str:
+    """Return the verdicts on a cell against the reference, for the description of the cell's run."""
+    lines = []
+    for row in rows:
+        reference_mean, mean = fmt.mean_values(row)
+        lines.append(
+            [
+                row.metric.name,
+                mean,
+                reference_mean,
+                fmt.effect(row.verdict),
+                fmt.effect_interval(row.verdict),
+                f"**{row.verdict.label}**",
+            ]
+        )
+    reference = escape_markdown(rows[0].a.cell.label)
+    return f"Against `{reference}`:\n\n{_table(NOTE_COLUMNS, lines)}"
+
+
+def _shortened_table(columns: Sequence[str], rows: Sequence[Sequence[str]], max_rows: int) -> str:
+    """Return a table of the first rows, and a line that says how many more there are."""
+    table = _table(columns, rows[:max_rows])
+    hidden = len(rows) - max_rows
+    if hidden > 0:
+        table += f"\n\n… and {hidden} more"
+    return table
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    separator = " | ".join(["---"] * len(columns))
+    lines = [_table_line(columns), f"| {separator} |"]
+    lines += [_table_line(row) for row in rows]
+    return "\n".join(lines)
+
+
+def _table_line(fields: Sequence[str]) -> str:
+    joined = f"{GAP} | ".join(fields)
+    return f"| {joined} |"
+
+
+def escape_markdown(text: str) -> str:
+    """Return a user's text on one line, without meaning to Markdown or HTML."""
+    for letter in "\\|`*_[]":
+        text = text.replace(letter, f"\\{letter}")
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    return " ".join(text.split())
