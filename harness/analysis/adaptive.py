@@ -1,4 +1,4 @@
-"""Repeats until every cell is known well enough, or time is up."""
+"""Repeats a sweep until every cell is measured precisely enough, or time is up."""
 
 from __future__ import annotations
 
@@ -14,46 +14,50 @@ from harness.records.record import Record
 from harness.spec.sweep import MOST_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
 
-FEWEST = 3  # trials, below which luck is mistaken for precision
+FEWEST = 3  # trials; with fewer, luck is mistaken for precision
 
-
-Run = Callable[
-    [Sweep, bool], list[Record]
-]  # told whether these are more repeats of what it has run before
+# Runs a sweep and returns its records. The flag says whether these are further repeats of what it
+# has run before.
+Run = Callable[[Sweep, bool], list[Record]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """Half the width of a cell's interval, as a fraction of its throughput, and the seconds that may be spent on it."""
+    """How precisely every cell is to be measured, and how long that may take."""
 
-    half_width: float
-    budget: float | None = None
+    half_width: float  # of a cell's interval, as a fraction of its throughput
+    budget: float | None = None  # seconds; None for any time
 
 
 def goal(until: str, budget: float | None) -> Goal | None:
-    """From `--until` and `--budget` in minutes, or None without them; raises BadInput."""
-    if not until and budget is not None:
+    """Return the goal of `--until` and of `--budget` in minutes, None without; raises BadInput."""
+    if until:
+        seconds = None if budget is None else budget * 60
+        return Goal(half_width=parse_percentage(until, "--until"), budget=seconds)
+    if budget is not None:
         raise BadInput("--budget: found without --until; allowed: --until PERCENT --budget MINUTES")
-    seconds = None if budget is None else budget * 60
-    return Goal(half_width=parse_percentage(until, "--until"), budget=seconds) if until else None
+    return None
 
 
 def run_until(
     goal: Goal | None, sweep: Sweep, run: Run, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Sweep, list[Record]]:
-    """Run the sweep, then a repeat more at a time until the goal is reached or the budget won't last for another;
-    returns the sweep as it has become, with its records.
+    """Run the sweep, then a repeat at a time until the goal is reached.
 
-    Looking after every repeat would narrow an ordinary interval by luck, so the cells' intervals are confidence
-    sequences over their trials (`harness.statistics.sequential`). A cell of which nothing was measured ends it.
+    Ends earlier where the budget won't last for another repeat, or where a cell has nothing
+    measured. Looking after every repeat would narrow an ordinary interval by luck, so the cells'
+    intervals are confidence sequences over their trials (`harness.statistics.sequential`).
+
+    Returns the sweep with the repeats that it has come to, and all its records.
     """
-    began = clock()
+    started = clock()
     records = run(sweep, False)
-    while goal is not None and not reached(goal, sweep, records) and sweep.repeats < MOST_REPEATS:
-        left = math.inf if goal.budget is None else goal.budget - (clock() - began)
-        if next_repeat(sweep, records) > left or any(
-            not _logs(records, cell.id) for cell in sweep.cells
-        ):
+    while goal is not None and not reached(goal, sweep, records):
+        seconds_left = math.inf
+        if goal.budget is not None:
+            seconds_left = goal.budget - (clock() - started)
+        out_of_time = next_repeat_seconds(sweep, records) > seconds_left
+        if out_of_time or sweep.repeats >= MOST_REPEATS or not _all_measured(sweep, records):
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)
@@ -61,44 +65,65 @@ def run_until(
 
 
 def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
-    return goal is None or all(
-        half_width(_logs(records, cell.id)) <= goal.half_width for cell in sweep.cells
-    )
+    """Return whether every cell is measured as precisely as the goal asks."""
+    if goal is None:
+        return True
+    widest, _ = _least_precise(sweep, records)
+    return half_width(widest) <= goal.half_width
 
 
 def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
-    """How well the cell is known that is known least, in words: the table's intervals count no looks."""
-    logs = {cell.label: _logs(records, cell.id) for cell in sweep.cells}
-    label = max(logs, key=lambda name: half_width(logs[name]))
-    width = half_width(logs[label])
-    least = " least" if len(logs) > 1 else ""
-    asked = f"--until: ±{goal.half_width:.1%}"
+    """Return how precisely the least precise cell is measured, every look counted.
+
+    The intervals in the table of results are narrower: they count as if nobody had looked before.
+    """
+    logs, label = _least_precise(sweep, records)
+    width = half_width(logs)
+    target = f"--until: ±{goal.half_width:.1%}"
     if not math.isfinite(width):
-        return f"{label}: {len(logs[label])} trials, no interval before {FEWEST}; {asked}"
-    return f"{label}: known{least} to ±{width:.1%} after {len(logs[label])} trials, every look counted; {asked}"
+        return f"{label}: {len(logs)} trials, no interval before {FEWEST}; {target}"
+    least = " least precise:" if len(sweep.cells) > 1 else ""
+    return f"{label}:{least} ±{width:.1%} after {len(logs)} trials, every look counted; {target}"
+
+
+def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:
+    """Return the log throughputs and the label of the cell with the widest interval."""
+    candidates = [(_log_throughputs(records, cell.id), cell.label) for cell in sweep.cells]
+    return max(candidates, key=lambda candidate: half_width(candidate[0]))
 
 
 def half_width(logs: Sequence[float]) -> float:
-    """Half the width of the confidence sequence of a cell, relative; infinite for few trials."""
+    """Return half the width of a cell's confidence sequence as a fraction of its throughput.
+
+    Infinite for few trials.
+    """
     if len(logs) < FEWEST:
         return math.inf
     low, high = confidence_sequence(np.asarray(logs))
     return float(np.expm1((high[-1] - low[-1]) / 2))
 
 
-def next_repeat(sweep: Sweep, records: Sequence[Record]) -> float:
-    """Seconds that a further repeat may take: as long as the longest block so far for each of the seeds."""
-    spent: dict[tuple[int, int], float] = {}
+def next_repeat_seconds(sweep: Sweep, records: Sequence[Record]) -> float:
+    """Estimate how long a further repeat may take: as long as the longest block, for each seed."""
+    block_seconds: dict[tuple[int, int], float] = {}
     for record in records:
         block = (record.trial.seed, record.trial.repeat)
-        spent[block] = spent.get(block, 0.0) + record.ended - record.started
-    return max(spent.values(), default=0.0) * len(sweep.seeds)
+        duration = record.ended - record.started
+        block_seconds[block] = block_seconds.get(block, 0.0) + duration
+    return max(block_seconds.values(), default=0.0) * len(sweep.seeds)
 
 
-def _logs(records: Sequence[Record], cell_id: str) -> list[float]:
-    """Of the cell's trials in the order they ran."""
-    own = sorted(
-        (r for r in records if r.trial.cell.id == cell_id and r.status == "done"),
-        key=lambda r: r.started,
-    )
-    return [math.log(r.summary.throughput) for r in own if r.summary and r.summary.throughput]
+def _all_measured(sweep: Sweep, records: Sequence[Record]) -> bool:
+    """Return whether every cell has a trial with a measured throughput."""
+    return all(_log_throughputs(records, cell.id) for cell in sweep.cells)
+
+
+def _log_throughputs(records: Sequence[Record], cell_id: str) -> list[float]:
+    """Return the log throughputs of a cell's trials in the order in which they ran."""
+    logs = []
+    for record in sorted(records, key=lambda record: record.started):
+        if record.trial.cell.id != cell_id or record.status != "done":
+            continue
+        if record.summary and record.summary.throughput:
+            logs.append(math.log(record.summary.throughput))
+    return logs

@@ -1,4 +1,7 @@
-"""Baselines: what later runs are held against, one small file a cell under `results/baselines/<hardware>/`."""
+"""Baselines: what later runs are compared with, one small file a cell.
+
+They are under `results/baselines/<hardware>/` and meant to be committed.
+"""
 
 from __future__ import annotations
 
@@ -17,63 +20,79 @@ from harness.records.restore import restore
 
 KIND = "harness baseline"
 SCHEMA = 2
+NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A baseline file that was written; `replaced` if it had another content before."""
+    """A baseline file that was written."""
 
     path: Path
     result: CellResult
-    replaced: bool
+    replaced: bool  # whether it had another content before
 
 
 def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
-    """Write the baselines of cells, all or none; raises BadInput for one that nothing could be held against."""
-    placed = {_place(results, cell): cell for cell in cells}
+    """Write the baselines of cells, all or none.
+
+    Raises BadInput for a cell that nothing could be compared with.
+    """
+    cells_by_path = {_path(results, cell): cell for cell in cells}
     saved = []
-    for path, cell in placed.items():
+    for path, cell in cells_by_path.items():
         content = dump(cell)
-        before = path.read_text(encoding="utf-8") if path.exists() else None
-        if content != before:
+        previous = path.read_text(encoding="utf-8") if path.exists() else None
+        is_changed = content != previous
+        if is_changed:
             write_atomically(path, content)
-        saved.append(
-            Saved(path=path, result=cell, replaced=before is not None and content != before)
-        )
+        replaced = is_changed and previous is not None
+        saved.append(Saved(path=path, result=cell, replaced=replaced))
     return saved
 
 
-def _place(results: Results, cell: CellResult) -> Path:
-    label, hardware = cell.cell.label, cell.conditions.get("hardware", [])
-    if not any(trial.throughput for trial in cell.trials):
-        left_out = (
-            ", ".join(f"{count} {status}" for status, count in cell.left_out.items()) or "none done"
-        )
+def _path(results: Results, cell: CellResult) -> Path:
+    """Return the file of a cell's baseline.
+
+    Raises BadInput for a cell without a measurement, or with trials under several conditions.
+    """
+    label = cell.cell.label
+    hardware = cell.conditions.get("hardware", [])
+    if not cell.measured_trials:
+        counts = [f"{count} {status}" for status, count in cell.left_out.items()]
         raise BadInput(
-            f"{label}: found no trial with a measured throughput ({left_out}); allowed: at least one"
+            f"{label}: found no trial with a measured throughput"
+            f" ({', '.join(counts) or 'none done'}); allowed: at least one"
         )
     if list(hardware) == [UNKNOWN] or len(hardware) != 1:
         raise BadInput(
             f"{label}: found trials of {' and '.join(hardware)}; allowed: one known hardware"
         )
-    if len(cell.conditions["code"]) > 1:
-        raise BadInput(
-            f"{label}: found trials of code {' and '.join(cell.conditions['code'])}; allowed: one"
-        )
+    code = cell.conditions["code"]
+    if len(code) > 1:
+        raise BadInput(f"{label}: found trials of code {' and '.join(code)}; allowed: one")
     return results.baselines / hardware[0] / f"{cell.cell.id}.json"
 
 
 def dump(cell: CellResult) -> str:
-    """The file's content: the same for the same trials, rows of numbers on one line, no path of this machine."""
-    choice = replace(cell.cell.workload, data=cell.cell.workload.identity.get("data") or {})
-    content = {"kind": KIND, "schema": SCHEMA, "id": cell.cell.id, "label": cell.cell.label}
-    content |= asdict(replace(cell, cell=replace(cell.cell, workload=choice)))
-    text = json.dumps(content, indent=1, allow_nan=False, default=str)
-    return re.sub(r"\[[-\d.e+,\s]+\]", lambda found: " ".join(found[0].split()), text) + "\n"
+    """Return the content of a baseline file.
+
+    It is the same for the same trials, has lists of numbers on one line, so that it reads well in a
+    diff, and holds no path of this machine: of the data only what the cell's identity says of it.
+    """
+    identity_data = cell.cell.workload.identity.get("data") or {}
+    workload = replace(cell.cell.workload, data=identity_data)
+    portable = replace(cell, cell=replace(cell.cell, workload=workload))
+    header = {"kind": KIND, "schema": SCHEMA, "id": cell.cell.id, "label": cell.cell.label}
+    text = json.dumps({**header, **asdict(portable)}, indent=1, allow_nan=False, default=str)
+    return NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text) + "\n"
 
 
 def read(path: Path) -> CellResult:
-    """Raises BadInput for what is no baseline, not whole, of another schema or of another meaning of cells."""
+    """Return the result in a baseline file.
+
+    Raises BadInput for a file that is no baseline, is incomplete, has another schema, or was saved
+    when cells had another meaning.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -82,47 +101,62 @@ def read(path: Path) -> CellResult:
 
 
 def parse(content: Any, path: Path) -> CellResult:
-    """The baseline in JSON that was read from `path`; raises BadInput."""
+    """Return the result in the JSON of a baseline, read from `path`; raises BadInput."""
     if not isinstance(content, dict) or content.pop("kind", None) != KIND:
         raise BadInput(
             f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
         )
-    if (found := content.pop("schema", None)) != SCHEMA:
+    schema = content.pop("schema", None)
+    if schema != SCHEMA:
         raise BadInput(
-            f"{path}: schema: found {found!r}; {did_you_mean(found, [str(SCHEMA)])}; save it anew"
+            f"{path}: schema: found {schema!r}; {did_you_mean(schema, [str(SCHEMA)])}; save it anew"
         )
-    named = content.pop("id", None)
+    cell_id = content.pop("id", None)
     content.pop("label", None)
     try:
         result = restore(CellResult, content)
-        for one in result.trials:
-            if one.throughput is not None and not 0 < one.throughput < math.inf:
-                raise ValueError(f"throughput: found {one.throughput}")
-            if one.metric is not None and not math.isfinite(one.metric):
-                raise ValueError(f"metric: found {one.metric}")
+        _check_numbers(result)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise BadInput(f"{path}: no whole baseline: {one_line(error)}") from None
-    if result.cell.id != named:
+    if result.cell.id != cell_id:
         raise BadInput(
-            f"{path}: id: found {named!r}; allowed: {result.cell.id}, its cell's own; save it anew"
+            f"{path}: id: found {cell_id!r}; allowed: {result.cell.id}, its cell's own;"
+            " save it anew"
         )
     return result
 
 
+def _check_numbers(result: CellResult) -> None:
+    """Raise ValueError for numbers that no trial can have; JSON lets NaN and infinity through."""
+    for trial in result.trials:
+        if trial.throughput is not None and not 0 < trial.throughput < math.inf:
+            raise ValueError(f"throughput: found {trial.throughput}")
+        if trial.metric is not None and not math.isfinite(trial.metric):
+            raise ValueError(f"metric: found {trial.metric}")
+
+
 def files(results: Results, hardware: str | None = None) -> list[Path]:
-    """All baselines, or those of one kind of hardware."""
+    """Return the paths of all baselines, or of those of one kind of hardware."""
     return sorted(results.baselines.glob(f"{hardware or '*'}/*.json"))
 
 
 def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:
-    """Remove the baselines whose cells are not among the ids to keep, and those that can't be read any more."""
-    gone = [path for path in files(results) if path.stem not in keep or not _readable(path)]
-    for path in gone if not dry_run else ():
-        path.unlink()
-    return gone
+    """Remove baselines of cells that are not in `keep`, and those that can't be read any more.
+
+    Returns their paths; with `dry_run` they stay.
+    """
+    obsolete = []
+    for path in files(results):
+        if path.stem not in keep or not _is_readable(path):
+            obsolete.append(path)
+    if not dry_run:
+        for path in obsolete:
+            path.unlink()
+    return obsolete
 
 
-def _readable(path: Path) -> bool:
+def _is_readable(path: Path) -> bool:
+    """Return whether a file is a baseline of the cell that it is named after."""
     try:
         return read(path).cell.id == path.stem
     except BadInput:

@@ -10,169 +10,193 @@ from pathlib import Path
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
-from harness.analysis.result import CellResult, aggregate, join
+from harness.analysis.result import CellResult, aggregate, join, unrecorded
 from harness.core.errors import BadInput, did_you_mean, one_line
 from harness.core.paths import Results
 from harness.launch.sweep import read_recorded_spec, read_recorded_sweep, recorded_sweep_names
 from harness.records.record import Record, read_record
 from harness.records.restore import restore
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
 FORMS = (
-    "a sweep that has run, SWEEP/CELL, a cell's id or label, a trial's id, baseline, baseline:HARDWARE,"
-    " the id of an MLflow run, mlflow:RUN_ID, or a path of records or baselines"
+    "a sweep that has run, SWEEP/CELL, a cell's id or label, a trial's id, baseline,"
+    " baseline:HARDWARE, the id of an MLflow run, mlflow:RUN_ID, or a path of records or baselines"
 )
-RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
-Recall = Callable[
-    [str], Sequence[Record]
-]  # the records that an MLflow run was made from, by its id
+MLFLOW_RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
+
+# Returns the records that an MLflow run was made from, by the run's id.
+Recall = Callable[[str], Sequence[Record]]
 
 
 def select(results: Results, names: Sequence[str], recall: Recall | None = None) -> list[Side]:
-    """What every name stands for. `baseline` alone means that of the hardware of the others; without `recall` no name
-    is that of an MLflow run. Raises BadInput."""
-    found = {
-        name: Side(name=name, cells=_cells(results, name, recall))
-        for name in names
-        if name != BASELINE
-    }
+    """Return the results that each name stands for, as `FORMS` lists them.
+
+    `baseline` without a hardware means the baselines of the hardware of the other names. Without
+    `recall` no name is that of an MLflow run. Raises BadInput for a name that stands for nothing,
+    or for several things.
+    """
+    sides = {}
+    for name in names:
+        if name != BASELINE:
+            sides[name] = Side(name=name, cells=_named_cells(results, name, recall))
     if BASELINE in names:
-        found[BASELINE] = Side(
-            name=BASELINE, cells=_baselines(results, sorted(hardware_of(found.values())))
-        )
-    return [found[name] for name in names]
+        hardware = sorted(hardware_of(sides.values()))
+        sides[BASELINE] = Side(name=BASELINE, cells=_read_baselines(results, hardware))
+    return [sides[name] for name in names]
 
 
-def _cells(results: Results, name: str, recall: Recall | None) -> list[CellResult]:
+def _named_cells(results: Results, name: str, recall: Recall | None) -> list[CellResult]:
+    """Return the cells that one name stands for, trying the forms in turn."""
     if name.startswith(f"{BASELINE}:"):
-        return _baselines(results, [name.partition(":")[2]])
+        return _read_baselines(results, [name.partition(":")[2]])
     if results.sweep_folder(name).spec_path.exists():
-        return _of_sweep(*read_recorded_sweep(results, name), name)
+        sweep, records = read_recorded_sweep(results, name)
+        return _cells_of_sweep(sweep, records, name)
     if Path(name).exists():
-        return _from_path(Path(name))
-    if recall and (run := RUN.fullmatch(name)):
-        return _condensed(recall(run["marked"] or run["bare"]), name)
-    sweep, slash, cell = name.rpartition("/")
-    within = sorted(results.runs.glob("*/sweep.json"))
+        return _cells_at_path(Path(name))
+    mlflow_run = MLFLOW_RUN.fullmatch(name)
+    if recall and mlflow_run:
+        return _aggregate(recall(mlflow_run["marked"] or mlflow_run["bare"]), name)
+    return _aggregate(_records_of_cell(results, name), name)
+
+
+def _cells_of_sweep(sweep: Sweep, records: Sequence[Record], name: str) -> list[CellResult]:
+    """Return the cells of a sweep, trials without a record counted so that they are not forgotten."""
+    missing = Counter(trial.cell.id for trial in sweep.trials())
+    missing.subtract(record.trial.cell.id for record in records)
+    parts = _aggregate(records, name)
+    for cell in sweep.cells:
+        if missing[cell.id] > 0:
+            parts.append(unrecorded(cell, missing[cell.id]))
+    return join(parts)
+
+
+def _records_of_cell(results: Results, name: str) -> list[Record]:
+    """Return the records of a cell or of a trial, named alone or as SWEEP/NAME.
+
+    Raises BadInput if none of the sweeps that have run has it, or several have.
+    """
+    sweep_name, slash, cell_name = name.rpartition("/")
+    spec_paths = sorted(results.runs.glob("*/sweep.json"))
     if slash:
-        within = [spec for spec in within if spec == results.sweep_folder(sweep).spec_path]
-    return _condensed(_of_cell(results, within, cell, name), name)
-
-
-def _of_sweep(sweep: Sweep, records: Sequence[Record], name: str) -> list[CellResult]:
-    """With a count of the trials that have no record, so that what never ran is not forgotten."""
-    lacking = Counter(trial.cell.id for trial in sweep.trials()) - Counter(
-        one.trial.cell.id for one in records
-    )
-    absent = [
-        CellResult(
-            cell=cell,
-            target=None,
-            conditions={},
-            trials=[],
-            left_out={"unrecorded": lacking[cell.id]},
-        )
-        for cell in sweep.cells
-        if lacking[cell.id]
-    ]
-    return join([*_condensed(records, name), *absent])
-
-
-def _of_cell(results: Results, specs: Sequence[Path], name: str, given: str) -> list[Record]:
-    """The records of a cell or trial of one of these sweeps; raises BadInput if it is in none or in several."""
-    planned = {spec.parent: _planned(spec) for spec in specs}
-    found = {
-        folder: [
-            cell
-            for cell in cells
-            if name in (cell.id, cell.label) or name.startswith(f"{cell.id}-s")
-        ]
-        for folder, cells in planned.items()
-    }
-    holders = {folder: cells for folder, cells in found.items() if cells}
+        wanted = results.sweep_folder(sweep_name).spec_path
+        spec_paths = [path for path in spec_paths if path == wanted]
+    cells_by_folder = {path.parent: _planned_cells(path) for path in spec_paths}
+    holders: dict[Path, list[Cell]] = {}
+    for folder, cells in cells_by_folder.items():
+        matching = [cell for cell in cells if _is_named(cell, cell_name)]
+        if matching:
+            holders[folder] = matching
     if not holders:
-        known = {folder.name for folder in planned} | {
-            cell.id for cells in planned.values() for cell in cells
-        }
-        raise BadInput(
-            f"{given}: nothing of that name in {results.runs}; {_hint(name, known)}; allowed: {FORMS}"
-        )
+        raise BadInput(_unknown_name(results, name, cell_name, cells_by_folder))
     if len(holders) > 1:
-        choices = " or ".join(f"{folder.name}/{name}" for folder in holders)
-        raise BadInput(
-            f"{given}: found in the sweeps {', '.join(f.name for f in holders)}; allowed: {choices}"
-        )
+        sweeps = ", ".join(folder.name for folder in holders)
+        choices = " or ".join(f"{folder.name}/{cell_name}" for folder in holders)
+        raise BadInput(f"{name}: found in the sweeps {sweeps}; allowed: {choices}")
     ((folder, cells),) = holders.items()
-    records = [
-        read_record(path)
-        for cell in cells
-        for path in sorted(folder.glob(f"{cell.id}-s*/record.json"))
-    ]
-    return [
-        one for one in records if name in (one.trial.id, one.trial.cell.id, one.trial.cell.label)
-    ]
+    return _read_records(folder, cells, cell_name)
+
+
+def _is_named(cell: Cell, name: str) -> bool:
+    """Return whether a name is that of a cell, or can be that of one of its trials."""
+    return name in (cell.id, cell.label) or name.startswith(f"{cell.id}-s")
+
+
+def _read_records(folder: Path, cells: Sequence[Cell], name: str) -> list[Record]:
+    """Return the records in a sweep's folder of the cell or the trial with this name."""
+    records = []
+    for cell in cells:
+        for path in sorted(folder.glob(f"{cell.id}-s*/record.json")):
+            record = read_record(path)
+            if name in _names(record.trial):
+                records.append(record)
+    return records
+
+
+def _names(trial: Trial) -> tuple[str, ...]:
+    """Return the names by which a trial is selected."""
+    return trial.id, trial.cell.id, trial.cell.label
+
+
+def _unknown_name(
+    results: Results, name: str, cell_name: str, cells_by_folder: dict[Path, list[Cell]]
+) -> str:
+    """Return an error that names the nearest sweep or cell, and all forms that a name can have."""
+    candidates = set()
+    for folder, cells in cells_by_folder.items():
+        candidates.add(folder.name)
+        candidates.update(cell.id for cell in cells)
+    suggestion = did_you_mean(cell_name, candidates).partition("allowed: ")[0].strip()
+    hint = suggestion or f"found {len(candidates)} others"
+    return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"
 
 
 def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
-    """A cell by its id or label, with the one sweep here that holds it; raises BadInput."""
-    sweeps = [read_recorded_spec(results, known) for known in recorded_sweep_names(results)]
-    found = [
-        (sweep, cell) for sweep in sweeps for cell in sweep.cells if name in (cell.id, cell.label)
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        holders = ", ".join(str(sweep.source) for sweep, _ in found)
+    """Return the cell with this id or label, and the one recorded sweep that has it.
+
+    Raises BadInput if none has it, or several have.
+    """
+    matching: list[tuple[Sweep, Cell]] = []
+    cell_ids: set[str] = set()
+    for sweep_name in recorded_sweep_names(results):
+        sweep = read_recorded_spec(results, sweep_name)
+        for cell in sweep.cells:
+            cell_ids.add(cell.id)
+            if name in (cell.id, cell.label):
+                matching.append((sweep, cell))
+    if not matching:
+        hint = did_you_mean(name, cell_ids)
         raise BadInput(
-            f"--cell {name}: found in several sweeps; allowed: with one of them as SWEEP: {holders}"
+            f"--cell {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in"
         )
-    hint = did_you_mean(name, {cell.id for sweep in sweeps for cell in sweep.cells})
-    raise BadInput(f"--cell {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in")
+    if len(matching) > 1:
+        sources = ", ".join(str(sweep.source) for sweep, _ in matching)
+        raise BadInput(
+            f"--cell {name}: found in several sweeps; allowed: with one of them as SWEEP: {sources}"
+        )
+    return matching[0]
 
 
-def _planned(spec: Path) -> list[Cell]:
-    """The cells of a sweep that has run, without reading its records."""
+def _planned_cells(spec_path: Path) -> list[Cell]:
+    """Return the cells of a sweep that has run, without reading its records."""
     try:
-        return [
-            restore(Cell, cell) for cell in json.loads(spec.read_text(encoding="utf-8"))["cells"]
-        ]
+        spec = json.loads(spec_path.read_text(encoding="utf-8"))
+        return [restore(Cell, cell) for cell in spec["cells"]]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{spec}: can't be read as a sweep: {one_line(error)}") from None
+        raise BadInput(f"{spec_path}: can't be read as a sweep: {one_line(error)}") from None
 
 
-def _hint(name: str, known: set[str]) -> str:
-    """The nearest of the names there."""
-    return (
-        did_you_mean(name, known).partition("allowed: ")[0].removesuffix(" ")
-        or f"found {len(known)} others"
-    )
+def _cells_at_path(path: Path) -> list[CellResult]:
+    """Return what is in a file or folder.
 
-
-def _from_path(path: Path) -> list[CellResult]:
-    """A record or a baseline, a trial's or a sweep's folder, or a folder of baselines."""
+    A record or a baseline, the folder of a trial or of a sweep, or a folder of baselines.
+    """
     if path.is_file():
-        return _from_files([path])
-    paths = [*path.glob("record.json"), *path.glob("*/record.json")] or sorted(path.glob("*.json"))
+        return _cells_in_files([path])
+    record_paths = [*path.glob("record.json"), *path.glob("*/record.json")]
+    paths = sorted(record_paths or path.glob("*.json"))
     if not paths:
         raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
-    return _from_files(sorted(paths))
+    return _cells_in_files(paths)
 
 
-def _from_files(paths: Sequence[Path]) -> list[CellResult]:
-    records, saved = [], []
+def _cells_in_files(paths: Sequence[Path]) -> list[CellResult]:
+    """Return the cells of records or of baselines; raises BadInput for both side by side."""
+    records, baselines = [], []
     for path in paths:
         if _is_baseline(path):
-            saved.append(baseline.read(path))
+            baselines.append(baseline.read(path))
         else:
             records.append(read_record(path))
-    if records and saved:
+    if records and baselines:
         raise BadInput(f"{paths[0].parent}: found records beside baselines; allowed: one of them")
-    return saved or _condensed(records, str(paths[0]))
+    return baselines or _aggregate(records, str(paths[0]))
 
 
 def _is_baseline(path: Path) -> bool:
+    """Return whether a JSON file says that it is a baseline."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -182,19 +206,21 @@ def _is_baseline(path: Path) -> bool:
     return isinstance(content, dict) and content.get("kind") == baseline.KIND
 
 
-def _condensed(records: Sequence[Record], name: str) -> list[CellResult]:
+def _aggregate(records: Sequence[Record], name: str) -> list[CellResult]:
+    """Return the cells of the records; raises BadInput if there are none."""
     if not records:
         raise BadInput(f"{name}: found no records of it; allowed: what has run")
     return aggregate(records)
 
 
-def _baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:
-    """Of the first kind of hardware that has any; raises BadInput if there is none, or one that can't be used."""
+def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:
+    """Return the baselines of the first kind of hardware that has any; raises BadInput without."""
     for kind in hardware:
-        if paths := baseline.files(results, kind):
+        paths = baseline.files(results, kind)
+        if paths:
             return [baseline.read(path) for path in paths]
-    known = ", ".join(sorted({path.parent.name for path in baseline.files(results)})) or "nothing"
+    kinds = sorted({path.parent.name for path in baseline.files(results)})
     raise BadInput(
-        f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'}; allowed: {known};"
-        " harness baseline save SWEEP makes one"
+        f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"
+        f" allowed: {', '.join(kinds) or 'nothing'}; harness baseline save SWEEP makes one"
     )

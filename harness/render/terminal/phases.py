@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from rich.console import Console
@@ -11,99 +12,143 @@ from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
-from harness.render.terminal.table import make_table, show
+from harness.render import format as fmt
+from harness.render.terminal.table import NUMERIC_AXES, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
-WIDTH = 32  # characters of a whole bar
-LOOKS = {  # phase of a step -> column, style
-    "data_wait": ("data wait", "yellow"),
-    "host_to_device": ("to device", "bright_yellow"),
-    "forward": ("forward", "green"),
-    "backward": ("backward", "blue"),
-    "communication": ("commun.", "red"),
-    "optimizer": ("optimizer", "magenta"),
-}
+BAR_WIDTH = 32  # characters of a whole bar
 NEGLIGIBLE = 0.0005  # a share that would be printed as 0.0%
 
 
+@dataclass(frozen=True)
+class PhaseStyle:
+    """How a phase of a step is shown."""
+
+    column: str
+    color: str  # Rich's
+
+
+PHASES = {
+    "data_wait": PhaseStyle("data wait", "yellow"),
+    "host_to_device": PhaseStyle("to device", "bright_yellow"),
+    "forward": PhaseStyle("forward", "green"),
+    "backward": PhaseStyle("backward", "blue"),
+    "communication": PhaseStyle("commun.", "red"),
+    "optimizer": PhaseStyle("optimizer", "magenta"),
+}
+
+
 def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
-    """Print, for each cell, the shares of its steps' phases and what its trials say of steadiness and stragglers."""
+    """Print the shares of each cell's phases, its stragglers and when it became steady."""
     console = Console(highlight=False)
-    by_cell = group_by_cell(
-        [record for record in records if record.status == "done" and record.summary]
-    )
-    found = {
-        cell.id: [r.summary for r in by_cell.get(cell.id, []) if r.summary] for cell in sweep.cells
-    }
-    shares = {cell_id: _mean_shares(summaries) for cell_id, summaries in found.items()}
-    phases = [
-        phase for phase in LOOKS if any(row.get(phase, 0.0) > NEGLIGIBLE for row in shares.values())
-    ]
-    table = _empty(sweep.cells, phases)
+    summaries = _summaries_by_cell(sweep, records)
+    shares = {cell_id: _mean_shares(summaries[cell_id]) for cell_id in summaries}
+    phases = _visible_phases(list(shares.values()))
+    table = _empty_table(sweep.cells, phases)
+    axes = varying_axes(sweep.cells)
     for cell in sweep.cells:
-        row, summaries = shares[cell.id], found[cell.id]
+        cell_shares = shares[cell.id]
         table.add_row(
             cell.id,
             cell.workload.label,
-            *(str(getattr(cell.axes, axis)) for axis in varying_axes(sweep.cells)),
-            _bar(row),
-            *(f"{row[phase]:.1%}" if phase in row else "–" for phase in phases),
-            _straggler(summaries),
-            _steadiness(summaries),
+            *(str(getattr(cell.axes, axis)) for axis in axes),
+            _bar(cell_shares),
+            *(fmt.share(cell_shares.get(phase)) for phase in phases),
+            _straggler(summaries[cell.id]),
+            _steadiness(summaries[cell.id]),
         )
     show(console, table)
-    legend = Text("each bar is a step: ").append_text(
-        Text("  ").join(_legend(phase) for phase in phases)
-    )
-    console.print(legend, soft_wrap=True)
+    console.print(_legend(phases), soft_wrap=True)
 
 
-def _empty(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
-    columns = [LOOKS[phase][0] for phase in phases]
-    numbers = [*columns, "skew", "world_size", "num_workers", "batch_size", "num_threads"]
-    return make_table(
-        ["cell", "workload", *varying_axes(cells), "step", *columns, "skew", "steady"], numbers
-    )
+def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Summary]]:
+    """Return the summaries of the trials that are done, by cell id, of every cell of the sweep."""
+    by_cell = group_by_cell(records)
+    summaries: dict[str, list[Summary]] = {}
+    for cell in sweep.cells:
+        cell_summaries = summaries.setdefault(cell.id, [])
+        for record in by_cell.get(cell.id, []):
+            if record.status == "done" and record.summary:
+                cell_summaries.append(record.summary)
+    return summaries
 
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:
-    names = [name for name in LOOKS if any(name in summary.shares for summary in summaries)]
-    return {name: fmean(summary.shares.get(name, 0.0) for summary in summaries) for name in names}
+    """Return the mean share of each phase that any of the trials has; one that lacks it has 0."""
+    shares = {}
+    for phase in PHASES:
+        if any(phase in summary.shares for summary in summaries):
+            shares[phase] = fmean(summary.shares.get(phase, 0.0) for summary in summaries)
+    return shares
+
+
+def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the phases that take more than a negligible share of any cell's step."""
+    visible = []
+    for phase in PHASES:
+        largest = max((cell_shares.get(phase, 0.0) for cell_shares in shares), default=0.0)
+        if largest > NEGLIGIBLE:
+            visible.append(phase)
+    return visible
+
+
+def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
+    """Return the table without rows."""
+    columns = [PHASES[phase].column for phase in phases]
+    return make_table(
+        ["cell", "workload", *varying_axes(cells), "step", *columns, "skew", "steady"],
+        [*columns, "skew", *NUMERIC_AXES],
+    )
 
 
 def _bar(shares: Mapping[str, float]) -> Text:
-    bar, filled, whole = Text(), 0, 0.0
+    """Return a bar of `BAR_WIDTH` characters, divided by the shares.
+
+    The end of each part is rounded rather than its width, so that rounding errors do not add up.
+    """
+    bar = Text()
+    filled, total = 0, 0.0
     for phase, share in shares.items():
-        whole += share
-        end = round(whole * WIDTH)
-        bar.append("█" * (end - filled), style=LOOKS[phase][1])
+        total += share
+        end = round(total * BAR_WIDTH)
+        bar.append("█" * (end - filled), style=PHASES[phase].color)
         filled = end
     return bar
 
 
-def _legend(phase: str) -> Text:
-    name, style = LOOKS[phase]
-    return Text("█ ", style=style).append(name, style="default")
+def _legend(phases: Sequence[str]) -> Text:
+    """Return a line that names the colors of the bars."""
+    legend = Text("each bar is a step: ")
+    for number, phase in enumerate(phases):
+        if number:
+            legend.append("  ")
+        legend.append("█ ", style=PHASES[phase].color)
+        legend.append(PHASES[phase].column, style="default")
+    return legend
 
 
 def _straggler(summaries: Sequence[Summary]) -> str:
-    """The mean skew, and the rank that the others waited for if it was the same one in every trial."""
+    """Return the mean skew, and the rank that the others waited for if it was always the same."""
     slowest = [summary.slowest for summary in summaries if summary.slowest]
     if not slowest:
-        return "–"
-    ranks = {one.rank for one in slowest}
-    return f"{fmean(one.skew for one in slowest):.1%}" + (
-        f" rank {ranks.pop()}" if len(ranks) == 1 else ""
-    )
+        return fmt.MISSING
+    skew = fmt.share(fmean(rank.skew for rank in slowest))
+    ranks = {rank.rank for rank in slowest}
+    if len(ranks) > 1:
+        return skew
+    return f"{skew} rank {ranks.pop()}"
 
 
 def _steadiness(summaries: Sequence[Summary]) -> Text:
+    """Return the step from which all trials were steady, or how many never were."""
     if not summaries:
-        return Text("–")
+        return Text(fmt.MISSING)
     never = sum(summary.settled is False for summary in summaries)
     if never:
         return Text(f"never, {never} of {len(summaries)}", style="yellow")
     starts = [summary.window_start for summary in summaries if summary.window_start is not None]
-    known = all(summary.settled for summary in summaries)
-    return Text(f"from step {max(starts)}" if known and starts else "too few steps to tell")
+    all_settled = all(summary.settled for summary in summaries)
+    if not all_settled or not starts:
+        return Text("too few steps to tell")
+    return Text(f"from step {max(starts)}")
