@@ -1,4 +1,4 @@
-"""Starting pairs of ranks of two trees, and giving them their turns: only one of the two trains at a time."""
+"""Starts pairs of arms, the ranks of two trees of files, and lets them train in turn: only one arm trains at a time."""
 
 from __future__ import annotations
 
@@ -8,212 +8,269 @@ import random
 import select
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.ports import free_port
-from harness.core.processes import end_process_group, start_session
+from harness.gate.protocol import PROTOCOL
 from harness.gate.worktree import Tree
+from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.spec.cell import Assignment, Cell, Length, Trial
 from harness.spec.cluster import Profile
 
-PROTOCOL = 1  # of `player.PROTOCOL`
-STEPS = 10_000_000  # which nobody waits for
+STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
-FORKSERVER = Path(__file__).parent / "forkserver.py"
-START = 300.0  # seconds that all ranks may take until they can train
-TURN = 600.0  # seconds that a turn may take
+START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
+TURN_TIMEOUT = 600.0  # seconds that a turn may take
+POLL = 0.2  # seconds between two looks at ranks that start
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a side did: seconds of each step at the slowest rank, and digests of all ranks' losses."""
+    """What an arm did in a turn."""
 
-    seconds: Sequence[float]
-    losses: str
+    seconds: Sequence[float]  # of each step, at the slowest rank
+    losses: str  # digests of the losses, one for each rank
 
 
 class Arm:
-    """The ranks of one tree."""
+    """The connections to the ranks of one tree."""
 
     def __init__(self, name: str, log: Path) -> None:
-        self.name, self.log = name, log
-        self.lines: dict[int, Any] = {}
-        self.sockets: dict[int, socket.socket] = {}
+        self.name = name  # of the tree, for people
+        self.log = log  # what its ranks print
+        self.sockets: dict[int, socket.socket] = {}  # by rank
+        self.lines: dict[int, TextIO] = {}  # what a rank sends, by rank
 
-    def join(self, connection: socket.socket, lines: Any, rank: int) -> None:
-        self.sockets[rank], self.lines[rank] = connection, lines
+    def connect(self, rank: int, connection: socket.socket, lines: TextIO) -> None:
+        """Take the connection of a rank."""
+        self.sockets[rank] = connection
+        self.lines[rank] = lines
 
     def train(self, steps: int) -> Turn:
-        """Raises HarnessError with a rank's own words if it fails."""
+        """Train so many steps; raises HarnessError with a rank's own message if it fails."""
+        request = (json.dumps({"steps": steps}) + "\n").encode()
         for connection in self.sockets.values():
-            with suppress(BrokenPipeError):  # what it said last tells why
-                connection.sendall((json.dumps({"steps": steps}) + "\n").encode())
-        said = [self.hear(rank, TURN) for rank in sorted(self.sockets)]
-        seconds = [max(step) for step in zip(*(one["seconds"] for one in said), strict=True)]
-        return Turn(seconds=seconds, losses=" ".join(one["losses"] for one in said))
+            with suppress(
+                BrokenPipeError
+            ):  # its last message, which is read below, says why it ended
+                connection.sendall(request)
+        answers = [self.receive(rank, TURN_TIMEOUT) for rank in sorted(self.sockets)]
+        by_rank = [answer["seconds"] for answer in answers]
+        slowest = [max(step) for step in zip(*by_rank, strict=True)]
+        return Turn(seconds=slowest, losses=" ".join(answer["losses"] for answer in answers))
 
-    def hear(self, rank: int, patience: float) -> dict[str, Any]:
-        """A rank's next word; raises HarnessError."""
-        connection = self.sockets[rank]
-        connection.settimeout(patience)
+    def receive(self, rank: int, timeout: float) -> dict[str, Any]:
+        """Return a rank's next message; raises HarnessError if it fails, ends or is silent for `timeout` seconds."""
+        self.sockets[rank].settimeout(timeout)
         try:
             line = self.lines[rank].readline()
         except TimeoutError:
             raise HarnessError(
-                f"{self.name}: rank {rank} said nothing for {patience:g} s; log: {self.log}"
+                f"{self.name}: rank {rank} did not answer for {timeout:g} s; log: {self.log}"
             ) from None
         except OSError:
             line = ""
         if not line:
             raise HarnessError(f"{self.name}: rank {rank} ended; log: {self.log}")
-        words: dict[str, Any] = json.loads(line)
-        if "failure" in words:
-            raise HarnessError(f"{self.name}: {words['failure']}; log: {self.log}")
-        return words
+        message: dict[str, Any] = json.loads(line)
+        if "failure" in message:
+            raise HarnessError(f"{self.name}: {message['failure']}; log: {self.log}")
+        return message
+
+
+@dataclass(frozen=True)
+class ArmRank:
+    """Names one rank of one arm."""
+
+    arm: str  # the key of its arm: `a` or `b`
+    rank: int
 
 
 class PairStarter:
-    """Starts pairs of sides, all from one forkserver; its block ends whatever is left of them."""
+    """Starts pairs of arms, the ranks of both from one forkserver; to be used as a context.
+
+    As the ranks of both arms come from one process, neither arm has its libraries in better places in memory. What
+    chance decides about a process is drawn anew with every pair.
+    """
 
     def __init__(
         self, cell: Cell, seed: int, trees: Mapping[str, Tree], base: Path, profile: Profile
     ) -> None:
-        self.cell, self.seed, self.trees, self.base, self.profile = cell, seed, trees, base, profile
+        """Prepare to train a cell from `trees`; `base` is the folder that the cell's paths are relative to."""
+        self.cell = cell
+        self.seed = seed
+        self.trees = trees
+        self.base = base
+        self.profile = profile
 
     def __enter__(self) -> PairStarter:
-        """Raises HarnessError if the forkserver does not start."""
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
-            stack.push(self._clear)
+            stack.push(self._remove_folder)
+            self.socket_path = self.folder / "turns"
             self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-            self.listening.bind(str(self.folder / "turns"))
+            self.listening.bind(str(self.socket_path))
             self.listening.listen(64)
-            log = self.folder / "forkserver.log"
-            self.process = start_session(
-                [sys.executable, "-P", str(FORKSERVER), str(self.folder / "turns")],
-                Torchrun(environment=self.profile.environment).variables(
-                    self.cell.axes.num_threads
-                ),
-                log,
-            )
-            stack.callback(end_process_group, self.process)
-            while not select.select([self.listening], [], [], 0.2)[0]:
-                if self.process.poll() is not None:
-                    raise HarnessError(
-                        f"the forkserver did not start: {_last_line(log)}; log: {log}"
-                    )
-            self.line = stack.enter_context(self.listening.accept()[0])
+            launcher = Torchrun(environment=self.profile.environment)
+            self.variables = launcher.variables(self.cell.axes.num_threads)
+            self.server = shared_server(self.variables, preload=TORCH)
             self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.stack.__exit__(*error)
 
-    def _clear(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Leave nothing but logs that a failure names."""
+    def _remove_folder(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Leave nothing but the logs that a HarnessError names."""
         if kind is None or not issubclass(kind, HarnessError):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
-        """Fresh ranks for these trees, started in this order and ready to train, for as long as the block lasts; raises
-        HarnessError."""
-        with ExitStack() as stack:
-            found = {
-                key: Arm(self.trees[key].name, TrialFolder(self.folder / key).launch_log)
-                for key in keys
-            }
-            cores = self._cores()
-            asked = [rank for key in found for rank in self._ranks(key, cores)]
-            self.line.sendall((json.dumps(asked) + "\n").encode())
-            self._gather(found, stack)
-            for side in found.values():
-                for rank in side.sockets:
-                    side.hear(rank, START)
-            yield found
+        """Give fresh arms of the trees with these keys, started in this order and ready to train.
 
-    def _cores(self) -> list[list[int]]:
-        """The cores of each rank, for both sides: what disturbs one core leaves another alone, and would be taken for
-        a difference of the sides. Chance says which ones, as another gate may run here."""
-        axes, usable = self.cell.axes, sorted(os.sched_getaffinity(0))
-        wanted = (
-            axes.num_threads + axes.num_workers + (axes.strategy != "single")
-        )  # one for what gloo does meanwhile
+        Their ranks are gone when the context ends. Raises HarnessError if a rank fails.
+        """
+        with ExitStack() as stack:
+            arms: dict[str, Arm] = {}
+            requests: dict[ArmRank, ForkRequest] = {}
+            cores = self._draw_cores()
+            for key in keys:
+                arms[key] = Arm(self.trees[key].name, TrialFolder(self.folder / key).launch_log)
+                for rank, request in enumerate(self._rank_requests(key, cores)):
+                    requests[ArmRank(key, rank)] = request
+            forked = self.server.fork(list(requests.values()))
+            stack.callback(kill_all, forked)
+            self._accept_all(arms, dict(zip(requests, forked, strict=True)), stack)
+            for arm in arms.values():
+                for rank in arm.sockets:
+                    arm.receive(rank, START_TIMEOUT)  # `ready`
+            yield arms
+
+    def _draw_cores(self) -> list[list[int]]:
+        """Return the cores of each rank, which it shares with the same rank of the other arm alone.
+
+        What disturbs one core leaves another one undisturbed, and would be taken for a difference between the arms.
+        The first core is drawn at random, as another gate may run on this machine.
+        """
+        axes = self.cell.axes
+        usable = sorted(os.sched_getaffinity(0))
+        wanted = axes.num_threads + axes.num_workers
+        if axes.strategy != "single":
+            wanted += 1  # for the threads of gloo
         share = min(len(usable) // axes.world_size, wanted)
         if not share or self.profile.device != "cpu":
             return [usable] * axes.world_size
         start = random.randrange(len(usable))
-        turned = usable[start:] + usable[:start]
-        return [turned[rank * share :][:share] for rank in range(axes.world_size)]
+        rotated = usable[start:] + usable[:start]
+        return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
 
-    def _ranks(self, key: str, cores: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """What the forkserver has to know of each rank of a tree."""
-        tree, place, size = (
-            self.trees[key],
-            TrialFolder(self.folder / key),
-            self.cell.axes.world_size,
-        )
-        # All of it is warm-up, so that no telemetry lengthens the turns.
+    def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
+        """Write the assignment of an arm and return what to fork for each of its ranks."""
+        tree = self.trees[key]
+        folder = TrialFolder(self.folder / key)
+        # All steps count as warm-up, so that no telemetry lengthens the turns.
         endless = replace(self.cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
-        trial = Trial(cell=endless, seed=self.seed)
-        told = Assignment(
-            trial=trial, base_folder=str(tree.counterpart(self.base)), device=self.profile.device
+        assignment = Assignment(
+            trial=Trial(cell=endless, seed=self.seed),
+            base_folder=str(tree.counterpart(self.base)),
+            device=self.profile.device,
         )
-        write_atomically(place.assignment_path, json.dumps(asdict(told)) + "\n", durable=False)
-        place.log_folder.mkdir(exist_ok=True)
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        common = {
-            "side": key,
-            "world_size": size,
-            "module": "harness.gate.turn_worker",
-            "arguments": [str(place.path), str(self.folder / "turns"), key],
-            "folder": str(tree.path),
-            "log": str(place.launch_log),
-            "variables": {"PYTHONPATH": tree.python_path, **meeting},
+        content = json.dumps(asdict(assignment)) + "\n"
+        write_atomically(folder.assignment_path, content, durable=False)
+        folder.log_folder.mkdir(exist_ok=True)
+        variables = {
+            **self.variables,
+            "PYTHONPATH": tree.python_path,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
         }
-        return [{"rank": rank, "cores": cores[rank], **common} for rank in range(size)]
+        requests = []
+        world_size = self.cell.axes.world_size
+        for rank in range(world_size):
+            request = ForkRequest(
+                module="harness.gate.turn_worker",
+                arguments=[str(folder.path), str(self.socket_path), key],
+                variables={**variables, **rank_variables(rank, world_size)},
+                folder=str(tree.path),
+                log=str(folder.launch_log),
+                import_path=(),
+                cores=cores[rank],
+            )
+            requests.append(request)
+        return requests
 
-    def _gather(self, found: Mapping[str, Arm], stack: ExitStack) -> None:
-        """Wait until every rank has called."""
-        deadline = time.monotonic() + START
-        while any(len(side.sockets) < self.cell.axes.world_size for side in found.values()):
+    def _accept_all(
+        self,
+        arms: Mapping[str, Arm],
+        processes: Mapping[ArmRank, ForkedProcess],
+        stack: ExitStack,
+    ) -> None:
+        """Wait until every rank has connected; raises HarnessError if one ends before that."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while any(name.rank not in arms[name.arm].sockets for name in processes):
             if time.monotonic() > deadline:
+                logs = ", ".join(str(arm.log) for arm in arms.values())
                 raise HarnessError(
-                    f"its ranks did not start within {START:g} s; logs: {next(iter(found.values())).log}"
+                    f"the ranks did not start within {START_TIMEOUT:g} s; logs: {logs}"
                 )
-            if self.process.poll() is not None:
-                raise HarnessError("the forkserver of its ranks ended")
-            if select.select([self.listening], [], [], 0.2)[0]:
-                _join(stack.enter_context(self.listening.accept()[0]), found, stack)
+            ended = [name for name, process in processes.items() if process.poll() is not None]
+            if self.server.has_ended:
+                raise self.server.error()
+            # A rank that has ended may have connected before that, and its message says why it ended.
+            while select.select([self.listening], [], [], 0)[0]:
+                connection, _ = self.listening.accept()
+                connect_rank(connection, arms, stack)
+            check_connected(ended, arms)
+            select.select([self.listening.fileno(), self.server.fileno()], [], [], POLL)
 
 
-def _join(connection: socket.socket, found: Mapping[str, Arm], stack: ExitStack) -> None:
-    """A rank that calls; raises HarnessError if it is the forkserver, which has lost one."""
+def connect_rank(connection: socket.socket, arms: Mapping[str, Arm], stack: ExitStack) -> None:
+    """Give the connection of a rank to its arm; raises HarnessError if it speaks another protocol.
+
+    The connection is closed with `stack`.
+    """
+    stack.enter_context(connection)
+    connection.settimeout(START_TIMEOUT)
     lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
-    hello = json.loads(lines.readline())
-    side = found[hello["side"]]
-    if hello.get("lost") in side.sockets:
-        return  # it had called, and what it said last tells why it ended
-    if "lost" in hello:
-        raise HarnessError(
-            f"{side.name}: rank {hello['lost']} did not start: {_last_line(side.log)}; log: {side.log}"
-        )
+    line = lines.readline()
+    if not line:
+        return  # it ended at once, which `check_connected` reports
+    hello = json.loads(line)
+    arm = arms[hello["side"]]
     if hello["protocol"] != PROTOCOL:
-        raise HarnessError(f"{side.name}: speaks protocol {hello['protocol']}; allowed: {PROTOCOL}")
-    side.join(connection, lines, hello["rank"])
+        raise HarnessError(
+            f"{arm.name}: its turn worker speaks protocol {hello['protocol']}; allowed: {PROTOCOL}"
+        )
+    arm.connect(hello["rank"], connection, lines)
 
 
-def _last_line(log: Path) -> str:
+def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
+    """Raise HarnessError if one of the ranks that have ended never connected."""
+    for name in ended:
+        arm = arms[name.arm]
+        if name.rank not in arm.sockets:
+            raise HarnessError(
+                f"{arm.name}: rank {name.rank} did not start: {_error_line(arm.log)}; log: {arm.log}"
+            )
+
+
+def _error_line(log: Path) -> str:
+    """Return the first line of a log that names an error, else its first line."""
+    if not log.exists():
+        return "it printed nothing"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    wrong = [line for line in lines if "Error" in line or "No module named" in line]
-    return one_line((wrong or lines or ["no word"])[0])
+    for line in lines:
+        if "Error" in line or "No module named" in line:
+            return one_line(line)
+    return one_line(lines[0]) if lines else "it printed nothing"

@@ -21,13 +21,13 @@ import numpy as np
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
+from harness.gate.protocol import PROTOCOL
 from harness.training.build import build_trial
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 from harness.training.worker import joined, load_workload
 
-PROTOCOL = 1
 FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for the others, who wait for their turn
 
 

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
-from harness.training.ranks import Ranks
+from harness.launch.launcher import rank_variables
 
 HERE = "127.0.0.1"
 GRACE = 0.5  # seconds in which the others may leave their own words once a rank has failed
@@ -58,7 +58,7 @@ def be_rank(rank: int, size: int, port: int, module: str, arguments: Sequence[st
     """End with what the module's `main` returns, in a process that was forked for it."""
     code = 1
     try:
-        Ranks(rank=rank, local_rank=rank, world_size=size, local_world_size=size).export()
+        os.environ.update(rank_variables(rank, size))
         os.environ.update(
             MASTER_ADDR=HERE, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
         )

@@ -1,235 +1,257 @@
-"""Processes forked from one that has torch loaded: `python -m harness.launch.forkserver`, asked through its stdin.
+"""Starts forkservers and has them fork processes.
 
-Loading torch and what training needs of it takes seconds of CPU time for every process, a fork takes milliseconds. The
-forkserver computes nothing and has one thread only, so that what it forks is as if it had just loaded the same.
+Loading torch and what training needs of it takes seconds of CPU time in every process; a fork takes milliseconds. What
+a forkserver is and what it understands is in `forkserver_process`, the program that it runs.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
-import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-from harness.core.errors import HarnessError
-from harness.core.processes import Process, die_with_parent, end_process_group, start_session
-from harness.training.interruption import block_signal
+from harness.core.errors import HarnessError, last_log_line
+from harness.core.processes import Process, end_process_group, start_session
 
-LOADED = ("torch._dynamo", "torch.distributed.fsdp", "harness.training.worker")
-AVAILABLE = hasattr(os, "pidfd_open")  # Linux
-
-
-def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-    """As `processes.start_session`, for `python -m MODULE …`; raises HarnessError if the server does not start.
-
-    There is a server for each addition to this process's environment, because libraries read it when they are loaded;
-    it ends with this process.
-    """
-    added = json.dumps(
-        {name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value}
-    )
-    server = _servers.get(added)
-    if server is not None:
-        server.listen(0)
-    if server is None or server.gone:
-        server = _servers[added] = Server(variables, log)
-        atexit.register(server.close)
-    return server.start(arguments, variables, log)
+AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
+PROGRAM = Path(__file__).with_name("forkserver_process.py")
+TORCH = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+)  # DDP, FSDP2 and optimizers import these one by one
+END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 
 
-class Server:
-    """A forkserver that runs, and what it has told."""
+@dataclass(frozen=True, kw_only=True)
+class ForkRequest:
+    """A process to fork: `python -m MODULE ARGUMENT…`."""
 
-    def __init__(self, variables: Mapping[str, str], log: Path) -> None:
-        self.log, self.gone = log, False
-        self.born: list[int] = []
-        self.codes: dict[int, int] = {}
-        self.line, theirs = socket.socketpair()
-        with theirs:
-            module = [sys.executable, "-m", "harness.launch.forkserver"]
-            self.process = start_session(module, variables, log, stdin=theirs.fileno())
-        self.unread = b""
+    module: str
+    arguments: Sequence[str]
+    variables: Mapping[str, str]  # its whole environment
+    folder: str  # its working directory
+    log: str  # the file that its output is added to
+    import_path: Sequence[str]  # folders that it imports from before all others
+    cores: Sequence[int] = ()  # CPU cores that it may use; none: those of the forkserver
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Forked:
-        _, _, module, *rest = arguments
-        log.parent.mkdir(parents=True, exist_ok=True)
-        asked = {
-            "module": module,
-            "arguments": rest,
-            "variables": dict(variables),
-            "folder": str(Path.cwd()),
-            "log": str(log.absolute()),
+
+class ForkServer:
+    """A forkserver that runs; it ends with this process."""
+
+    def __init__(
+        self,
+        variables: Mapping[str, str],
+        *,
+        preload: Sequence[str],
+        import_path: Sequence[str] = (),
+        blocked_signals: Sequence[int] = (),
+        log: Path | None = None,
+    ) -> None:
+        """Start it, with `variables` as its environment, to load the modules `preload`.
+
+        It imports from `import_path` before all else; what it forks inherits `blocked_signals`. Without a `log` it
+        gets one of its own, which is removed when the forkserver is closed, unless an error has named it.
+        """
+        self._log_folder: Path | None = None  # of a log of its own
+        if log is None:
+            self._log_folder = Path(tempfile.mkdtemp(prefix="harness-forkserver-"))
+            log = self._log_folder / "forkserver.log"
+        self.log = log
+        self.has_ended = False
+        self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
+        self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
+        self._incomplete = b""  # the beginning of a line whose rest has not arrived
+        self.connection, servers_end = socket.socketpair()
+        with servers_end:
+            command = [sys.executable, str(PROGRAM)]
+            self.process = start_session(command, variables, self.log, stdin=servers_end.fileno())
+        setup = {
+            "preload": list(preload),
+            "import_path": list(import_path),
+            "blocked_signals": list(blocked_signals),
         }
-        with suppress(BrokenPipeError):  # said below
-            self.line.sendall((json.dumps(asked) + "\n").encode())
+        self._send(setup)
+
+    def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
+        """Return new processes in the order of the requests; raises HarnessError if the forkserver has ended."""
+        self._send([asdict(request) for request in requests])
         try:
-            while not self.born:
-                self.listen(None)
-                if self.gone:
-                    raise HarnessError(
-                        f"the process that ranks are forked from ended: {self._last()}; log: {self.log}"
-                    )
+            while not self._forked:
+                self.receive(None)
+                if self.has_ended:
+                    raise self.error()
         except BaseException:
-            self.gone = True  # nobody is to take the answer to this for one to the next
+            # The answer to this request must not be taken for the answer to the next.
+            self.has_ended = True
             end_process_group(self.process)
             raise
-        pid = self.born.pop()
-        self.codes.pop(pid, None)  # of an earlier process with the same number
-        return Forked(self, pid)
+        return [ForkedProcess(self, pid) for pid in self._forked.pop()]
 
-    def listen(self, seconds: float | None) -> None:
-        """Take in what is told within so many seconds; None waits for a word."""
-        if self.gone or not select.select([self.line], [], [], seconds)[0]:
+    def error(self) -> HarnessError:
+        """Return the error that says that the forkserver has ended, with the last line of its log."""
+        self._log_folder = None  # the user is to find the log
+        return HarnessError(
+            f"the process that ranks are forked from ended: {last_log_line(self.log)}; log: {self.log}"
+        )
+
+    def receive(self, timeout: float | None) -> None:
+        """Take in the messages that arrive within `timeout` seconds; None waits for at least one."""
+        if self.has_ended or not select.select([self.connection], [], [], timeout)[0]:
             return
         try:
-            heard = self.line.recv(65536)
-        except ConnectionResetError:  # it ended before it had read what it was asked
-            heard = b""
-        self.gone = not heard
-        *lines, self.unread = (self.unread + heard).split(b"\n")
+            received = self.connection.recv(65536)
+        except ConnectionResetError:  # it ended before it had read the request
+            received = b""
+        self.has_ended = not received
+        *lines, self._incomplete = (self._incomplete + received).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "code" in told:
-                self.codes[told["pid"]] = told["code"]
+            message = json.loads(line)
+            if "pids" in message:
+                self._forked.append(message["pids"])
+                for pid in message["pids"]:
+                    self.exit_codes.pop(pid, None)  # of an earlier process with the same number
             else:
-                self.born.append(told["pid"])
+                self.exit_codes[message["pid"]] = message["exit_code"]
 
-    def _last(self) -> str:
-        words = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line for line in reversed(words) if line.strip()), "no word")
+    def fileno(self) -> int:
+        """Return what `select` waits on for messages of the forkserver."""
+        return self.connection.fileno()
 
     def close(self) -> None:
-        self.line.close()
+        """End the forkserver and all that it has forked."""
+        self.connection.close()
         end_process_group(self.process)
+        if self._log_folder is not None:
+            shutil.rmtree(self._log_folder, ignore_errors=True)
+
+    def _send(self, message: object) -> None:
+        with suppress(BrokenPipeError):  # it has ended, which the next `receive` notices
+            self.connection.sendall((json.dumps(message) + "\n").encode())
 
 
-_servers: dict[str, Server] = {}
+class ForkedProcess:
+    """A process that was forked, with the methods of `subprocess.Popen`; it leads its own group."""
 
-
-class Forked:
-    """A process that was forked, as `subprocess.Popen` shows one; it leads its own group."""
-
-    def __init__(self, server: Server, pid: int) -> None:
-        self.server, self.pid = server, pid
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.server = server
+        self.pid = pid
 
     def poll(self) -> int | None:
-        self.server.listen(0)
-        return self.server.codes.get(self.pid, -signal.SIGKILL if self.server.gone else None)
+        """Return its exit code, None while it runs; -SIGKILL if it ended with its forkserver."""
+        self.server.receive(0)
+        if self.pid in self.server.exit_codes:
+            return self.server.exit_codes[self.pid]
+        return -signal.SIGKILL if self.server.has_ended else None
 
     def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code; raises TimeoutExpired if it still runs after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if timeout is not None and left is not None and left <= 0:
-                raise subprocess.TimeoutExpired("a forked process", timeout)
-            self.server.listen(left)
-        return code
+        while True:
+            exit_code = self.poll()
+            if exit_code is not None:
+                return exit_code
+            remaining = None
+            if deadline is not None and timeout is not None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise subprocess.TimeoutExpired("a forked process", timeout)
+            self.server.receive(remaining)
 
     def send_signal(self, sig: int) -> None:
+        """Send it a signal if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
 
-def main() -> None:
-    """Fork a process for each line of JSON, tell its number and later its exit code, until the line is cut."""
-    die_with_parent()
-    block_signal()
-    load()
-    line = socket.socket(fileno=os.dup(0))
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)
-    words, running = line.makefile("r", encoding="utf-8"), dict[int, int]()
-
-    def tell(**told: int) -> None:
-        line.sendall((json.dumps(told) + "\n").encode())
-
-    while True:
-        ready = select.select([line.fileno(), *running], [], [])[0]
-        for ended in [one for one in ready if one in running]:
-            pid = running.pop(ended)
-            os.close(ended)
-            tell(pid=pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        if line.fileno() in ready:
-            asked = words.readline()
-            if not asked:
-                return
-            pid = fork(json.loads(asked))
-            running[os.pidfd_open(pid)] = pid
-            tell(pid=pid)
+def kill_all(processes: Sequence[ForkedProcess]) -> None:
+    """Kill processes and all that they have started in their groups; return when they are gone."""
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait(END_TIMEOUT)
 
 
-def load() -> None:
-    """Import what takes long; ends the process if that has started a thread, which a fork would lose."""
-    before = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's starts its threads when it is loaded
-    for name in LOADED:
-        import_module(name)
-    if before is None:
-        del os.environ["OPENBLAS_NUM_THREADS"]
-    else:
-        os.environ["OPENBLAS_NUM_THREADS"] = before
-    gc.collect()
-    gc.freeze()  # what is loaded stays: no rank needs to look through it again
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        sys.exit(
-            f"it has {threads} threads where it may have one; `forkserver: false` in the profile does without it"
-        )
+def shared_server(
+    variables: Mapping[str, str],
+    *,
+    preload: Sequence[str],
+    import_path: Sequence[str] = (),
+    blocked_signals: Sequence[int] = (),
+    log: Path | None = None,
+) -> ForkServer:
+    """Return a forkserver as `ForkServer` starts it, one that runs already if there is one.
+
+    There is one for each set of modules and each addition to this process's environment, because libraries read
+    variables when they are loaded. It runs until this process ends.
+    """
+    added = {
+        name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value
+    }
+    key = json.dumps([list(preload), added])
+    server = _servers.get(key)
+    if server is not None:
+        server.receive(0)
+        if not server.has_ended:
+            return server
+        server.close()
+    server = ForkServer(
+        variables,
+        preload=preload,
+        import_path=import_path,
+        blocked_signals=blocked_signals,
+        log=log,
+    )
+    _servers[key] = server
+    atexit.register(server.close)
+    return server
 
 
-def fork(asked: Mapping[str, Any]) -> int:
-    pid = os.fork()
-    if not pid:
-        become(**asked)
-    os.setpgid(pid, pid)  # here too, so that it is done before anybody knows the number
-    return pid
+_servers: dict[str, ForkServer] = {}
 
 
-def become(
-    module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str, log: str
-) -> NoReturn:
-    """Run the module in the folder, with these variables and no others and its output added to `log`, as long as the
-    forkserver runs."""
-    code = 1
+def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+    """Start `python -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the worker loaded.
+
+    Raises HarnessError if the forkserver does not start.
+    """
+    from harness.training.interruption import SIGNAL
+
+    _, _, module, *module_arguments = arguments
+    log.parent.mkdir(parents=True, exist_ok=True)
+    folder = str(Path.cwd())
+    # `python -m` imports from its working directory first, unless PYTHONSAFEPATH forbids it.
+    import_path = [] if variables.get("PYTHONSAFEPATH") else [folder]
+    request = ForkRequest(
+        module=module,
+        arguments=module_arguments,
+        variables=variables,
+        folder=folder,
+        log=str(log.absolute()),
+        import_path=import_path,
+    )
     try:
-        os.setpgid(0, 0)
-        die_with_parent()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.closerange(3, output + 1)  # the line too
-        os.chdir(folder)
-        if not sys.flags.safe_path:
-            sys.path[0] = folder  # as `python -m` has it
-        os.environ.clear()
-        os.environ.update(variables)
-        sys.argv[1:] = arguments
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-        if isinstance(ending.code, str):
-            print(ending.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    main()
+        server = shared_server(
+            variables,
+            preload=[*TORCH, "harness.training.worker"],
+            import_path=import_path,
+            blocked_signals=[SIGNAL],
+            log=log,
+        )
+        (process,) = server.fork([request])
+    except HarnessError as error:
+        raise HarnessError(f"{error}; `forkserver: false` in the profile does without it") from None
+    return process

@@ -11,6 +11,16 @@ from harness.core.processes import Process
 from harness.records.record import Failure
 
 
+def rank_variables(rank: int, world_size: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a rank of a job on this node alone."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+    }
+
+
 class Launcher(Protocol):
     """Builds commands purely, and starts them."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
+from harness.launch.launcher import rank_variables
 from harness.records.record import Failure
 
 # How srun and slurmstepd tell that a task has ended, or the whole step.
@@ -27,12 +28,6 @@ NOT_STARTED = re.compile(
     r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)"
 )
 NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S+)", re.IGNORECASE)
-LAUNCHED = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-}  # of a torchrun that submitted: not of our ranks
 OUT_OF_MEMORY = re.compile(
     r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
 )
@@ -68,7 +63,9 @@ class Srun:
     def variables(self, threads: int) -> dict[str, str]:
         meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.free_port())}
         ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in rank_variables(0, 1)
+        }
         return {**inherited, **self.environment, **meeting, **ours}
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:

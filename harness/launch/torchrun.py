@@ -50,7 +50,7 @@ class Torchrun:
         }
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-        return (forkserver.start if self.fork else start_session)(arguments, variables, log)
+        return (forkserver.start_worker if self.fork else start_session)(arguments, variables, log)
 
     def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
         """SIGTERM is how torchrun itself ends the others of a rank that has failed."""

@@ -29,7 +29,7 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     ) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):
-                ranks = psutil.Process(starter.process.pid).children()
+                ranks = psutil.Process(starter.server.process.pid).children()
                 cores = Counter(tuple(rank.cpu_affinity()) for rank in ranks)
             assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
             assert usable.issuperset(core for held in cores for core in held)

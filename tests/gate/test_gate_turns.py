@@ -16,7 +16,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.gate import paired
-from harness.gate.arms import ENDLESS, Arm, _join
+from harness.gate.arms import ENDLESS, Arm, ArmRank, check_connected, connect_rank
 from harness.gate.paired import Budget
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.spec.cell import Assignment, Cell, Trial
@@ -58,9 +58,9 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
             stack.callback(player.join)
             connection = stack.enter_context(listening.accept()[0])
             found[key] = Arm(key, place.launch_log)
-            found[key].join(connection, stack.enter_context(connection.makefile("r")), 0)
+            found[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
-            assert found[key].hear(0, 60)["ready"]
+            assert found[key].receive(0, 60)["ready"]
         yield found
 
 
@@ -126,25 +126,42 @@ def test_a_rank_that_fails_in_its_turn_is_heard(tmp_path: Path) -> None:
             found["b"].train(2)
 
 
-def test_a_rank_that_called_before_it_ended_is_told_of_in_its_own_words(tmp_path: Path) -> None:
-    """The forkserver may tell of its end while others are still waited for."""
-    side = Arm("HEAD", tmp_path / "log")
-    side.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
+def said(stack: ExitStack, **message: object) -> socket.socket:
+    """Return the connection of a rank that has sent a message and then ended."""
+    ours, theirs = socket.socketpair()
+    stack.enter_context(ours)
+    with theirs:
+        theirs.sendall((json.dumps(message) + "\n").encode())
+    return ours
+
+
+def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path: Path) -> None:
+    arm = Arm("HEAD", tmp_path / "log")
+    arm.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
+    with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
+        check_connected([ArmRank("a", 0)], {"a": arm})
+
+
+def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
+    tmp_path: Path,
+) -> None:
+    arm = Arm("HEAD", tmp_path / "log")
     with ExitStack() as stack:
-
-        def said(**words: object) -> socket.socket:
-            ours, theirs = socket.socketpair()
-            stack.enter_context(ours)
-            with theirs:
-                theirs.sendall((json.dumps({"side": "a", **words}) + "\n").encode())
-            return ours
-
-        with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
-            _join(said(lost=0), {"a": side}, stack)
-        rank = said(failure="rank 0 on n1: ValueError: the dog ate the model")
-        side.join(rank, stack.enter_context(rank.makefile("r", encoding="utf-8")), 0)
-        _join(said(lost=0), {"a": side}, stack)
+        rank = said(stack, failure="rank 0 on n1: ValueError: the dog ate the model")
+        arm.connect(0, rank, stack.enter_context(rank.makefile("r", encoding="utf-8")))
+        check_connected([ArmRank("a", 0)], {"a": arm})
         with pytest.raises(
             HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "
         ):
-            side.hear(0, 5)
+            arm.receive(0, 5)
+
+
+def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
+    arm = Arm("v1.0", tmp_path / "log")
+    with (
+        ExitStack() as stack,
+        pytest.raises(
+            HarnessError, match=r"^v1\.0: its turn worker speaks protocol 1; allowed: \d+$"
+        ),
+    ):
+        connect_rank(said(stack, protocol=1, side="a", rank=0), {"a": arm}, stack)

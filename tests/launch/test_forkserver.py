@@ -37,7 +37,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(log: Path, *arguments: str, **variables: str) -> Process:
-    return forkserver.start(
+    return forkserver.start_worker(
         [sys.executable, "-m", "here", *arguments], {**os.environ, **variables}, log
     )
 
@@ -113,7 +113,7 @@ def test_it_ends_with_whoever_asked_for_it(module: Path) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     text = (
         "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
-        "process = forkserver.start([sys.executable, '-m', 'here'], dict(os.environ), Path('log'))\n"
+        "process = forkserver.start_worker([sys.executable, '-m', 'here'], dict(os.environ), Path('log'))\n"
         "print(next(iter(forkserver._servers.values())).process.pid, process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -139,6 +139,6 @@ def test_a_thread_in_the_server_is_refused(module: Path) -> None:
     path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
     with pytest.raises(
         HarnessError,
-        match=r"has 2 threads where it may have one; `forkserver: false` in the profile",
+        match=r"has 2 threads after loading its modules; allowed: 1; log: .*; `forkserver: false` in the profile",
     ):
         start(module.with_name("log"), PYTHONPATH=path)

@@ -1,0 +1,227 @@
+"""The forkserver: a process that loads modules once and then forks processes that have them loaded.
+
+Started as `python forkserver_process.py` with a socket as its standard input. It imports nothing of the harness, so
+that a process that it forks can import the harness from any tree; what to load, the starter says.
+
+Each message is a line of JSON. The starter sends first
+
+    {"preload": [MODULE, ...], "import_path": [FOLDER, ...], "blocked_signals": [NUMBER, ...]}
+
+and then, as often as it likes, a list of processes to fork together, each an object with the parameters of
+`become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same order. When a process has ended,
+`{"pid": PID, "exit_code": CODE}` follows; a negative code is the signal that ended it. When the starter closes the
+socket, the forkserver ends, and all that it has forked with it.
+
+The forkserver computes nothing and has one thread only, so what it forks is as if it had just loaded the same modules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+OPENBLAS = "OPENBLAS_NUM_THREADS"
+
+
+def main() -> None:
+    """Fork what each line of the starter asks for until the starter closes the socket."""
+    _end_with_parent()
+    connection = socket.socket(fileno=os.dup(0))
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    requests = Lines(connection)
+    setup = json.loads(requests.next_line())
+    signal.pthread_sigmask(signal.SIG_BLOCK, setup["blocked_signals"])
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this script's folder, which Python puts first
+    inherited = _python_path(os.environ)
+    common_path = [entry for entry in sys.path if entry not in inherited]
+    sys.path[:0] = setup["import_path"]
+    preload(setup["preload"])
+    child_ended = _watch_children()
+    while True:
+        if not requests.has_line():
+            ready, _, _ = select.select([connection, child_ended], [], [])
+            if child_ended in ready:
+                child_ended.recv(4096)
+                _report_ended(connection)
+            if connection not in ready:
+                continue
+        line = requests.next_line()
+        if not line:
+            return
+        pids = [fork(process, common_path) for process in json.loads(line)]
+        _send(connection, {"pids": pids})
+
+
+class Lines:
+    """Reads lines from a socket. A file object would hide from `select` the lines that it has read ahead."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.buffer = b""
+
+    def has_line(self) -> bool:
+        """Whether a line has arrived."""
+        return b"\n" in self.buffer
+
+    def next_line(self) -> bytes:
+        """Wait for a line; empty once the other end is closed."""
+        while not self.has_line():
+            received = self.connection.recv(65536)
+            if not received:
+                return b""
+            self.buffer += received
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import what takes long; end this process if that has started a thread, which a fork would lose."""
+    before = os.environ.get(OPENBLAS)
+    os.environ[OPENBLAS] = "1"  # NumPy's OpenBLAS starts its threads when it is loaded
+    for module in modules:
+        importlib.import_module(module)
+    if before is None:
+        del os.environ[OPENBLAS]
+    else:
+        os.environ[OPENBLAS] = before
+    gc.collect()
+    gc.freeze()  # what is loaded stays, so no forked process needs to traverse it again
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        sys.exit(f"the forkserver has {threads} threads after loading its modules; allowed: 1")
+
+
+def fork(process: Mapping[str, Any], common_path: Sequence[str]) -> int:
+    """Return the number of a new process that runs a module; see `become_process`."""
+    pid = os.fork()
+    if not pid:
+        become_process(**process, common_path=common_path)
+    # Both sides set the group: it exists before the child does anything and before the starter hears of the number.
+    os.setpgid(pid, pid)
+    return pid
+
+
+def become_process(
+    *,
+    module: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    folder: str,
+    log: str,
+    import_path: Sequence[str],
+    cores: Sequence[int],
+    common_path: Sequence[str],
+) -> NoReturn:
+    """Run `module` as `python -m` would, in a forked process; end with its exit code.
+
+    It runs in `folder` with `variables` as its whole environment. It imports from `import_path`, then from its own
+    PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports from. It uses `cores`
+    only (those of the forkserver if there are none) and adds its output to `log`. It leads a process group and ends
+    with the forkserver.
+    """
+    exit_code = 1
+    try:
+        os.setpgid(0, 0)
+        _end_with_parent()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        _close_files()
+        os.chdir(folder)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.path[:] = [*import_path, *_python_path(variables), *common_path]
+        importlib.invalidate_caches()
+        sys.argv[1:] = arguments
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        exit_code = 0
+    except SystemExit as ending:
+        exit_code = _exit_code(ending)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def _close_files() -> None:
+    """Close all files but the standard three: the forkserver's sockets must not stay open in what it forks."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+        if int(name) > 2:
+            with suppress(OSError):  # the folder that was listed is closed already
+                os.close(int(name))
+
+
+def _exit_code(ending: SystemExit) -> int:
+    """Return the exit code that Python gives such a process; print the message, if it has one, as Python does."""
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
+def _python_path(variables: Mapping[str, str]) -> list[str]:
+    """Return the entries that PYTHONPATH adds to `sys.path`, absolute as Python makes them."""
+    text = variables.get("PYTHONPATH", "")
+    if not text:
+        return []
+    return [os.path.abspath(entry) for entry in text.split(os.pathsep)]  # noqa: PTH100
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_children() -> socket.socket:
+    """Return a socket that can be read from whenever a child has ended.
+
+    It is written to by Python's own handler for SIGCHLD: pidfd_open would need Linux 5.3.
+    """
+    readable, writable = socket.socketpair()
+    readable.setblocking(False)
+    writable.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
+    return readable
+
+
+def _report_ended(connection: socket.socket) -> None:
+    """Send the exit code of every child that has ended."""
+    with suppress(ChildProcessError):  # no child is left
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            _send(connection, {"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)})
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    connection.sendall((json.dumps(message) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
