@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.launch import selftest
+from harness.measure.selftest import check_record
 from harness.measure.summary import summarize, unpack
 from harness.records.record import RankResult, Record
 from harness.records.series import Series
@@ -49,7 +50,7 @@ def data_wait(record: Record) -> float:
 
 def _off(record: Record) -> set[str]:
     """The quantities that did not come back."""
-    return {check.quantity for check in selftest.check(record) if not check.passed}
+    return {check.quantity for check in check_record(record) if not check.passed}
 
 
 def batch(record: Record) -> int:
@@ -60,7 +61,7 @@ def batch(record: Record) -> int:
 def test_known_times_come_back_within_1_percent(
     records: dict[int, Record], world_size: int
 ) -> None:
-    checks = selftest.check(records[world_size])
+    checks = check_record(records[world_size])
     assert len(checks) == (4 if world_size == 1 else 6)
     assert [check for check in checks if not check.passed] == []
 

@@ -10,6 +10,7 @@ import pytest
 from harness.core.paths import Results
 from harness.launch import selftest
 from harness.launch import sweep as runner
+from harness.measure.selftest import Check
 from harness.records.record import Record, Status
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -27,11 +28,11 @@ class Machine:
         self.ran.append([cell.axes.world_size for cell in sweep.cells])
         return [make_record(cell, status=self.status, repeat=len(self.ran)) for cell in sweep.cells]
 
-    def check(self, record: Record) -> list[selftest.Check]:
+    def check(self, record: Record) -> list[Check]:
         ranks = record.trial.cell.axes.world_size
         back = ranks != 2 or self.tries.pop(0)
         return [
-            selftest.Check(
+            Check(
                 ranks=ranks, quantity="median step (s)", expected=1.0, measured=1.0 if back else 1.1
             )
         ]
@@ -45,7 +46,7 @@ def results(tmp_path: Path) -> Results:
 def run(machine: Machine, results: Results, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The try of every world size whose record was returned."""
     monkeypatch.setattr(runner, "run", machine.run)
-    monkeypatch.setattr(selftest, "check", machine.check)
+    monkeypatch.setattr(selftest, "check_record", machine.check)
     results.sweep_folder("selftest").path.mkdir(parents=True)
     found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
     return [(one.trial.cell.axes.world_size, one.trial.repeat) for one in found]
@@ -61,8 +62,8 @@ def test_what_was_off_alone_is_tried_again(
 
 
 def test_what_is_off_each_time_stays_so(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine([False] * selftest.TRIES)
-    assert run(machine, results, monkeypatch) == [(1, 1), (2, selftest.TRIES), (4, 1)]
+    machine = Machine([False] * selftest.MAX_ATTEMPTS)
+    assert run(machine, results, monkeypatch) == [(1, 1), (2, selftest.MAX_ATTEMPTS), (4, 1)]
 
 
 def test_a_trial_that_failed_is_not_tried_again(

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import selftest
+from harness.measure.selftest import TOLERANCE, check_record
 from harness.records.record import Record
 from harness.render.terminal.table import make_table, show
 from harness.spec.cell import Trial
@@ -46,7 +47,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
     checks = []
     for record in records:
         if record.status == "done":
-            checks += selftest.check(record)
+            checks += check_record(record)
         else:
             why = record.failure or "; ".join(record.violations)
             console.print(
@@ -67,7 +68,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
     passed = len(records) == sum(record.status == "done" for record in records) and all(
         c.passed for c in checks
     )
-    limit, again = f"within {selftest.TOLERANCE:.0%} of the truth", listener.trials - len(records)
+    limit, again = f"within {TOLERANCE:.0%} of the truth", listener.trials - len(records)
     console.print(
         f"[green]All {limit}{f', {again} of {listener.trials} trials run again' if again else ''}.[/]"
         if passed
