@@ -31,8 +31,6 @@ MANY_BRANCHES = {
     "harness.analysis.compare._judged": "to be rewritten",
     "harness.analysis.questions.accuracy": "to be rewritten",
     "harness.analysis.selection._of_cell": "to be rewritten",
-    "harness.cli.compare.compare": "to be rewritten",
-    "harness.cli.pytest_cells.check": "to be rewritten",
     "harness.launch.assemble.assemble": "to be rewritten",
     "harness.launch.srun.parse_failures": "to be rewritten",
     "harness.records.restore._restore": "to be rewritten",

@@ -1,4 +1,7 @@
-"""The cells of a sweep as pytest's items: their recorded steps in pytest-benchmark's table, our verdict as outcome."""
+"""Turns the cells of a sweep into pytest items.
+
+The recorded steps of a cell go to pytest-benchmark, and the verdict on them decides whether its test passes.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import pytest
 from rich.text import Text
 
 from harness.analysis import baseline
-from harness.analysis.compare import Comparison, Rules, Side, certified_drifts, compare
+from harness.analysis.compare import Comparison, Row, Rules, Side, certified_drifts, compare
 from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.gate.answer import Answer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
@@ -28,19 +31,23 @@ from harness.slurm.queue import refuse_live_jobs
 from harness.spec import cluster
 from harness.spec import sweep as spec
 from harness.spec.cell import Cell, Trial
+from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 
 class GateWarning(pytest.PytestWarning):
-    """Something that a gate lets through and does not keep to itself."""
+    """Something that a gate lets through but reports."""
 
 
 class ReplayClock:
-    """A timer that shows recorded moments: it stands still until `advance` takes it one step further."""
+    """A timer for pytest-benchmark that replays recorded step times.
+
+    It stands still until `advance` moves it on by the next step.
+    """
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.steps: Iterator[float] = iter(())
+        self.now = 0.0  # seconds
+        self.steps: Iterator[float] = iter(())  # seconds of each step
 
     def __call__(self) -> float:
         return self.now
@@ -50,165 +57,199 @@ class ReplayClock:
 
 
 class SweepFile(pytest.File):
-    """A sweep held against its baseline."""
+    """A sweep that is compared with its baselines, one item a cell.
 
-    records: Sequence[Record] = ()
+    `collect` sets `sweep`, `profile`, `baselines` and `gate`.
+    """
+
+    sweep: Sweep
+    profile: Profile
+    baselines: Sequence[CellResult]
+    gate: Gate
+    records: Sequence[Record] = ()  # of the selected cells' trials, once `measure` has run
 
     def collect(self) -> Iterator[pytest.Item]:
-        option = self.config.getoption
+        """Yield an item for each cell of the sweep, and for each cell that only the baseline has."""
         try:
-            self.sweep = spec.load_sweep(self.path, option("harness_set"), option("harness_data"))
-            self.profile = cluster.load_profile(option("harness_cluster"))
-            if self.profile.launcher != "torchrun" and option("harness_trials") != "recorded":
-                found = f"--harness-cluster: launcher: found {self.profile.launcher!r}"
-                raise BadInput(
-                    f"{found}; allowed: torchrun, or --harness-trials=recorded after harness submit"
-                )
-            cluster.check_fits(self.profile, {cell.label: cell.axes for cell in self.sweep.cells})
-            self.baselines, self.gate = read_baselines(
-                Path(option("harness_baseline")), option("harness_gate")
-            )
-            if lost := unused_patterns(
-                self.gate, [*self.sweep.cells, *(one.cell for one in self.baselines)]
-            ):
-                raise BadInput(
-                    f"{self.gate.source}: cells: found {lost[0]!r}, which names no cell of sweep or baseline"
-                )
+            self._read_input()
         except BadInput as error:
             raise self.CollectError(str(error)) from None
-        if not any(
-            trial.sweep == self.sweep.name for one in self.baselines for trial in one.trials
-        ):
+        if not self._has_baseline_of_sweep():
             self.warn(
                 GateWarning(
-                    f"no baseline is of a sweep {self.sweep.name!r}: cells that it lost can't be told"
+                    f"no baseline is of a sweep named {self.sweep.name!r},"
+                    " so cells that were removed from it go unnoticed"
                 )
             )
         for cell in self.sweep.cells:
             yield self._item(cell, lambda benchmark, cell=cell: self.check(cell, benchmark))
         for cell in lost_cells(self.sweep, self.baselines):
-            yield self._item(cell, lambda benchmark, cell=cell: self.miss(cell, benchmark))
+            yield self._item(cell, lambda benchmark, cell=cell: self.report_lost(cell, benchmark))
+
+    def _read_input(self) -> None:
+        """Read sweep, profile, baselines and gate; raises BadInput."""
+        option = self.config.getoption
+        self.sweep = spec.load_sweep(self.path, option("harness_set"), option("harness_data"))
+        self.profile = cluster.load_profile(option("harness_cluster"))
+        if self.profile.launcher != "torchrun" and option("harness_trials") != "recorded":
+            raise BadInput(
+                f"--harness-cluster: launcher: found {self.profile.launcher!r};"
+                " allowed: torchrun, or --harness-trials=recorded after harness submit"
+            )
+        cluster.check_fits(self.profile, {cell.label: cell.axes for cell in self.sweep.cells})
+        self.baselines, self.gate = read_baselines(
+            Path(option("harness_baseline")), option("harness_gate")
+        )
+        cells = [*self.sweep.cells, *(result.cell for result in self.baselines)]
+        unused = unused_patterns(self.gate, cells)
+        if unused:
+            raise BadInput(
+                f"{self.gate.source}: cells: found {unused[0]!r},"
+                " which names no cell of sweep or baseline"
+            )
+
+    def _has_baseline_of_sweep(self) -> bool:
+        """Return whether a baseline was made from a sweep of this name."""
+        return any(_is_of_sweep(result, self.sweep) for result in self.baselines)
 
     def _item(self, cell: Cell, check: Callable[..., None]) -> pytest.Item:
-        item: pytest.Function = CellItem.from_parent(self, name=cell.label, callobj=check)
-        item.cell, item.clock = cell, ReplayClock()  # type: ignore[attr-defined]
-        item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.workload.label))  # type: ignore[attr-defined]
+        """Return the item of a cell, whose test asks for the fixture `benchmark`."""
+        item: CellItem = CellItem.from_parent(self, name=cell.label, callobj=check)
+        item.cell = cell
+        item.clock = ReplayClock()
+        item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.workload.label))
         return item
 
     @property
-    def place(self) -> Results:
+    def results(self) -> Results:
         return Results(Path(self.config.getoption("harness_results")))
 
     @property
-    def selected(self) -> list[Cell]:
-        """The cells that are left when pytest has deselected."""
-        known = {cell.id for cell in self.sweep.cells}
-        items = [
-            item
-            for item in self.session.items
-            if isinstance(item, CellItem) and item.parent is self
-        ]
-        return [item.cell for item in items if item.cell.id in known]
+    def selected_cells(self) -> list[Cell]:
+        """Return the sweep's cells that pytest has not deselected."""
+        ids = {cell.id for cell in self.sweep.cells}
+        cells: list[Cell] = []
+        for item in self.session.items:
+            if isinstance(item, CellItem) and item.parent is self and item.cell.id in ids:
+                cells.append(item.cell)
+        return cells
 
     def measure(self) -> None:
-        """Run those trials of the selected cells that have to run; raises HarnessError."""
-        sweep = replace(self.sweep, cells=self.selected)
-        folder, which = self.place.sweep_folder(sweep.name), self.config.getoption("harness_trials")
+        """Run the trials of the selected cells as `--harness-trials` says; raises HarnessError."""
+        sweep = replace(self.sweep, cells=self.selected_cells)
+        sweep_folder = self.results.sweep_folder(sweep.name)
+        which = self.config.getoption("harness_trials")
         if not sweep.cells or which == "recorded":
-            self.records = runner.plan(sweep, folder, "missing").finished
+            self.records = runner.plan(sweep, sweep_folder, "missing").finished
             return
-        redo: runner.Redo = "all" if which == "all" else "failed"
-        told = Told(self.config)
-        replaced = sum(
-            folder.trial_folder(trial.id).record_path.exists() for trial in sweep.trials()
-        )
-        if redo == "all" and replaced:
-            after = (
-                f"afterwards MLflow gets the new ones by: harness collect {shlex.quote(sweep.name)}"
-            )
-            told.say(f"harness: {replaced} records in {folder.path} are replaced; {after}")
+        reporter = TrialReporter(self.config)
+        if which == "all":
+            _announce_replacement(sweep, sweep_folder, reporter)
         self.records = runner.run(
-            sweep, self.profile, folder, told, redo=redo, fail_fast=False, check=refuse_live_jobs
+            sweep,
+            self.profile,
+            sweep_folder,
+            reporter,
+            redo="all" if which == "all" else "failed",
+            fail_fast=False,
+            check=refuse_live_jobs,
         )
 
     @cached_property
-    def ran(self) -> Side:
-        """What `measure` has found."""
+    def measured(self) -> Side:
+        """Return the results of the selected cells, after `measure`."""
         return Side(name="run", cells=aggregate(self.records))
 
-    def tell_certificate(self) -> None:
-        """How often equal code is told apart on the hardware of these trials; raises BadInput."""
-        for line in citation_lines(self.place, sorted(self.ran.hardware)):
-            Told(self.config).say(f"harness: {line}")
+    def print_certificate(self) -> None:
+        """Print how often equal code was told apart on this hardware; raises BadInput."""
+        reporter = TrialReporter(self.config)
+        for line in citation_lines(self.results, sorted(self.measured.hardware)):
+            reporter.print_line(f"harness: {line}")
 
     @cached_property
     def comparison(self) -> Comparison | BadInput:
-        """Of all selected cells at once, as they are one family; or why there is none."""
-        ids = {cell.id for cell in self.selected}
-        held = [one for one in self.baselines if one.cell.id in ids]
-        here = [one for one in held if self.ran.hardware & set(hardware_keys(one))]
-        base = Side(name="baseline", cells=here or held)
-        limits = {cell.id: self.gate.limits(cell) for cell in self.sweep.cells}
+        """Compare all selected cells with their baselines at once, or return why that is refused.
+
+        They are one family: verdicts control false alarms over all of them.
+        """
         try:
-            if not held:
-                raise BadInput("the baseline has none of these cells: harness baseline save")
+            reference = self._reference()
             rules = Rules(
                 across=self.gate.file.across,
-                overrides={
-                    cell_id: (one.min_effect, one.accuracy_margin)
-                    for cell_id, one in limits.items()
-                },
-                drift=certified_drifts(self.place, [self.ran, base]),
+                overrides=self._overrides(),
+                drift=certified_drifts(self.results, [self.measured, reference]),
             )
-            return compare(base, [self.ran], rules)
+            return compare(reference, [self.measured], rules)
         except BadInput as error:
             return error
 
-    def check(self, cell: Cell, benchmark: Any) -> None:
-        """The test of a cell: its steps go to the benchmark, whatever the verdict on them."""
-        item = next(
-            one for one in self.session.items if isinstance(one, CellItem) and one.cell is cell
-        )
-        own = [record for record in self.records if record.trial.cell.id == cell.id]
-        seconds = [
-            float(step)
-            for record in own
-            if record.status == "done"
-            for step in window_seconds(record)
+    def _reference(self) -> Side:
+        """Return the selected cells' baselines, of this hardware if there are any; raises BadInput."""
+        ids = {cell.id for cell in self.selected_cells}
+        of_cells = [result for result in self.baselines if result.cell.id in ids]
+        if not of_cells:
+            raise BadInput("the baseline has none of these cells: harness baseline save")
+        of_hardware = [
+            result for result in of_cells if self.measured.hardware & set(hardware_keys(result))
         ]
+        return Side(name="baseline", cells=of_hardware or of_cells)
+
+    def _overrides(self) -> dict[str, tuple[float, float]]:
+        """Return the smallest change of throughput and the accuracy margin of each cell, by its id."""
+        overrides: dict[str, tuple[float, float]] = {}
+        for cell in self.sweep.cells:
+            limits = self.gate.limits(cell)
+            overrides[cell.id] = (limits.min_effect, limits.accuracy_margin)
+        return overrides
+
+    def check(self, cell: Cell, benchmark: Any) -> None:
+        """Test a cell: its steps go to the benchmark, whatever the verdict on them is."""
+        item = self._item_of(cell)
+        records = [record for record in self.records if record.trial.cell.id == cell.id]
+        seconds = _measured_seconds(records)
         if not seconds:
-            benchmark.skipped = True  # so that it doesn't complain of not having been used
-            said = "; ".join(
-                f"{one.trial.id}: {one.failure or ', '.join(one.violations)}" for one in own
-            )
-            pytest.fail(f"not measured: {said or 'no trial is recorded'}", pytrace=False)
+            benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
+            pytest.fail(f"not measured: {_describe_unmeasured(records)}", pytrace=False)
         item.clock.steps = iter(seconds)
         benchmark.pedantic(item.clock.advance, rounds=len(seconds))
-        found = self.comparison
-        if isinstance(found, BadInput):
-            benchmark.extra_info.update(extra_info(cell, own, None))
-            pytest.fail(str(found), pytrace=False)
-        expected = len(self.sweep.seeds) * self.sweep.repeats
-        judged = judge_cell(cell, self.gate.limits(cell), found, expected)
-        benchmark.extra_info.update(extra_info(cell, own, judged))
-        item.user_properties.append(("verdict", judged.text))
-        if judged.outcome == "fail":
-            pytest.fail(judged.text, pytrace=False)
-        if judged.outcome == "warn":
-            item.warn(GateWarning(f"{cell.label}: {'; '.join(judged.reasons)}"))
+        comparison = self.comparison
+        if isinstance(comparison, BadInput):
+            benchmark.extra_info.update(extra_info(cell, records, None))
+            pytest.fail(str(comparison), pytrace=False)
+        expected_trials = len(self.sweep.seeds) * self.sweep.repeats
+        answer = judge_cell(cell, self.gate.limits(cell), comparison, expected_trials)
+        benchmark.extra_info.update(extra_info(cell, records, answer))
+        item.user_properties.append(("verdict", answer.text))
+        if answer.outcome == "fail":
+            pytest.fail(answer.text, pytrace=False)
+        if answer.outcome == "warn":
+            item.warn(GateWarning(f"{cell.label}: {'; '.join(answer.reasons)}"))
 
-    def miss(self, cell: Cell, benchmark: Any) -> None:
-        """The test of a cell that the sweep has lost; it asks for the benchmark so that --benchmark-only keeps it."""
+    def _item_of(self, cell: Cell) -> CellItem:
+        for item in self.session.items:
+            if isinstance(item, CellItem) and item.cell is cell:
+                return item
+        raise AssertionError("only the items of this session are tested")
+
+    def report_lost(self, cell: Cell, benchmark: Any) -> None:
+        """Test a cell that the sweep has lost.
+
+        It asks for the fixture `benchmark` so that --benchmark-only does not skip it.
+        """
         benchmark.skipped = True
-        words = f"{cell.label}: in the baseline and not in the sweep; if it is meant to go: harness baseline prune"
-        if self.gate.limits(cell).missing == "fail":
-            pytest.fail(words, pytrace=False)
-        if self.gate.limits(cell).missing == "warn":
-            self.warn(GateWarning(words))
+        text = (
+            f"{cell.label}: in the baseline and not in the sweep;"
+            " if it was removed on purpose: harness baseline prune"
+        )
+        policy = self.gate.limits(cell).missing
+        if policy == "fail":
+            pytest.fail(text, pytrace=False)
+        if policy == "warn":
+            self.warn(GateWarning(text))
 
 
 class CellItem(pytest.Function):
-    """One cell."""
+    """The test of one cell."""
 
     cell: Cell
     clock: ReplayClock
@@ -217,84 +258,134 @@ class CellItem(pytest.Function):
         return self.path, 0, self.name
 
 
-class Told:
-    """Tells of running trials, past pytest's capture."""
+class TrialReporter:
+    """Prints a line for each trial while trials run, past pytest's capture of the output."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
         self.capture: Any = config.pluginmanager.get_plugin("capturemanager")
-        self.count = self.done = 0
+        self.planned_count = 0
+        self.finished_count = 0
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        self.count = len(pending)
-        self.say(f"harness: {len(pending)} trials to run, {len(finished)} already there")
+        self.planned_count = len(pending)
+        self.print_line(f"harness: {len(pending)} trials to run, {len(finished)} already there")
 
     def on_trial_start(self, trial: Trial) -> None: ...
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        self.done += 1
-        self.say(Text.from_markup(trial_line(record, folder, self.done, self.count)).plain)
+        self.finished_count += 1
+        markup = trial_line(record, folder, self.finished_count, self.planned_count)
+        self.print_line(Text.from_markup(markup).plain)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
+        """Print a line of its own; without pytest's terminal reporter (`-p no:terminal`) nothing."""
         if self.terminal is not None:
             with self.capture.global_and_fixture_disabled():
                 self.terminal.ensure_newline()
                 self.terminal.write_line(text)
 
 
-def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Gate]:
-    """All that lies in a folder and those below it, and what the gate lets through; raises BadInput."""
-    found = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
-    if not found:
-        raise BadInput(
-            f"--harness-baseline: {folder}: found no baselines; harness baseline save SWEEP makes them"
+def _announce_replacement(sweep: Sweep, folder: SweepFolder, reporter: TrialReporter) -> None:
+    """Print how many records the trials will replace, as MLflow keeps the old ones."""
+    paths = [folder.trial_folder(trial.id).record_path for trial in sweep.trials()]
+    count = sum(path.exists() for path in paths)
+    if count:
+        reporter.print_line(
+            f"harness: {count} records in {folder.path} are replaced;"
+            f" to deliver the new ones to MLflow: harness collect {shlex.quote(sweep.name)}"
         )
-    beside = [
-        place / GATE_FILE_NAME
-        for place in (folder, folder.parent)
-        if (place / GATE_FILE_NAME).is_file()
-    ]
-    return found, read_gate(Path(gate) if gate else next(iter(beside), None))
+
+
+def _measured_seconds(records: Sequence[Record]) -> list[float]:
+    """Return the seconds of all measured steps of the trials that are done, trial after trial."""
+    seconds: list[float] = []
+    for record in records:
+        if record.status == "done":
+            seconds += [float(step) for step in window_seconds(record)]
+    return seconds
+
+
+def _describe_unmeasured(records: Sequence[Record]) -> str:
+    """Return why none of a cell's trials was measured."""
+    if not records:
+        return "no trial is recorded"
+    reasons: list[str] = []
+    for record in records:
+        reason = record.failure or ", ".join(record.violations)
+        reasons.append(f"{record.trial.id}: {reason}")
+    return "; ".join(reasons)
+
+
+def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Gate]:
+    """Return the baselines in a folder and those below it, and the gate; raises BadInput.
+
+    The gate is the file `gate`, else gate.yaml in the folder or beside it, else the defaults.
+    """
+    baselines = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
+    if not baselines:
+        raise BadInput(
+            f"--harness-baseline: {folder}: found no baselines;"
+            " harness baseline save SWEEP makes them"
+        )
+    if gate:
+        return baselines, read_gate(Path(gate))
+    for candidate in (folder / GATE_FILE_NAME, folder.parent / GATE_FILE_NAME):
+        if candidate.is_file():
+            return baselines, read_gate(candidate)
+    return baselines, read_gate(None)
 
 
 def lost_cells(sweep: Sweep, baselines: Sequence[CellResult]) -> list[Cell]:
-    """Those that the baseline has of this sweep, by its name, and that are not in it any more."""
-    own = {cell.id for cell in sweep.cells}
-    lost = [one.cell for one in baselines if any(trial.sweep == sweep.name for trial in one.trials)]
-    return list({cell.id: cell for cell in lost if cell.id not in own}.values())
+    """Return the cells that the baselines of this sweep, by its name, have and the sweep has not."""
+    ids = {cell.id for cell in sweep.cells}
+    lost: dict[str, Cell] = {}
+    for result in baselines:
+        if result.cell.id not in ids and _is_of_sweep(result, sweep):
+            lost[result.cell.id] = result.cell
+    return list(lost.values())
 
 
-def extra_info(cell: Cell, records: Sequence[Record], judged: Answer | None) -> dict[str, Any]:
-    """What goes into pytest-benchmark's JSON beside the times."""
+def _is_of_sweep(result: CellResult, sweep: Sweep) -> bool:
+    return any(trial.sweep == sweep.name for trial in result.trials)
+
+
+def extra_info(cell: Cell, records: Sequence[Record], answer: Answer | None) -> dict[str, Any]:
+    """Return what pytest-benchmark's JSON holds of a cell beside the times."""
     (result,) = aggregate(records)
     info: dict[str, Any] = {
         "cell": cell.id,
         "trials": len(result.trials),
         "left_out": dict(result.left_out),
-        "samples_per_second": [one.throughput for one in result.trials],
-        "digests": [one.parameter_digest for one in result.trials],
-        **{kind: list(found) for kind, found in result.conditions.items()},
+        "samples_per_second": [trial.throughput for trial in result.trials],
+        "digests": [trial.parameter_digest for trial in result.trials],
         "axes": asdict(cell.axes),
     }
-    if judged is not None:
-        info |= {"outcome": judged.outcome, "reasons": list(judged.reasons)}
+    for kind, conditions in result.conditions.items():
+        info[kind] = list(conditions)
+    if answer is not None:
+        info["outcome"] = answer.outcome
+        info["reasons"] = list(answer.reasons)
         info["verdicts"] = {
-            row.verdict.question.metric.name: {
-                "verdict": row.verdict.label,
-                "higher_is_better": row.verdict.question.metric.higher_is_better,
-                "baseline": row.mean_a,
-                "run": row.mean_b,
-                "value": row.verdict.question.metric.back_transform(
-                    row.verdict.question.estimate.value
-                ),
-                "interval": None
-                if row.verdict.question.estimate.standard_error is None
-                else [row.verdict.low, row.verdict.high],
-                "count": row.verdict.question.estimate.count,
-                "min_effect": row.verdict.question.metric.min_effect,
-            }
-            for row in judged.rows
+            row.verdict.question.metric.name: _describe_verdict(row) for row in answer.rows
         }
     return info
+
+
+def _describe_verdict(row: Row) -> dict[str, Any]:
+    """Return a verdict as JSON, with the numbers that it rests on; no interval where it is unknown."""
+    metric = row.verdict.question.metric
+    estimate = row.verdict.question.estimate
+    has_interval = estimate.standard_error is not None
+    return {
+        "verdict": row.verdict.label,
+        "higher_is_better": metric.higher_is_better,
+        "baseline": row.mean_a,
+        "run": row.mean_b,
+        "value": metric.back_transform(estimate.value),
+        "interval": [row.verdict.low, row.verdict.high] if has_interval else None,
+        "count": estimate.count,
+        "min_effect": metric.min_effect,
+    }

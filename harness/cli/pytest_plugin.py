@@ -1,6 +1,7 @@
-"""The pytest plugin: `pytest --harness-sweep SWEEP --harness-baseline DIR`, one benchmark a cell, no test file needed.
+"""Defines the pytest plugin: `pytest --harness-sweep SWEEP --harness-baseline DIR`.
 
-pytest loads this at every start, so what it needs is imported where it is needed.
+Every cell of the sweep is a benchmark and a test; no test file is needed. pytest loads this module at every start, so
+that it imports everything else only where it is needed.
 """
 
 from __future__ import annotations
@@ -16,48 +17,61 @@ SWEEP = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("harness", "training benchmarks held against a baseline")
+    """Add the options of the plugin."""
+    group = parser.getgroup("harness", "training benchmarks compared with a baseline")
     group.addoption(
         "--harness-sweep",
         metavar="SWEEP",
-        help="A sweep file, or a ready sweep: one benchmark a cell.",
+        help="A sweep file, or a ready sweep: one benchmark per cell.",
     )
     group.addoption(
         "--harness-baseline",
         metavar="DIR",
-        help="What harness baseline save wrote: results/baselines, or one hardware's folder in it.",
+        help="The folder of `harness baseline save`: results/baselines, or one hardware's in it.",
     )
     group.addoption(
         "--harness-gate",
         metavar="FILE",
-        help="What is let through; gate.yaml beside the baselines if there is one.",
+        help="The limits. Default: gate.yaml beside the baselines, if there is one.",
     )
     group.addoption(
         "--harness-trials",
         choices=TRIALS,
-        default="all",  # a record doesn't tell what a user's own code was when it was made
-        help="Which trials run: all anew, those without a record, or none (what is recorded counts).",
+        default="all",  # a record does not name the user's code that it was made with
+        help="Which trials to run: all again, those without a record, or none.",
     )
     group.addoption(
         "--harness-set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="As harness run --set.",
+        help="As for `harness run --set`.",
     )
     group.addoption(
-        "--harness-data", metavar="PATH", action="append", default=[], help="As harness run --data."
+        "--harness-data",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="As for `harness run --data`.",
     )
-    group.addoption("--harness-cluster", metavar="PROFILE", default="local", help="Where to run.")
     group.addoption(
-        "--harness-results", metavar="DIR", default="results", help="The folder for records."
+        "--harness-cluster",
+        metavar="PROFILE",
+        default="local",
+        help="Where to run: a cluster profile.",
+    )
+    group.addoption(
+        "--harness-results", metavar="DIR", default="results", help="The folder of records."
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The sweep is what is collected; paths beside it are collected too if they are given. Raises UsageError where
-    benchmarks would come to nothing."""
-    sweep, baseline = config.getoption("harness_sweep"), config.getoption("harness_baseline")
+    """Add the sweep to what pytest collects, beside the paths that its user named.
+
+    Raises UsageError for options that would let benchmarks pass without having been compared.
+    """
+    sweep = config.getoption("harness_sweep")
+    baseline = config.getoption("harness_baseline")
     if sweep is None:
         if baseline is not None:
             raise pytest.UsageError(
@@ -68,31 +82,34 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--harness-sweep: found without --harness-baseline DIR; harness baseline save makes one"
         )
-    if why := _disabled(config):
+    cause = _cause_of_disabled_benchmarks(config)
+    if cause is not None:
         raise pytest.UsageError(
-            f"--harness-sweep: found with {why}, which turns benchmarks off; allowed: without it"
+            f"--harness-sweep: found with {cause}, which turns benchmarks off; allowed: without it"
         )
-    file = _file(str(sweep))
-    given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.args = [*given, str(file)]
-    config.stash[SWEEP] = file
+    path = _find_sweep(str(sweep))
+    named_paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    config.args = [*named_paths, str(path)]
+    config.stash[SWEEP] = path
 
 
-def _disabled(config: pytest.Config) -> str | None:
+def _cause_of_disabled_benchmarks(config: pytest.Config) -> str | None:
+    """Return the option or plugin that turns pytest-benchmark off, None if it is on."""
     if not config.pluginmanager.hasplugin("benchmark"):
         return "-p no:benchmark"
-    # As pytest-benchmark asks: the controller knows the option, workers the variable, and what they start inherits it.
+    # As pytest-benchmark decides: xdist's controller knows the option, and its workers, with all that they start, have
+    # the variable.
     if config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
         return "pytest-xdist"
-    for option in ("--benchmark-disable", "--benchmark-skip"):
-        if config.getoption(option) and not (
-            option.endswith("disable") and config.getoption("--benchmark-enable")
-        ):
-            return option
+    if config.getoption("--benchmark-skip"):
+        return "--benchmark-skip"
+    if config.getoption("--benchmark-disable") and not config.getoption("--benchmark-enable"):
+        return "--benchmark-disable"
     return None
 
 
-def _file(sweep: str) -> Path:
+def _find_sweep(sweep: str) -> Path:
+    """Return the absolute path of a sweep's file; raises UsageError."""
     from harness.core.errors import BadInput
     from harness.spec import sweep as spec
 
@@ -103,6 +120,7 @@ def _file(sweep: str) -> Path:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:
+    """Collect the sweep's file, and no other."""
     if parent.config.stash.get(SWEEP, None) != file_path:
         return None
     from harness.cli.pytest_cells import SweepFile
@@ -112,19 +130,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Trials run before the first test does, so that no test's time-out is theirs."""
-    if (
-        SWEEP not in session.config.stash
-        or session.config.option.collectonly
-        or session.testsfailed
-    ):
+    """Run the trials before the first test starts, so that no test's time-out includes them."""
+    config = session.config
+    if SWEEP not in config.stash or config.option.collectonly or session.testsfailed:
         return
     from harness.cli.pytest_cells import SweepFile
     from harness.core.errors import HarnessError
 
-    for file in {item.parent for item in session.items if isinstance(item.parent, SweepFile)}:
+    sweep_files = {item.parent for item in session.items if isinstance(item.parent, SweepFile)}
+    for sweep_file in sweep_files:
         try:
-            file.measure()
-            file.tell_certificate()
+            sweep_file.measure()
+            sweep_file.print_certificate()
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 from xml.etree.ElementTree import parse
@@ -92,7 +93,9 @@ def test_baselines_of_another_sweep_say_what_they_can_not_tell(place: Place) -> 
     sweep.write_text(
         sweep.read_text(encoding="utf-8").replace("name: demo", "name: renamed"), encoding="utf-8"
     )
-    words = "no baseline is of a sweep 'renamed': cells that it lost can't be told"
+    words = (
+        "no baseline is of a sweep named 'renamed', so cells that were removed from it go unnoticed"
+    )
     assert any(words in line for line in place.pytest().outlines)
 
 
@@ -134,7 +137,8 @@ def test_a_baseline_of_another_schema_stops_everything(place: Place) -> None:
     place.both()
     path = next(place.results.baselines.glob("*/*.json"))
     path.write_text(
-        path.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8"
+        re.sub(r'"schema": \d+', '"schema": 99', path.read_text(encoding="utf-8")),
+        encoding="utf-8",
     )
     found = place.pytest()
     assert found.ret == pytest.ExitCode.INTERRUPTED
@@ -178,7 +182,7 @@ def test_no_record_is_no_pass(place: Place) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"smalest": "1%"}, "*gate.yaml:1: smalest: unknown key; did you mean 'min_effect'*"),
+        ({"min_efect": "1%"}, "*gate.yaml:1: min_efect: unknown key; did you mean 'min_effect'*"),
         ({"min_effect": "1 percent"}, "*gate.yaml:1: min_effect: found '1 percent'*"),
         ({"cells": {"cnn *": {"bits": "fail"}}}, "*found 'cnn *', which names no cell*"),
         ({"bits": "maybe"}, '*gate.yaml:1: bits: found "maybe"*'),
@@ -235,7 +239,7 @@ def test_trials_run_anew_and_are_held_against_those_before(place: Place) -> None
         *(word for pair in zip(options, less[1::2], strict=True) for word in pair), trials=()
     )
     found.assert_outcomes(passed=1)
-    replaced = "harness: 2 records in *demo are replaced; afterwards MLflow gets the new ones by: harness collect demo"
+    replaced = "harness: 2 records in *demo are replaced; to deliver the new ones to MLflow: harness collect demo"
     found.stdout.fnmatch_lines(
         [replaced, "harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"]
     )

@@ -79,20 +79,20 @@ def test_exit_codes(found: GateOutcome, code: int) -> None:
 def test_words_for_a_tired_engineer() -> None:
     (line,) = view.lines(outcome(paired("same"), paired("slower", 0.95)))
     assert line == (
-        f"{CELL.label}: trains 5.0% slower than main: 1,000 → 950 samples/s; certainly by 4.0%, at most by 6.0%"
+        f"{CELL.label}: trains 5.0% slower than main (4.0% to 6.0%): 1,000 → 950 samples/s"
     )
     assert view.lines(outcome(paired("same"))) == []
     (line,) = view.lines(outcome(paired("inconclusive", seconds=30.0, low=0.962, high=1.046)))
     assert (
-        "can't be told after 30 s of measuring: between 3.8% slower and 4.6% faster than main;"
+        "inconclusive after 30 s of measuring: between 3.8% slower and 4.6% faster than main;"
         in line
     )
     (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
-    assert "can't be told after 2 s of measuring: too little for any bound" in line
+    assert "inconclusive after 2 s of measuring: too few measurements for an interval" in line
     (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
     assert line.endswith("main measured against itself came out faster")
     (line,) = view.lines(outcome(paired("slower", 0.9), revision=COMMIT))
-    assert "slower than f8fea52: " in line
+    assert "slower than f8fea52 (" in line
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_words_for_a_tired_engineer() -> None:
         (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells"),
         (
             outcome(paired("slower", 0.9), paired("inconclusive")),
-            "fails: 1 of 2 cells; of 1 more it can't be told",
+            "fails: 1 of 2 cells; 1 inconclusive",
         ),
-        (outcome(paired("same"), paired("inconclusive")), "can't tell: 1 of 2 cells"),
+        (outcome(paired("same"), paired("inconclusive")), "is inconclusive: 1 of 2 cells"),
     ],
 )
 def test_the_last_line_says_what_the_exit_code_says(

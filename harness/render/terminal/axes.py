@@ -1,4 +1,4 @@
-"""`harness axes`: what a sweep can vary."""
+"""Shows `harness axes`: what a sweep can vary."""
 
 from __future__ import annotations
 
@@ -14,34 +14,43 @@ from workloads.options import Between
 
 
 def show() -> None:
+    """Print each axis with its values, its default, its effect and its requirements."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for axis in AXIS_TYPES:
-        found = axis_help(axis)
-        taken = Text(values(axis))
+        about = axis_help(axis)
+        allowed = Text(allowed_values(axis))
         if axis in DEFAULTS:
-            taken.append(f"  default {word(DEFAULTS[axis])}", style="dim")
-        needs = f" (needs {found.needs})" if found.needs else ""
-        table.add_row(axis, Text.assemble(taken, "\n", found.does, needs))
+            allowed.append(f"  default {as_yaml(DEFAULTS[axis])}", style="dim")
+        needs = f" (needs {about.needs})" if about.needs else ""
+        table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
     Console(highlight=False).print(table)
 
 
-def word(value: Any) -> str:
-    """As a sweep file says it."""
+def as_yaml(value: Any) -> str:
+    """Return a value as a sweep file has it: `null`, `true`, `0.1`, `fp32`."""
     return json.dumps(value).strip('"')
 
 
-def values(axis: str) -> str:
-    """What an axis takes, in words."""
-    words = axis_choices(axis)
-    if words:
-        return ", ".join(words)
-    parts: list[Any] = [AXIS_TYPES[axis]]
-    while nested := [inner for part in parts for inner in get_args(part)]:
-        bounds = [part for part in nested if isinstance(part, Between)]
-        if bounds:
-            low, high = bounds[0].low, bounds[0].high
-            return f"{low:g}, …" if high is None else f"{low:g} to {high:g}"
-        parts = nested
+def allowed_values(axis: str) -> str:
+    """Return the choices of an axis, or the range of its numbers: `1, …`, `1e-08 to 10`.
+
+    The range is an annotation of its type, which may be nested, as in `Annotated[int, Between(1)] | None`.
+    """
+    choices = axis_choices(axis)
+    if choices:
+        return ", ".join(choices)
+    types: list[Any] = [AXIS_TYPES[axis]]
+    while types:
+        types = [argument for outer in types for argument in get_args(outer)]
+        for argument in types:
+            if isinstance(argument, Between):
+                return _describe_range(argument)
     return "a number"
+
+
+def _describe_range(bounds: Between) -> str:
+    if bounds.high is None:
+        return f"{bounds.low:g}, …"
+    return f"{bounds.low:g} to {bounds.high:g}"

@@ -1,28 +1,27 @@
-"""`harness bisect` as its user sees it: a line for each commit as it is measured, and what is at fault."""
+"""Shows `harness bisect`: a line for each commit when it has been measured, then the culprit."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 
 from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.history import Commit
-from harness.gate.judge import Finding
 
 STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}
 
 
 class Progress:
-    """On the terminal's other channel, so that the answer stands alone."""
+    """Shows a bisection on stderr while it runs, so that stdout has nothing but its result."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.status = self.console.status("starting", refresh_per_second=2)
-        self.what = ""
+        self.comparison = ""  # which revisions are being measured
 
     def __enter__(self) -> Self:
         self.status.start()
@@ -31,80 +30,86 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.status.stop()
 
-    def on_comparison_start(self, what: str) -> None:
-        self.what = what
+    def on_comparison_start(self, comparison: str) -> None:
+        """Show which revisions will be measured."""
+        self.comparison = comparison
         self.on_progress("starting")
 
-    def on_progress(self, words: str) -> None:
-        self.status.update(escape(f"{self.what}: {words}"))
+    def on_progress(self, text: str) -> None:
+        """Show how far the comparison is."""
+        self.status.update(escape(f"{self.comparison}: {text}"))
 
     def on_step_end(self, step: Step) -> None:
-        one, found = step.commit, step.finding
-        mark = f"[{STYLES[found.mark]}]{found.mark:<4}[/]"
-        self.console.print(
-            f"{mark}  {one.short}  {escape(found.description)}  [dim]{escape(one.subject)}[/]"
-        )
+        """Print a commit with its mark, and how much git says is left."""
+        commit, finding = step.commit, step.finding
+        mark = f"[{STYLES[finding.mark]}]{finding.mark:<4}[/]"
+        description = escape(finding.description)
+        subject = f"[dim]{escape(commit.subject)}[/]"
+        self.console.print(f"{mark}  {commit.short}  {description}  {subject}")
         if step.remaining:
             self.console.print(f"[dim]{step.remaining}[/]")
 
 
-def show(found: BisectOutcome) -> None:
-    """What is at fault, as git tells it, and how certain that is."""
+def show(outcome: BisectOutcome) -> None:
+    """Print the result."""
     console = Console(highlight=False, soft_wrap=True)
-    for line in lines(found):
+    for line in lines(outcome):
         console.print(escape(line))
 
 
-def lines(found: BisectOutcome) -> list[str]:
-    against = f"each commit against {found.options.good}: {found.count_marked('good')} good, {found.count_marked('bad')} bad"
-    tried = f"{found.cell.label}; {against}, {found.count_marked('skip')} skipped"
-    if found.against_parent is None:
-        listed = [f"  {one.short} {one.subject}{_reason(found, one)}" for one in found.suspects]
-        return [
-            f"The first bad commit is one of {len(found.suspects)}, which can't be told apart:",
-            *listed,
-            tried,
-        ]
-    (one,) = found.suspects
-    doubt = (
-        ""
-        if found.against_parent.mark == "bad"
-        else "; so it can't be told for certain that it is this one"
+def lines(outcome: BisectOutcome) -> list[str]:
+    """Return the first bad commit as `git bisect` prints it, or all that it may be.
+
+    The last line says how many commits were measured, against which, and with what result.
+    """
+    good, bad, skipped = (outcome.count_marked(mark) for mark in ("good", "bad", "skip"))
+    steps = (
+        f"{outcome.cell.label}; each commit against {outcome.options.good}:"
+        f" {good} good, {bad} bad, {skipped} skipped"
     )
+    if outcome.against_parent is None:
+        suspects = [
+            f"  {commit.short} {commit.subject}{_reason_of_skip(outcome, commit)}"
+            for commit in outcome.suspects
+        ]
+        return [f"The first bad commit is one of these {len(suspects)}:", *suspects, steps]
+    (commit,) = outcome.suspects
+    doubt = ""
+    if outcome.against_parent.mark != "bad":
+        doubt = "; so it is not certain that this is the commit"
     return [
-        f"{one.id} is the first bad commit",
-        f"Author: {one.author}",
-        f"Date:   {one.date}",
+        f"{commit.id} is the first bad commit",
+        f"Author: {commit.author}",
+        f"Date:   {commit.date}",
         "",
-        f"    {one.subject}",
+        f"    {commit.subject}",
         "",
-        f"against its parent: {found.against_parent.description}{doubt}",
-        tried,
+        f"against its parent: {outcome.against_parent.description}{doubt}",
+        steps,
     ]
 
 
-def _reason(found: BisectOutcome, one: Commit) -> str:
-    words = [
-        step.finding.description
-        for step in found.steps
-        if step.commit == one and step.finding.mark == "skip"
+def _reason_of_skip(outcome: BisectOutcome, commit: Commit) -> str:
+    """Return why a commit was skipped, after a colon; empty if it was not."""
+    for step in outcome.steps:
+        if step.commit == commit and step.finding.mark == "skip":
+            return f": {step.finding.description}"
+    return ""
+
+
+def as_json(outcome: BisectOutcome) -> str:
+    """Return all of the outcome as JSON."""
+    against_parent = outcome.against_parent
+    steps = [
+        {"commit": asdict(step.commit), "finding": asdict(step.finding)} for step in outcome.steps
     ]
-    return f": {words[0]}" if words else ""
-
-
-def as_json(found: BisectOutcome) -> str:
-    def plain(one: Finding | None) -> dict[str, Any] | None:
-        return None if one is None else asdict(one)
-
     content = {
-        "exit_code": found.exit_code,
-        "options": asdict(found.options),
-        "cell": found.cell.id,
-        "label": found.cell.label,
-        "suspects": [asdict(one) for one in found.suspects],
-        "against_parent": plain(found.against_parent),
-        "steps": [
-            {"commit": asdict(step.commit), "finding": plain(step.finding)} for step in found.steps
-        ],
+        "exit_code": outcome.exit_code,
+        "options": asdict(outcome.options),
+        "cell": outcome.cell.id,
+        "label": outcome.cell.label,
+        "suspects": [asdict(commit) for commit in outcome.suspects],
+        "against_parent": None if against_parent is None else asdict(against_parent),
+        "steps": steps,
     }
     return json.dumps(content, indent=1, allow_nan=False)

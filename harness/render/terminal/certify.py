@@ -1,4 +1,4 @@
-"""`harness certify` as its user sees it: a progress bar, and what came out in words."""
+"""Shows `harness certify`: a progress bar, then how many comparisons of equal code raised an alarm."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.core.paths import Results
 from harness.gate.certify import certify, prepare
-from harness.hardware import certificate
-from harness.hardware.certificate import MAX_FALSE_ALARMS, Certificate, CertifySettings
+from harness.hardware.certificate import (
+    MAX_FALSE_ALARMS,
+    Certificate,
+    CertifySettings,
+    certificate_path,
+)
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -21,72 +25,92 @@ def run(
     results: Results,
     sweep: Sweep,
     profile: Profile,
-    asked: CertifySettings,
+    settings: CertifySettings,
     count: int,
     *,
     anew: bool,
 ) -> bool:
-    """Measure what is missing and print it; whether the certificate holds."""
+    """Make the comparisons that are missing of `count`, and return whether the certificate holds.
+
+    `anew` discards those of an earlier run.
+    """
     console = Console(highlight=False)
-    found = prepare(results, profile, asked, anew=anew)
-    before = len(found.comparisons)
-    if before < count:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task(describe(found), total=count, completed=before)
-            found = certify(
-                results,
-                sweep,
-                profile,
-                found,
-                count,
-                lambda one: progress.update(
-                    bar, completed=len(one.comparisons), description=describe(one)
-                ),
-            )
+    certificate = prepare(results, profile, settings, anew=anew)
+    previous_count = len(certificate.comparisons)
+    if previous_count < count:
+        certificate = _measure(results, sweep, profile, certificate, count)
     else:
-        console.print(f"[dim]{before} comparisons are there already; --anew makes new ones[/]")
-    for line in summary_lines(found):
+        console.print(
+            f"[dim]{previous_count} comparisons are there already; --anew makes new ones[/]"
+        )
+    for line in summary_lines(certificate):
         console.print(escape(line), soft_wrap=True)
-    console.print(
-        f"[dim]{escape(str(certificate.certificate_path(results, found.key)))}[/]", soft_wrap=True
+    path = certificate_path(results, certificate.key)
+    console.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+    style = "green" if certificate.holds else "bold red"
+    console.print(f"[{style}]{escape(conclusion(certificate))}[/]", soft_wrap=True)
+    return certificate.holds
+
+
+def _measure(
+    results: Results, sweep: Sweep, profile: Profile, certificate: Certificate, count: int
+) -> Certificate:
+    """Make comparisons until there are `count`, with a progress bar on stderr."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
     )
-    console.print(
-        f"[{'green' if found.holds else 'bold red'}]{escape(conclusion(found))}[/]", soft_wrap=True
-    )
-    return found.holds
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(
+            describe(certificate), total=count, completed=len(certificate.comparisons)
+        )
+
+        def show_progress(certificate: Certificate) -> None:
+            progress.update(
+                bar,
+                completed=len(certificate.comparisons),
+                description=describe(certificate),
+            )
+
+        return certify(results, sweep, profile, certificate, count, show_progress)
 
 
-def describe(found: Certificate) -> str:
-    return f"{found.settings.label} against itself, {found.false_alarms} false alarms"
+def describe(certificate: Certificate) -> str:
+    """Return what is compared and how many false alarms there are so far, for the progress bar."""
+    return f"{certificate.settings.label} against itself, {certificate.false_alarms} false alarms"
 
 
-def summary_lines(found: Certificate) -> list[str]:
-    """What was measured, on what, and what came out."""
-    asked, words = found.settings, Counter(one.verdict for one in found.comparisons)
-    took = median(one.seconds for one in found.comparisons)
-    load = median(one.load for one in found.comparisons)
+def summary_lines(certificate: Certificate) -> list[str]:
+    """Return what was measured, on what, and with which verdicts."""
+    settings = certificate.settings
+    comparisons = certificate.comparisons
+    verdicts = Counter(comparison.verdict for comparison in comparisons)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    seconds = median(comparison.seconds for comparison in comparisons)
+    load = median(comparison.load for comparison in comparisons)
     return [
-        f"{asked.label} against itself on {found.key}",
-        ", ".join(f"{count} {word}" for word, count in words.most_common())
-        + f"; {took:.1f} s of measuring each in the median, {asked.seconds:g} s at most;"
-        f" what matters: {asked.min_effect:.1%}; median load {load:.1f}",
-        found.description,
+        f"{settings.label} against itself on {certificate.key}",
+        f"{counts}; median of {seconds:.1f} s of measuring, {settings.seconds:g} s at most;"
+        f" smallest change that matters: {settings.min_effect:.1%}; median load {load:.1f}",
+        certificate.description,
     ]
 
 
-def conclusion(found: Certificate) -> str:
-    """What the exit code says."""
-    if found.false_alarm_interval[1] <= MAX_FALSE_ALARMS:
-        return f"Equal code is told apart no more often than the {MAX_FALSE_ALARMS:.0%} that are allowed for."
-    if found.holds:
+def conclusion(certificate: Certificate) -> str:
+    """Return what the exit code says."""
+    _, upper_bound = certificate.false_alarm_interval
+    if upper_bound <= MAX_FALSE_ALARMS:
         return (
-            f"Too few comparisons to tell: up to {found.false_alarm_interval[1]:.1%} false alarms are possible, {MAX_FALSE_ALARMS:.0%} are"
-            " allowed for."
+            f"False alarms are no more frequent than the {MAX_FALSE_ALARMS:.0%} that are allowed."
         )
-    return f"Equal code is told apart more often than the {MAX_FALSE_ALARMS:.0%} that are allowed for: no gate holds here."
+    if certificate.holds:
+        return (
+            f"Too few comparisons: the rate of false alarms may be up to {upper_bound:.1%},"
+            f" {MAX_FALSE_ALARMS:.0%} are allowed."
+        )
+    return (
+        f"False alarms are more frequent than the {MAX_FALSE_ALARMS:.0%} that are allowed:"
+        " a gate on this machine can't be trusted."
+    )

@@ -1,4 +1,4 @@
-"""`harness gate` as its user sees it: a table, JSON, a summary in Markdown for a pull request, and JUnit."""
+"""Shows `harness gate`: a table, JSON, Markdown for a pull request, and JUnit XML."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from harness.gate.against import CellOutcome, GateOutcome
@@ -18,225 +19,265 @@ from harness.render.terminal.table import make_table, show
 from harness.statistics.verdict import ALPHA
 
 STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green", "inconclusive": "yellow"}
-HEADINGS = {0: "passes", 1: "fails", 3: "can't tell"}
+HEADINGS = {0: "passes", 1: "fails", 3: "is inconclusive"}  # by exit code
+COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
+NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]
+BITS = {True: "same", False: "differ", None: "–"}
+UNKNOWN = "–"
+SHORT_COMMIT = 7  # characters, as git abbreviates
 
 
-def show_outcome(found: GateOutcome) -> None:
-    """The table, how far such gates can be trusted here, and a last line that says what the exit code says."""
+def show_outcome(outcome: GateOutcome) -> None:
+    """Print the table, the certificate of this machine, what is wrong, and the gate's verdict."""
     console = Console(highlight=False)
-    columns = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
-    table = make_table(columns, columns[1:5] + columns[7:])
-    for one in found.cells:
-        for label, paired in [
-            (one.cell.label, one.measured),
-            *([("  control", one.control)] if one.control else []),
-        ]:
-            word = "failed" if paired.failure else paired.verdict
-            table.add_row(
-                label,
-                *_numbers(paired),
-                Text(word, style=STYLES.get(word, "")),
-                _bits(paired),
-                _cost(paired),
-            )
+    table = make_table(COLUMNS, NUMBER_COLUMNS)
+    for cell_outcome in outcome.cells:
+        _add_row(table, cell_outcome.cell.label, cell_outcome.measured)
+        if cell_outcome.control is not None:
+            _add_row(table, "  control", cell_outcome.control)
     show(console, table)
-    console.print(f"\n[dim]{escape(_caption(found))}[/]", soft_wrap=True)
-    console.print(f"[dim]{escape(found.conditions.certificate)}[/]", soft_wrap=True)
-    for line in lines(found):
+    console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
+    console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
+    for line in lines(outcome):
         console.print(escape(line), soft_wrap=True)
-    console.print(f"[bold]The gate {escape(headline(found))}.[/]", soft_wrap=True)
+    console.print(f"[bold]The gate {escape(headline(outcome))}.[/]", soft_wrap=True)
 
 
-def _caption(found: GateOutcome) -> str:
+def _add_row(table: Table, label: str, paired: PairedResult) -> None:
+    verdict = "failed" if paired.failure else paired.verdict
+    cost = UNKNOWN
+    if paired.pairs:
+        cost = f"{paired.seconds:.1f} s, {paired.pairs} pairs"
+    styled_verdict = Text(verdict, style=STYLES.get(verdict, ""))
+    table.add_row(label, *_numbers(paired), styled_verdict, BITS[paired.same_bits], cost)
+
+
+def _caption(outcome: GateOutcome) -> str:
+    """Return what the numbers are, what they were measured on, and what the intervals mean."""
+    conditions = outcome.conditions
     return (
-        f"samples/s of {_revision(found)} and of the working tree, in turn on {found.conditions.hardware} with torch"
-        f" {found.conditions.torch}; what matters: {found.options.min_effect:.1%}; intervals are {1 - ALPHA:.0%} over all"
-        " cells, however often one looks"
+        f"samples/s of {_describe_revision(outcome)} and of the working tree,"
+        f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
+        f" smallest change that matters: {outcome.options.min_effect:.1%};"
+        f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
+        " however often they are looked at"
     )
 
 
-def _revision(found: GateOutcome) -> str:
-    """`main (f8fea52)`."""
-    return (
-        found.commit[:7]
-        if _name(found) == found.commit[:7]
-        else f"{_name(found)} ({found.commit[:7]})"
-    )
+def _describe_revision(outcome: GateOutcome) -> str:
+    """Return the revision with its commit: `main (f8fea52)`."""
+    name = _revision_name(outcome)
+    commit = outcome.commit[:SHORT_COMMIT]
+    return name if name == commit else f"{name} ({commit})"
 
 
-def _name(found: GateOutcome) -> str:
-    """The revision as it was asked for, but a commit's id shortened."""
-    return (
-        found.commit[:7]
-        if found.commit.startswith(found.options.revision)
-        else found.options.revision
-    )
+def _revision_name(outcome: GateOutcome) -> str:
+    """Return the revision as the user wrote it; a commit's id is abbreviated."""
+    revision = outcome.options.revision
+    if outcome.commit.startswith(revision):
+        return outcome.commit[:SHORT_COMMIT]
+    return revision
 
 
-def headline(found: GateOutcome) -> str:
-    """What the exit code says."""
-    failed = sum(found.has_failed(one) for one in found.cells)
-    unclear = sum(found.is_inconclusive(one) for one in found.cells)
-    word, count = HEADINGS[found.exit_code], f"of {len(found.cells)} cells"
-    if failed:
-        return f"{word}: {failed} {count}" + (
-            f"; of {unclear} more it can't be told" if unclear else ""
-        )
-    return (
-        f"{word}: {unclear} {count}"
-        if unclear
-        else f"{word}: nothing is slower than {_name(found)}"
-    )
+def headline(outcome: GateOutcome) -> str:
+    """Return the gate's verdict with its exit code's meaning: `fails: 1 of 2 cells`."""
+    heading = HEADINGS[outcome.exit_code]
+    cell_count = len(outcome.cells)
+    failed_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
+    inconclusive_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
+    if failed_count and inconclusive_count:
+        return f"{heading}: {failed_count} of {cell_count} cells; {inconclusive_count} inconclusive"
+    if failed_count or inconclusive_count:
+        return f"{heading}: {failed_count or inconclusive_count} of {cell_count} cells"
+    return f"{heading}: nothing is slower than {_revision_name(outcome)}"
 
 
-def lines(found: GateOutcome) -> list[str]:
-    """In words, a line each: what failed, then what can't be told."""
-    told = [sentence(found, one) for one in found.cells if found.has_failed(one)]
-    return told + [sentence(found, one) for one in found.cells if found.is_inconclusive(one)]
+def lines(outcome: GateOutcome) -> list[str]:
+    """Return a sentence for each cell that failed, then for each that is inconclusive."""
+    failed = [sentence(outcome, cell) for cell in outcome.cells if outcome.has_failed(cell)]
+    inconclusive = [
+        sentence(outcome, cell) for cell in outcome.cells if outcome.is_inconclusive(cell)
+    ]
+    return failed + inconclusive
 
 
-def sentence(found: GateOutcome, one: CellOutcome) -> str:
-    """What became of a cell, for somebody who is tired."""
-    paired, against = one.measured, _name(found)
+def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
+    """Return what was measured of a cell, in a sentence that begins with the cell's label."""
+    label = cell_outcome.cell.label
+    paired = cell_outcome.measured
     if paired.failure:
-        return f"{one.cell.label}: failed: {paired.failure}"
-    if one.control and one.control_disagrees:
-        came = (
-            f"failed: {one.control.failure}"
-            if one.control.failure
-            else f"came out {one.control.verdict}"
-        )
-        said = f"can't be told: {against} measured against itself {came}"
-    elif paired.verdict in ("slower", "faster"):
-        low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
-        said = (
-            f"trains {abs((paired.ratio or 1) - 1):.1%} {paired.verdict} than {against}: {paired.a_rate:,.0f} →"
-            f" {paired.b_rate:,.0f} samples/s; certainly by {low:.1%}, at most by {high:.1%}"
-        )
-    elif paired.verdict == "same":
-        said = f"trains as fast as {against}, to within {found.options.min_effect:.1%}"
-    else:
-        said = (
-            f"can't be told after {paired.seconds:.0f} s of measuring: {_between(paired, against)};"
-            " more time (--budget) or a quieter machine would tell"
-        )
-    if found.options.compare_bits and paired.same_bits is False:
-        said += f"; it computes other losses than {against}"
-    return f"{one.cell.label}: {said}"
+        return f"{label}: failed: {paired.failure}"
+    text = f"{label}: {_describe_speed(outcome, cell_outcome)}"
+    if outcome.options.compare_bits and paired.same_bits is False:
+        text += f"; its losses differ from those of {_revision_name(outcome)}"
+    return text
 
 
-def _between(paired: PairedResult, against: str) -> str:
-    if paired.low is None or paired.high is None:
-        return "too little for any bound"
-    low, high = (
-        f"{abs(bound - 1):.1%} {'slower' if bound < 1 else 'faster'}"
-        for bound in (paired.low, paired.high)
+def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
+    """Return the verdict on a cell's speed with the numbers that it rests on."""
+    revision = _revision_name(outcome)
+    paired = cell_outcome.measured
+    control = cell_outcome.control
+    if control is not None and cell_outcome.control_disagrees:
+        finding = f"came out {control.verdict}"
+        if control.failure:
+            finding = f"failed: {control.failure}"
+        return f"inconclusive: {revision} measured against itself {finding}"
+    if paired.verdict in ("slower", "faster"):
+        return _describe_change(paired, revision)
+    if paired.verdict == "same":
+        return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
+    return (
+        f"inconclusive after {paired.seconds:.0f} s of measuring:"
+        f" {_describe_interval(paired, revision)};"
+        " a larger --budget or a quieter machine narrows the interval"
     )
-    return f"between {low} and {high} than {against}"
 
 
-def _percent(bound: float | None) -> str:
-    return "anything" if bound is None else f"{bound - 1:+.1%}"
+def _describe_change(paired: PairedResult, revision: str) -> str:
+    """Return a change with its interval: `trains 5.0% slower than main (4.0% to 6.0%): …`."""
+    change = abs((paired.ratio or 1) - 1)
+    low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
+    return (
+        f"trains {change:.1%} {paired.verdict} than {revision} ({low:.1%} to {high:.1%}):"
+        f" {paired.a_rate:,.0f} → {paired.b_rate:,.0f} samples/s"
+    )
+
+
+def _describe_interval(paired: PairedResult, revision: str) -> str:
+    if paired.low is None or paired.high is None:
+        return "too few measurements for an interval"
+    low = _describe_bound(paired.low)
+    high = _describe_bound(paired.high)
+    return f"between {low} and {high} than {revision}"
+
+
+def _describe_bound(ratio: float) -> str:
+    """Return a ratio of throughputs as a change: `3.8% slower`."""
+    direction = "slower" if ratio < 1 else "faster"
+    return f"{abs(ratio - 1):.1%} {direction}"
 
 
 def _numbers(paired: PairedResult) -> list[str]:
+    """Return both throughputs, the change and its interval, as the table shows them."""
     if paired.ratio is None:
-        return ["–"] * 4
+        return [UNKNOWN] * 4
     interval = f"{_percent(paired.low)} to {_percent(paired.high)}"
     return [f"{paired.a_rate:,.0f}", f"{paired.b_rate:,.0f}", _percent(paired.ratio), interval]
 
 
-def _bits(paired: PairedResult) -> str:
-    return {True: "same", False: "other", None: "–"}[paired.same_bits]
+def _percent(ratio: float | None) -> str:
+    """Return a ratio of throughputs as a signed change; a bound that is not known is unbounded."""
+    return "unbounded" if ratio is None else f"{ratio - 1:+.1%}"
 
 
-def _cost(paired: PairedResult) -> str:
-    return f"{paired.seconds:.1f} s, {paired.pairs} pairs" if paired.pairs else "–"
-
-
-def as_json(found: GateOutcome) -> str:
-    def plain(paired: PairedResult | None) -> dict[str, Any] | None:
-        return None if paired is None else asdict(paired)
-
-    content = {
-        "exit_code": found.exit_code,
-        "commit": found.commit,
-        "conditions": asdict(found.conditions),
-        "options": asdict(found.options),
-        "cells": [
+def as_json(outcome: GateOutcome) -> str:
+    """Return all of the outcome as JSON."""
+    cells: list[dict[str, Any]] = []
+    for cell_outcome in outcome.cells:
+        control = cell_outcome.control
+        cells.append(
             {
-                "cell": one.cell.id,
-                "label": one.cell.label,
-                "failed": found.has_failed(one),
-                "summary": sentence(found, one),
-                "measured": plain(one.measured),
-                "control": plain(one.control),
+                "cell": cell_outcome.cell.id,
+                "label": cell_outcome.cell.label,
+                "failed": outcome.has_failed(cell_outcome),
+                "summary": sentence(outcome, cell_outcome),
+                "measured": asdict(cell_outcome.measured),
+                "control": None if control is None else asdict(control),
             }
-            for one in found.cells
-        ],
+        )
+    content = {
+        "exit_code": outcome.exit_code,
+        "commit": outcome.commit,
+        "conditions": asdict(outcome.conditions),
+        "options": asdict(outcome.options),
+        "cells": cells,
     }
     return json.dumps(content, indent=1, allow_nan=False)
 
 
-def markdown(found: GateOutcome, name: str) -> str:
-    """A comment for a pull request, or GitHub's step summary."""
-    rows = [
-        f"| {_escape(one.cell.label)} | {' | '.join(_numbers(one.measured))} | "
-        f"{'**' + _word(one) + '**' if found.has_failed(one) else _word(one)} | {_bits(one.measured)} |"
-        for one in found.cells
-    ]
-    head = [
-        f"### Training speed of `{name}`: {headline(found)}",
+def markdown(outcome: GateOutcome, name: str) -> str:
+    """Return a comment for a pull request, also fit for GitHub's step summary."""
+    heading = headline(outcome).removeprefix("is ")
+    caption = _caption(outcome)
+    caption = caption[0].upper() + caption[1:]
+    text = [
+        f"### Training speed of `{name}`: {heading}",
         "",
-        *(f"- {_escape(line)}" for line in lines(found)),
+        *(f"- {_escape_markdown(line)}" for line in lines(outcome)),
         "",
         "| cell | before | now | change | interval | verdict | bits |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+        *(_markdown_row(outcome, cell_outcome) for cell_outcome in outcome.cells),
+        "",
+        _escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
     ]
-    told = f"{_caption(found)[0].upper()}{_caption(found)[1:]}. {found.conditions.certificate}."
-    return "\n".join([*head, *rows, "", _escape(told)]) + "\n"
+    return "\n".join(text) + "\n"
 
 
-def _escape(text: str) -> str:
-    """What a rank said is not markup."""
+def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
+    paired = cell_outcome.measured
+    verdict = _verdict(cell_outcome)
+    if outcome.has_failed(cell_outcome):
+        verdict = f"**{verdict}**"
+    label = _escape_markdown(cell_outcome.cell.label)
+    columns = [label, *_numbers(paired), verdict, BITS[paired.same_bits]]
+    return f"| {' | '.join(columns)} |"
+
+
+def _escape_markdown(text: str) -> str:
+    """Return the text without markup: an error message of a rank may have any character."""
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
 
 
-def _word(one: CellOutcome) -> str:
-    return (
-        "failed"
-        if one.measured.failure
-        else "inconclusive"
-        if one.control_disagrees
-        else one.measured.verdict
-    )
+def _verdict(cell_outcome: CellOutcome) -> str:
+    """Return the verdict on a cell's speed, once the control is taken into account."""
+    if cell_outcome.measured.failure:
+        return "failed"
+    if cell_outcome.control_disagrees:
+        return "inconclusive"
+    return cell_outcome.measured.verdict
 
 
-def junit(found: GateOutcome, name: str) -> str:
-    """One test case a cell; what can't be told is an error, so that nobody takes it for a pass."""
-    failures = sum(found.has_failed(one) for one in found.cells)
-    errors = sum(found.is_inconclusive(one) for one in found.cells)
+def junit(outcome: GateOutcome, name: str) -> str:
+    """Return JUnit XML with a test case for each cell.
+
+    An inconclusive cell is an error, so that no tool takes it for a pass.
+    """
+    failure_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
+    error_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
     suite = Element(
         "testsuite",
         name="harness gate",
-        tests=str(len(found.cells)),
-        failures=str(failures),
-        errors=str(errors),
+        tests=str(len(outcome.cells)),
+        failures=str(failure_count),
+        errors=str(error_count),
     )
     properties = SubElement(suite, "properties")
-    for key, value in asdict(found.conditions).items():
+    for key, value in asdict(outcome.conditions).items():
         SubElement(properties, "property", name=key, value=value)
-    for one in found.cells:
-        case = SubElement(
-            suite,
-            "testcase",
-            classname=name,
-            name=one.cell.label,
-            time=f"{one.measured.seconds:.3f}",
-        )
-        kind = "failure" if found.has_failed(one) else "error" if found.is_inconclusive(one) else ""
-        if kind:  # the words twice: GitLab shows the text, others the message
-            SubElement(case, kind, message=sentence(found, one), type=_word(one)).text = sentence(
-                found, one
-            )
+    for cell_outcome in outcome.cells:
+        _add_test_case(suite, outcome, cell_outcome, name)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add_test_case(
+    suite: Element, outcome: GateOutcome, cell_outcome: CellOutcome, name: str
+) -> None:
+    case = SubElement(
+        suite,
+        "testcase",
+        classname=name,
+        name=cell_outcome.cell.label,
+        time=f"{cell_outcome.measured.seconds:.3f}",
+    )
+    if outcome.has_failed(cell_outcome):
+        tag = "failure"
+    elif outcome.is_inconclusive(cell_outcome):
+        tag = "error"
+    else:
+        return
+    # The sentence stands there twice: GitLab shows the text of the element, other tools its attribute.
+    summary = sentence(outcome, cell_outcome)
+    problem = SubElement(case, tag, message=summary, type=_verdict(cell_outcome))
+    problem.text = summary

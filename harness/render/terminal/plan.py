@@ -1,4 +1,4 @@
-"""`harness plan`: what a sweep will do, before it does it."""
+"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take."""
 
 from __future__ import annotations
 
@@ -22,74 +22,78 @@ from harness.spec.sweep import Sweep
 
 
 def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
-    estimates = {
-        cell.id: seconds
-        for cell in sweep.cells
-        if (seconds := estimate_trial_seconds(cell, results)) is not None
-    }
+    """Print the plan of a sweep: its cells, its trials, its duration, and what is left out and why."""
+    estimates = _estimate_cells(sweep, results)
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
     console = Console(highlight=False)
     console.print(f"[bold]{escape(sweep.name)}[/]  {escape(sweep.description)}", soft_wrap=True)
     show_table(console, plan_table(sweep, estimates))
-    trials = len(sweep.trials())
-    seeds = ", ".join(map(str, sweep.seeds))
+    seeds = ", ".join(str(seed) for seed in sweep.seeds)
+    trial_count = len(sweep.trials())
     console.print(
-        f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats = {trials} trials"
+        f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats"
+        f" = {trial_count} trials"
     )
-    _print_time(console, sweep, estimates)
+    console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
-        console.print(
-            f"profile: {sweep.profile.steps} more steps of every trial are traced once it is over"
-        )
-    for left_out in sweep.excluded:
-        axes = changed_axes(dict(left_out.axes))
-        line = f"left out by {left_out.rule}: {left_out.workload} {axes} ({left_out.reason})"
+        steps = sweep.profile.steps
+        console.print(f"profile: {steps} further steps of each trial are traced after its last")
+    for point in sweep.excluded:
+        axes = changed_axes(dict(point.axes))
+        line = f"left out by {point.rule}: {point.workload} {axes} ({point.reason})"
         console.print(line, markup=False, soft_wrap=True)
     for rule in sweep.unused_rules:
         console.print(f"{rule} matches no cell", style="yellow", markup=False)
 
 
 def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
-    """A sweep with every default and every id."""
-    return {
-        **asdict(sweep),
-        "cells": [
-            {
-                "id": cell.id,
-                "label": cell.label,
-                "estimated_seconds": estimates.get(cell.id),
-                **asdict(cell),
-            }
-            for cell in sweep.cells
-        ],
-        "trials": [trial.id for trial in sweep.trials()],
-    }
+    """Return the sweep as JSON, with every default and every id.
+
+    `estimates` are the seconds that a trial takes, by the cell's id.
+    """
+    cells: list[dict[str, Any]] = []
+    for cell in sweep.cells:
+        ids = {"id": cell.id, "label": cell.label, "estimated_seconds": estimates.get(cell.id)}
+        cells.append(ids | asdict(cell))
+    trials = [trial.id for trial in sweep.trials()]
+    return asdict(sweep) | {"cells": cells, "trials": trials}
 
 
-def _print_time(console: Console, sweep: Sweep, estimates: dict[str, float]) -> None:
-    each = len(sweep.trials()) // len(sweep.cells)
-    total = duration(sum(estimates.values()) * each)
-    unknown = len(sweep.cells) - len(estimates)
+def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
+    """Return how long the sweep will take, as far as earlier records tell."""
     if not estimates:
-        console.print("time: unknown, no cell has a record yet")
-    elif unknown:
-        console.print(
-            f"time: {total} for the {len(estimates)} cells that have records, unknown for {unknown}"
+        return "time: unknown, no cell has a record yet"
+    trials_per_cell = len(sweep.trials()) // len(sweep.cells)
+    total = duration(sum(estimates.values()) * trials_per_cell)
+    unknown_count = len(sweep.cells) - len(estimates)
+    if unknown_count:
+        return (
+            f"time: {total} for the {len(estimates)} cells that have records,"
+            f" unknown for {unknown_count}"
         )
-    else:
-        console.print(f"time: {total} by earlier records")
+    return f"time: {total} by earlier records"
+
+
+def _estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
+    """Return the seconds of a trial by the cell's id, of the cells that have records."""
+    estimates: dict[str, float] = {}
+    for cell in sweep.cells:
+        seconds = estimate_trial_seconds(cell, results)
+        if seconds is not None:
+            estimates[cell.id] = seconds
+    return estimates
 
 
 def estimate_trial_seconds(cell: Cell, results: Results) -> float | None:
-    """Mean seconds of the cell's earlier trials that were done, in any sweep; None without any."""
-    seconds = []
+    """Return the mean seconds of the cell's finished trials in any sweep, None without any."""
+    seconds: list[float] = []
     for path in results.record_paths_of(cell.id):
         try:
-            found = read_record(path)
+            record = read_record(path)
         except BadInput:
-            continue  # an estimate needs no record in particular
-        if found.status == "done":
-            seconds.append(found.ended - found.started)
+            continue  # a damaged record must not stop a plan: the others will do
+        if record.status == "done":
+            seconds.append(record.ended - record.started)
     return fmean(seconds) if seconds else None
