@@ -12,6 +12,8 @@ import numpy as np
 from harness.core.paths import SweepFolder
 from harness.hardware.machine import Copy, Machine, Matmul, Timing
 from harness.measure.summary import summarize
+from harness.records import store
+from harness.records.environment import Code, Environment, Hardware, Software
 from harness.records.record import (
     Evaluation,
     Failure,
@@ -29,12 +31,12 @@ from harness.training.order import join_digests
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch
 PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step
-ENVIRONMENT: dict[str, Any] = {
-    "software": {"python": "3.11.7", "torch": "2.13.0"},
-    "hardware": {"cpu": "Test CPU", "cores": 2, "usable_cores": 2, "gpus": []},
-    "variables": {"OMP_NUM_THREADS": "1"},
-    "harness": {"version": "0.1.0", "commit": "c0ffee" * 6 + "c0ff", "dirty": False},
-}
+ENVIRONMENT = Environment(
+    software=Software(python="3.11.7", torch="2.13.0"),
+    hardware=Hardware(cpu="Test CPU", cores=2, usable_cores=2, gpus=[]),
+    variables={"OMP_NUM_THREADS": "1"},
+    code=Code(version="0.1.0", commit="c0ffee" * 6 + "c0ff", dirty=False),
+)
 
 
 def make_cell(
@@ -124,6 +126,7 @@ def write_sweep(
     trials = [record.trial for record in found] + list(planned)
     cells = {trial.cell.id: trial.cell for trial in trials}
     spec = {
+        "schema": store.SCHEMA,
         "name": found[0].sweep,
         "description": "A sweep for tests",
         "seeds": sorted({trial.seed for trial in trials}),
@@ -225,8 +228,8 @@ def make_machine(**changes: Any) -> Machine:
         device="cpu",
         quick=False,
         measured_at=BEGUN,
-        hardware=ENVIRONMENT["hardware"],
-        software=ENVIRONMENT["software"],
+        hardware=ENVIRONMENT.hardware,
+        software=ENVIRONMENT.software,
         cache_bytes=2**25,
         matmuls=[
             product("fp32", 1, 128, 40e9),

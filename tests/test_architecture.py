@@ -33,7 +33,6 @@ MANY_BRANCHES = {
     "harness.analysis.selection._of_cell": "to be rewritten",
     "harness.launch.assemble.assemble": "to be rewritten",
     "harness.launch.srun.parse_failures": "to be rewritten",
-    "harness.records.restore._restore": "to be rewritten",
     "harness.render.terminal.gate.sentence": "to be rewritten",
     "harness.render.terminal.phases.show_phases": "to be rewritten",
     "harness.render.terminal.roofline._draw_roofs": "to be rewritten",

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, write_atomically
-from harness.records.restore import restore
+from harness.records.decode import FileFormat, check_schema, decode_value, read_json
 
 KIND = "harness baseline"
-SCHEMA = 2
+SCHEMA = "2.0"
+BASELINE_FORMAT = FileFormat(
+    name="baseline", schema=SCHEMA, remedy="harness baseline save writes it anew"
+)
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
 
 
@@ -93,11 +96,7 @@ def read(path: Path) -> CellResult:
     Raises BadInput for a file that is no baseline, is incomplete, has another schema, or was saved
     when cells had another meaning.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: can't be read as a baseline: {one_line(error)}") from None
-    return parse(content, path)
+    return parse(read_json(path, BASELINE_FORMAT), path)
 
 
 def parse(content: Any, path: Path) -> CellResult:
@@ -106,18 +105,15 @@ def parse(content: Any, path: Path) -> CellResult:
         raise BadInput(
             f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
         )
-    schema = content.pop("schema", None)
-    if schema != SCHEMA:
-        raise BadInput(
-            f"{path}: schema: found {schema!r}; {did_you_mean(schema, [str(SCHEMA)])}; save it anew"
-        )
+    is_later_minor = check_schema(content, str(path), BASELINE_FORMAT)
+    del content["schema"]
     cell_id = content.pop("id", None)
     content.pop("label", None)
     try:
-        result = restore(CellResult, content)
+        result: CellResult = decode_value(CellResult, content, ignore_unknown_fields=is_later_minor)
         _check_numbers(result)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise BadInput(f"{path}: no whole baseline: {one_line(error)}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: not a valid baseline: {one_line(error)}") from None
     if result.cell.id != cell_id:
         raise BadInput(
             f"{path}: id: found {cell_id!r}; allowed: {result.cell.id}, its cell's own;"

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import find_window, unpack
+from harness.records.environment import Code, Software
 from harness.records.record import Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
@@ -221,29 +221,35 @@ def window_seconds(record: Record) -> Numbers:
 
 def _conditions(record: Record) -> dict[str, str]:
     """Return what a trial ran under, in text that is equal for what is the same."""
-    environment: Mapping[str, Any] = record.rank0.environment if record.rank0 else {}
-    hardware = environment.get("hardware") or {}
+    if record.rank0 is None:
+        return {"hardware": UNKNOWN, "code": UNKNOWN, "software": UNKNOWN}
+    environment = record.rank0.environment
     return {
-        "hardware": machine_key(hardware, device_of(record)) if hardware else UNKNOWN,
-        "code": _code_version(environment.get("harness") or {}),
-        "software": _software_versions(environment.get("software") or {}),
+        "hardware": machine_key(environment.hardware, device_of(record)),
+        "code": _code_version(environment.code),
+        "software": _software_versions(environment.software),
     }
 
 
-def _code_version(code: Mapping[str, Any]) -> str:
+def _code_version(code: Code | None) -> str:
     """Return the harness's version and commit: `0.1.0 c0ffeec0ffee with changes`."""
-    version = str(code.get("version", ""))
-    commit = str(code.get("commit") or "")[:12]
-    changes = "with changes" if code.get("dirty") else ""
-    return " ".join(filter(None, [version, commit, changes])) or UNKNOWN
+    if code is None:
+        return UNKNOWN
+    commit = (code.commit or "")[:12]
+    changes = "with changes" if code.dirty else ""
+    return " ".join(filter(None, [code.version, commit, changes]))
 
 
-def _software_versions(software: Mapping[str, Any]) -> str:
+def _software_versions(software: Software) -> str:
     """Return names with versions, sorted: `python 3.11.7, torch 2.13.0`."""
-    versions = {name: software.get(name) for name in ("python", "cuda", "nccl", "torch")}
-    versions |= software.get("packages", {})
-    present = [f"{name} {version}" for name, version in sorted(versions.items()) if version]
-    return ", ".join(present) or UNKNOWN
+    versions = {
+        "python": software.python,
+        "cuda": software.cuda,
+        "nccl": software.nccl,
+        "torch": software.torch,
+        **software.packages,
+    }
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version)
 
 
 def rounded(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,15 +10,21 @@ from pathlib import Path
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
 from harness.analysis.result import CellResult, aggregate, join, unrecorded
-from harness.core.errors import BadInput, did_you_mean, one_line
-from harness.core.paths import Results
-from harness.launch.sweep import read_recorded_spec, read_recorded_sweep, recorded_sweep_names
+from harness.core.errors import BadInput, did_you_mean
+from harness.core.paths import Results, SweepFolder
+from harness.records.decode import FileFormat, read_json
 from harness.records.record import Record, read_record
-from harness.records.restore import restore
+from harness.records.store import (
+    read_recorded_cells,
+    read_recorded_spec,
+    read_recorded_sweep,
+    recorded_sweep_names,
+)
 from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
+EITHER_FORMAT = FileFormat(name="record or a baseline")
 FORMS = (
     "a sweep that has run, SWEEP/CELL, a cell's id or label, a trial's id, baseline,"
     " baseline:HARDWARE, the id of an MLflow run, mlflow:RUN_ID, or a path of records or baselines"
@@ -83,7 +88,9 @@ def _records_of_cell(results: Results, name: str) -> list[Record]:
     if slash:
         wanted = results.sweep_folder(sweep_name).spec_path
         spec_paths = [path for path in spec_paths if path == wanted]
-    cells_by_folder = {path.parent: _planned_cells(path) for path in spec_paths}
+    cells_by_folder = {
+        path.parent: read_recorded_cells(SweepFolder(path.parent)) for path in spec_paths
+    }
     holders: dict[Path, list[Cell]] = {}
     for folder, cells in cells_by_folder.items():
         matching = [cell for cell in cells if _is_named(cell, cell_name)]
@@ -159,15 +166,6 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
     return matching[0]
 
 
-def _planned_cells(spec_path: Path) -> list[Cell]:
-    """Return the cells of a sweep that has run, without reading its records."""
-    try:
-        spec = json.loads(spec_path.read_text(encoding="utf-8"))
-        return [restore(Cell, cell) for cell in spec["cells"]]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{spec_path}: can't be read as a sweep: {one_line(error)}") from None
-
-
 def _cells_at_path(path: Path) -> list[CellResult]:
     """Return what is in a file or folder.
 
@@ -197,12 +195,7 @@ def _cells_in_files(paths: Sequence[Path]) -> list[CellResult]:
 
 def _is_baseline(path: Path) -> bool:
     """Return whether a JSON file says that it is a baseline."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{path}: can't be read as a record or a baseline: {one_line(error)}"
-        ) from None
+    content = read_json(path, EITHER_FORMAT)
     return isinstance(content, dict) and content.get("kind") == baseline.KIND
 
 

@@ -94,7 +94,7 @@ def status(
     Exit code 1 if a trial failed or was lost.
     """
     from harness.core.paths import Results
-    from harness.launch.sweep import read_recorded_spec, recorded_sweep_names
+    from harness.records.store import read_recorded_spec, recorded_sweep_names
     from harness.render.terminal import status as view
 
     results_folder = Results(results)
@@ -120,7 +120,7 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     Submit the sweep again to resume it.
     """
     from harness.core.paths import Results
-    from harness.launch.sweep import read_recorded_spec
+    from harness.records.store import read_recorded_spec
     from harness.render.format import counted
     from harness.slurm.cancel import cancel as cancel_jobs
 

@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """Show the results of a sweep that has run."""
     from harness.core.paths import Results
-    from harness.launch.sweep import read_recorded_sweep
+    from harness.records.store import read_recorded_sweep
     from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
@@ -247,7 +247,7 @@ def report(
     The file needs no network and no other file.
     """
     from harness.core.paths import Results
-    from harness.launch.sweep import read_recorded_sweep
+    from harness.records.store import read_recorded_sweep
     from harness.render.html import page
 
     results_folder = Results(results)
@@ -269,7 +269,7 @@ def collect(
     Records that are there already are not sent again.
     """
     from harness.core.paths import Results
-    from harness.launch.sweep import read_recorded_sweep
+    from harness.records.store import read_recorded_sweep
     from harness.render.format import counted
     from harness.tracking import Tracker
 

@@ -24,7 +24,8 @@ from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
-from harness.spec.cell import Assignment, Cell, Length, Trial
+from harness.records.assignment import Assignment
+from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile
 
 STEPS = 10_000_000  # more than any comparison takes

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from harness.gate.worktree import Tree
 from harness.hardware import certificate
 from harness.hardware.certificate import Certificate, CertifySettings, Comparison
 from harness.hardware.machine import Device, machine_key
+from harness.records.environment import Hardware, Software
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -40,9 +40,12 @@ def prepare(
     from harness.records.environment import describe_code, describe_software
 
     (hardware, device), software = _hardware(profile), describe_software()
-    versions: Mapping[str, Any] = {
-        name: software[name] for name in ("python", "torch", "cuda", "packages")
-    }
+    versions = Software(
+        python=software.python,
+        torch=software.torch,
+        cuda=software.cuda,
+        packages=software.packages,
+    )
     fresh = Certificate(
         device=device,
         hardware=hardware,
@@ -60,14 +63,14 @@ def describe_conditions(results: Results, profile: Profile) -> Conditions:
 
     hardware = machine_key(*_hardware(profile))
     (cited,) = certificate.citation_lines(results, [hardware])
-    return Conditions(hardware=hardware, torch=describe_software()["torch"], certificate=cited)
+    return Conditions(hardware=hardware, torch=describe_software().torch, certificate=cited)
 
 
-def _hardware(profile: Profile) -> tuple[Mapping[str, Any], Device]:
+def _hardware(profile: Profile) -> tuple[Hardware, Device]:
     from harness.records.environment import describe_hardware
 
     found = describe_hardware()
-    return found, "cuda" if found["gpus"] and profile.device != "cpu" else "cpu"
+    return found, "cuda" if found.gpus and profile.device != "cpu" else "cpu"
 
 
 def certify(

@@ -6,20 +6,22 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import Any
 
-from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Device, machine_key
-from harness.records.restore import restore_file
+from harness.records.decode import FileFormat, decode_file
+from harness.records.environment import Code, Hardware, Software
 from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 
-SCHEMA = 3
+SCHEMA = "3.0"
+CERTIFICATE_FORMAT = FileFormat(
+    name="certificate", schema=SCHEMA, remedy="harness certify --anew makes a new one"
+)
 MAX_FALSE_ALARMS = 0.05  # share of comparisons that may be false alarms
 FLOOR = 0.95  # share of comparisons that stayed below the noise floor
 
@@ -52,11 +54,11 @@ class Comparison:
 class Certificate:
     """The record of `harness certify`."""
 
-    schema: int = SCHEMA
+    schema: str = SCHEMA
     device: Device
-    hardware: Mapping[str, Any]
-    software: Mapping[str, Any]
-    code: Mapping[str, Any]  # the harness's
+    hardware: Hardware
+    software: Software
+    code: Code
     settings: CertifySettings
     comparisons: Sequence[Comparison] = ()
 
@@ -134,13 +136,11 @@ def read(results: Results, hardware: str) -> Certificate | None:
     path = certificate_path(results, hardware)
     if not path.exists():
         return None
-    remedy = "harness certify --anew makes a new one"
-    found = restore_file(Certificate, path, "certificate", SCHEMA, remedy)
-    try:
-        if not found.comparisons or found.key != hardware:
-            raise ValueError("no comparison" if not found.comparisons else f"is of {found.key}")
-    except (TypeError, ValueError, KeyError) as error:
-        raise BadInput(f"{path}: no whole certificate: {one_line(error)}; {remedy}") from None
+    found = decode_file(Certificate, path, CERTIFICATE_FORMAT)
+    if not found.comparisons:
+        raise CERTIFICATE_FORMAT.error(path, "not a valid certificate: no comparison")
+    if found.key != hardware:
+        raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {found.key}")
     return found
 
 

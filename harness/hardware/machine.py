@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-from harness.core.errors import BadInput, one_line
 from harness.core.paths import safe_folder_name, write_atomically
-from harness.records.restore import restore_file
+from harness.records.decode import FileFormat, decode_file
+from harness.records.environment import Hardware, Software, TorchSettings
 
-SCHEMA = 2
+SCHEMA = "2.0"
+MACHINE_FORMAT = FileFormat(
+    name="record of peaks", schema=SCHEMA, remedy="harness peak makes a new one"
+)
 
 Device = Literal["cpu", "cuda"]
 Layout = Literal[
@@ -96,16 +99,17 @@ class AllReduce:
 class Machine:
     """The record of `harness peak`."""
 
-    schema: int = SCHEMA
+    schema: str = SCHEMA
     device: Device
     quick: bool  # few sizes and few repeats
     measured_at: float  # when, in seconds since the epoch
-    hardware: Mapping[str, Any]
-    software: Mapping[str, Any]
+    hardware: Hardware
+    software: Software
     cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
     matmuls: Sequence[Matmul]
     copies: Sequence[Copy]
     all_reduces: Sequence[AllReduce]
+    settings: TorchSettings | None = None  # of the process that measured
 
     @property
     def key(self) -> str:
@@ -133,16 +137,16 @@ class Machine:
         return [one for one in self.copies if one.direction == "memory" and one.threads == threads]
 
 
-def machine_key(hardware: Mapping[str, Any], device: Device) -> str:
+def machine_key(hardware: Hardware, device: Device) -> str:
     """Tells machines apart by what decides their speed: GPUs and how many, or the CPU and its usable cores.
 
     Virtual machines hide the model of their CPU; family, model and stepping tell its generation all the same.
     """
     if device == "cuda":
-        names = [str(gpu["name"]) for gpu in hardware["gpus"]]
+        names = [gpu.name for gpu in hardware.gpus]
         words = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
     else:
-        words = f"{hardware['cpu']} {hardware.get('cpu_version') or ''} {hardware['usable_cores']} cores"
+        words = f"{hardware.cpu} {hardware.cpu_version or ''} {hardware.usable_cores} cores"
     return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", words)))
 
 
@@ -155,19 +159,14 @@ def write(folder: Path, machine: Machine) -> Path:
 
 def read(path: Path) -> Machine:
     """Raises BadInput for what is no such record, not whole, or of another schema."""
-    remedy = "harness peak makes a new one"
-    machine = restore_file(Machine, path, "record of peaks", SCHEMA, remedy)
+    machine = decode_file(Machine, path, MACHINE_FORMAT)
     timings = [
         one.timing
         for found in (machine.matmuls, machine.copies, machine.all_reduces)
         for one in found
     ]
-    try:
-        if not all(timing.best > 0 for timing in timings):
-            raise ValueError("a time is not positive")
-        machine.key  # noqa: B018 - fails where the hardware is not described
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise BadInput(f"{path}: no whole record of peaks: {one_line(error)}; {remedy}") from None
+    if not all(timing.calls > 0 and timing.seconds and timing.best > 0 for timing in timings):
+        raise MACHINE_FORMAT.error(path, "not a valid record of peaks: a time is not positive")
     return machine
 
 

@@ -25,7 +25,7 @@ from harness.core.processes import die_with_parent
 from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
 from harness.hardware.repeat import repeat, runner
 from harness.records import environment
-from harness.records.restore import restore
+from harness.records.decode import FileFormat, decode_file
 from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
 
 DTYPES = {
@@ -39,6 +39,9 @@ LAYOUTS: tuple[Layout, ...] = ("nn", "nt", "tn")
 LONGEST = 1 / 16  # seconds: after a product that took longer no larger one is measured
 KIB, MIB = 2**10, 2**20
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
+
+
+REQUEST_FORMAT = FileFormat(name="request for peaks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +255,7 @@ def measure(request: Request, ranks: Ranks, tell: Callable[[str], None]) -> Mach
         measured_at=time.time(),
         hardware=environment.describe_hardware(),
         software=environment.describe_software(),
+        settings=environment.describe_settings(),
         cache_bytes=None if device.type == "cuda" else cache_bytes(),
         matmuls=probe.matmuls,
         copies=probe.copies,
@@ -275,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     result: dict[str, Any]
     try:
-        request = restore(Request, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
+        request = decode_file(Request, folder.assignment_path, REQUEST_FORMAT)
         result = {"machine": asdict(measure(request, ranks, tell)), "failure": None}
     except Exception as error:
         traceback.print_exc()

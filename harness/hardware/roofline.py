@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from harness.hardware.machine import Device, Machine, machine_key
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
+from harness.records.environment import Hardware
 from harness.records.record import Record
 
 
@@ -71,7 +72,7 @@ def roofs_of_rank(record: Record, machine: Machine) -> tuple[float | None, float
     dtype = DTYPE_OF_PRECISION[axes.precision]
     if device_of(record) == "cuda":
         return machine.peak(dtype, None), machine.bandwidth(None)
-    cores = machine.hardware["usable_cores"]
+    cores = machine.hardware.usable_cores
     beside = max(Counter(rank.host for rank in record.ranks).values())
     if beside * axes.num_threads > cores:
         return None, None
@@ -96,11 +97,11 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     achieved = _achieved(record)
     if record.summary is None or achieved is None:
         return record
-    machine = machine_of(record, machines)
+    machine, hardware = machine_of(record, machines), _hardware(record)
     measured = roofs_of_rank(record, machine)[0] if machine else None
     told = (
-        vendor_peak(_hardware(record), record.trial.cell.axes.precision)
-        if device_of(record) == "cuda"
+        vendor_peak(hardware, record.trial.cell.axes.precision)
+        if hardware is not None and device_of(record) == "cuda"
         else None
     )
     summary = replace(
@@ -123,6 +124,5 @@ def _achieved(record: Record) -> float | None:
     )
 
 
-def _hardware(record: Record) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = record.rank0.environment.get("hardware", {}) if record.rank0 else {}
-    return found
+def _hardware(record: Record) -> Hardware | None:
+    return record.rank0.environment.hardware if record.rank0 else None

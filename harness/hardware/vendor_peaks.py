@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from harness.records.environment import Hardware
 
 TERA = 1e12
 
@@ -98,8 +99,8 @@ def vendor_peaks_of(gpu: str) -> VendorPeaks | None:
     return VENDOR_PEAKS.get(gpu.removeprefix("NVIDIA ").removeprefix("Tesla "))
 
 
-def vendor_peak(hardware: Mapping[str, Any], precision: str) -> float | None:
+def vendor_peak(hardware: Hardware, precision: str) -> float | None:
     """FLOP/s of one GPU of a machine as `environment` describes it; None where GPUs differ or one is unknown."""
-    names = {gpu["name"] for gpu in hardware.get("gpus", ())}
+    names = {gpu.name for gpu in hardware.gpus}
     found = vendor_peaks_of(names.pop()) if len(names) == 1 else None
     return None if found is None else found.flops.get(DTYPE_OF_PRECISION[precision])

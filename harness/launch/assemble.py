@@ -11,9 +11,9 @@ from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import violations
+from harness.records.assignment import Assignment
 from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank_result
 from harness.records.series import Series
-from harness.spec.cell import Assignment
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 

@@ -18,7 +18,7 @@ from harness.core.processes import Process, end_process_group
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
-from harness.records.restore import restore
+from harness.records.decode import decode_value
 from harness.spec.cluster import Profile, available_slots, count_gpus
 
 POLL = 0.1  # seconds between looks
@@ -97,4 +97,5 @@ def _read(place: TrialFolder, ranks: int) -> Machine | str:
     if failures or lost:
         return str([*failures, *lost][0])
     assert results[0] is not None
-    return restore(Machine, results[0]["machine"])
+    result: Machine = decode_value(Machine, results[0]["machine"])
+    return result

@@ -18,9 +18,10 @@ from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.processes import Process, end_process_group
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
-from harness.records.environment import describe_code
+from harness.records.assignment import Assignment
+from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
-from harness.spec.cell import Assignment, Trial
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
@@ -65,9 +66,9 @@ class Runner:
     )  # why a running trial is to save and stop, and no other begins
 
     @cached_property
-    def launcher_environment(self) -> dict[str, Any]:
-        """Of the environment, what only this process knows: ranks need neither git nor MLflow."""
-        return {"harness": describe_code(), "mlflow": metadata.version("mlflow")}
+    def code(self) -> Code:
+        """The harness that runs here: ranks need no git."""
+        return describe_code()
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Each trial's record once it is on disk and the listener has been told.
@@ -176,7 +177,8 @@ class Runner:
             profile=self.sweep.profile,
             device=self.profile.device,
             attempt=attempt,
-            environment=self.launcher_environment,
+            code=self.code,
+            mlflow=metadata.version("mlflow"),
         )
 
     def _watch(

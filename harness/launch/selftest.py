@@ -11,6 +11,7 @@ from harness.launch import sweep as sweeps
 from harness.launch.runner import TrialListener
 from harness.measure.selftest import check_record
 from harness.records.record import Record
+from harness.records.store import write_spec
 from harness.spec import sweep as spec
 from harness.spec.cluster import Profile
 
@@ -44,7 +45,7 @@ def run(
         ]
         if not pending:
             break
-    sweeps.write_spec(sweep, folder)  # of all cells, whichever were attempted last
+    write_spec(sweep, folder)  # of all cells, whichever were attempted last
     return [records[cell.id] for cell in sweep.cells if cell.id in records]
 
 

@@ -1,4 +1,4 @@
-"""What a number was measured with: code, software, hardware and settings; without secrets."""
+"""What a trial was measured with: code, software, hardware, torch's settings and variables, without secrets."""
 
 from __future__ import annotations
 
@@ -6,45 +6,119 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import harness
 
+# Packages whose version can change what a trial computes or how fast it does so.
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "scikit-learn", "mlflow", "submitit",
 )  # fmt: skip
+# Variables that torch, the libraries below it, Python, Slurm and the harness read.
 VARIABLES = re.compile(
-    r"^(CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|OPENBLAS|GOMP|MALLOC|PYTHON|SLURM|TOKENIZERS|HARNESS)_?"
+    r"^(CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|OPENBLAS|GOMP|MALLOC"
+    r"|PYTHON|SLURM|TOKENIZERS|HARNESS)_?"
 )
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH", re.IGNORECASE
 )
 CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 REDACTED = "[redacted]"
+SHORTEST_SECRET = 8  # characters; shorter values are too likely to occur in other text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The version of the harness that ran a trial."""
+
+    version: str
+    commit: str | None = None  # None where the harness runs from no checkout
+    dirty: bool | None = None  # whether tracked files differ from the commit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Python, torch and the packages that bear on a measurement."""
+
+    python: str
+    torch: str
+    platform: str | None = None
+    cuda: str | None = None  # that torch was built for
+    nccl: str | None = None  # None without GPUs
+    packages: Mapping[str, str] = field(default_factory=dict)  # name -> version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU of a machine."""
+
+    name: str  # as torch gives it
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """CPU, memory and GPUs of the machine that rank 0 ran on."""
+
+    cpu: str
+    usable_cores: int  # that this process may run on
+    cpu_version: str | None = None  # family, model and stepping, as in `25.1.1`
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpus: Sequence[Gpu] = ()
+    driver: str | None = None  # NVIDIA's; None without GPUs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSettings:
+    """Torch's settings for a whole process that bear on speed or bits."""
+
+    threads: int  # intra-op
+    interop_threads: int
+    float32_matmul_precision: str
+    deterministic_algorithms: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Everything that a trial was measured with and that is no part of its cell."""
+
+    software: Software
+    hardware: Hardware
+    settings: TorchSettings | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)  # as rank 0 saw them, redacted
+    code: Code | None = None
+    mlflow: str | None = None  # the version at whoever launched the trial
 
 
 def redact(name: str, value: str) -> str:
-    """`value`, or a placeholder where the name speaks of a secret; credentials in URLs are cut out."""
-    return REDACTED if SECRET.search(name) else CREDENTIALS_IN_URL.sub(f"{REDACTED}@", value)
+    """Return `value` without credentials in URLs, or a placeholder where the name speaks of a secret."""
+    if SECRET.search(name):
+        return REDACTED
+    return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", value)
 
 
-def secrets() -> list[str]:
-    """The values of this process's variables whose names speak of one, short ones left out as too likely elsewhere."""
-    return [value for name, value in os.environ.items() if SECRET.search(name) and len(value) >= 8]
+def secret_values() -> list[str]:
+    """Return the values of this process's variables whose names speak of secrets, without the short ones."""
+    return [
+        value
+        for name, value in os.environ.items()
+        if SECRET.search(name) and len(value) >= SHORTEST_SECRET
+    ]
 
 
-def scrub(text: str, hidden: Iterable[str]) -> str:
-    """`text` without credentials in URLs and without any of `hidden`."""
-    for secret in hidden:
+def redact_text(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` without credentials in URLs and without any of `secrets`."""
+    for secret in secrets:
         text = text.replace(secret, REDACTED)
     return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", text)
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that bear on a measurement."""
+def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that bear on a measurement, redacted and sorted by name."""
     return {
         name: redact(name, value)
         for name, value in sorted(environment.items())
@@ -52,79 +126,110 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def describe_code() -> dict[str, Any]:
-    """The harness's version, and its commit where it runs from a checkout."""
-    top = Path(harness.__file__).parent.parent
-    found: dict[str, Any] = {"version": harness.__version__, "commit": None, "dirty": None}
-    if (top / ".git").exists():
-        found["commit"] = _git(top, "rev-parse", "HEAD")
-        status = _git(top, "status", "--porcelain", "--untracked-files=no")
-        found["dirty"] = None if status is None else bool(status)
-    return found
-
-
-def _git(top: Path, *arguments: str) -> str | None:
-    done = subprocess.run(
-        ["git", "-C", str(top), *arguments], capture_output=True, text=True, check=False
+def describe_environment(code: Code | None = None, mlflow: str | None = None) -> Environment:
+    """Describe the environment as this process sees it; `code` and `mlflow` are known to the launcher only."""
+    return Environment(
+        software=describe_software(),
+        hardware=describe_hardware(),
+        settings=describe_settings(),
+        variables=relevant_variables(os.environ),
+        code=code,
+        mlflow=mlflow,
     )
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
-def describe_software() -> dict[str, Any]:
-    """Python and the packages that bear on a measurement; the torch part needs torch loaded."""
+def describe_code() -> Code:
+    """Describe the harness: its version, and its commit where it runs from a checkout."""
+    checkout = Path(harness.__file__).parent.parent
+    if not (checkout / ".git").exists():
+        return Code(version=harness.__version__)
+    status = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return Code(
+        version=harness.__version__,
+        commit=_git(checkout, "rev-parse", "HEAD"),
+        dirty=None if status is None else bool(status),
+    )
+
+
+def _git(checkout: Path, *arguments: str) -> str | None:
+    """Return what git prints, None where it fails."""
+    completed = subprocess.run(
+        ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False
+    )
+    return completed.stdout.strip() if completed.returncode == 0 else None
+
+
+def describe_software() -> Software:
+    """Describe Python, torch and the packages beside it; loads torch."""
     import torch
 
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": _nccl() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-    }
+    versions = {name: _version(name) for name in PACKAGES}
+    return Software(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=platform.platform(),
+        cuda=torch.version.cuda,
+        nccl=_nccl_version() if torch.cuda.is_available() else None,
+        packages={name: version for name, version in versions.items() if version},
+    )
 
 
-def _nccl() -> str:
+def _nccl_version() -> str:
     import torch
 
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _version(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def describe_hardware() -> dict[str, Any]:
-    """CPU, memory and GPUs."""
+def describe_settings() -> TorchSettings:
+    """Describe torch's settings in this process; loads torch."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "cpu": _cpu_model(),
-        "cpu_version": _cpu_version(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
-        "driver": _driver() if gpus else None,
-    }
+    return TorchSettings(
+        threads=torch.get_num_threads(),
+        interop_threads=torch.get_num_interop_threads(),
+        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        deterministic_algorithms=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def describe_hardware() -> Hardware:
+    """Describe the CPU, the memory and the GPUs of this machine; loads torch."""
+    import torch
+
+    devices = [
+        torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
+    ]
+    return Hardware(
+        cpu=_cpu_model(),
+        cpu_version=_cpu_version(),
+        cores=os.cpu_count(),
+        usable_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=[Gpu(name=device.name, memory_bytes=device.total_memory) for device in devices],
+        driver=_driver_version() if devices else None,
+    )
 
 
 def _cpu_info() -> dict[str, str]:
-    """What Linux says of the first core."""
+    """Return what Linux says of the first core, empty on other systems."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    first_core = text.partition("\n\n")[0]
+    info: dict[str, str] = {}
+    for line in first_core.splitlines():
+        name, _, value = line.partition(":")
+        info[name.strip()] = value.strip()
+    return info
 
 
 def _cpu_model() -> str:
@@ -132,13 +237,17 @@ def _cpu_model() -> str:
 
 
 def _cpu_version() -> str | None:
-    """Family, model and stepping, as in `25.1.1`: a virtual machine may hide the model's name but not these."""
-    found = _cpu_info()
-    parts = [found[name] for name in ("cpu family", "model", "stepping") if name in found]
+    """Return family, model and stepping, as in `25.1.1`.
+
+    A virtual machine may hide the name of the CPU's model, but not these.
+    """
+    info = _cpu_info()
+    parts = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
     return ".".join(parts) or None
 
 
-def _driver() -> str | None:
+def _driver_version() -> str | None:
+    """Return the version of NVIDIA's driver, None where NVML can't be reached."""
     import pynvml
 
     try:
@@ -148,12 +257,3 @@ def _driver() -> str | None:
     except pynvml.NVMLError:
         return None
     return version.decode() if isinstance(version, bytes) else str(version)
-
-
-def describe() -> dict[str, Any]:
-    """All of it, as seen by this process."""
-    return {
-        "software": describe_software(),
-        "hardware": describe_hardware(),
-        "variables": variables(os.environ),
-    }

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder
-from harness.launch.sweep import lock
+from harness.records.store import lock
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob

@@ -16,8 +16,8 @@ from pydantic_core import from_json
 from harness.core.errors import BadInput, last_log_line, one_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
-from harness.launch.sweep import is_locked
 from harness.records.record import Failure
+from harness.records.store import is_locked
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob, SlurmDown

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
-from harness.records.restore import restore_file
+from harness.records.decode import FileFormat, decode_file
 from harness.slurm.packing import PackedArray, Packing
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = 2  # of submission.json; a reader refuses any other
+SCHEMA = "2.0"  # of submission.json; `harness.records.decode` says what the numbers mean
+SUBMISSION_FORMAT = FileFormat(name="submission", schema=SCHEMA)
 NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 
 
@@ -58,7 +59,7 @@ class SubmittedJob:
 class Submission:
     """The content of `submission.json`, which each `harness submit` leaves."""
 
-    schema: int = SCHEMA
+    schema: str = SCHEMA
     id: str
     created_at: float  # seconds since the epoch
     host: str  # on which `harness submit` ran
@@ -170,7 +171,7 @@ def read(path: Path) -> Submission:
 
     Raises BadInput if the file is not a submission, is not complete, or has another schema.
     """
-    return restore_file(Submission, path, "submission", SCHEMA)
+    return decode_file(Submission, path, SUBMISSION_FORMAT)
 
 
 def read_all(sweep_folder: SweepFolder) -> list[Submission]:

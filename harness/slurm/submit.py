@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
-from harness.launch.sweep import Redo, lock, plan, write_spec
+from harness.launch.sweep import Redo, plan
 from harness.records.record import Record, read_record_if_exists
+from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import lead

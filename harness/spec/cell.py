@@ -7,10 +7,10 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from harness.spec.axes import DEFAULTS, Axes
 from workloads.options import Between, Count, Strict
@@ -114,21 +114,6 @@ class Trial:
     @property
     def id(self) -> str:
         return f"{self.cell.id}-s{self.seed}-r{self.repeat}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What a worker is told: `trial.json` in the trial's folder."""
-
-    trial: Trial
-    base_folder: str  # the folder that file names of user workloads are relative to
-    checkpoint: Literal["none", "best"] = "none"
-    profile: Profiling | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    attempt: int = 1
-    environment: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what only the parent knows: commit, packages
 
 
 def _word(value: Any) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.core.paths import TrialFolder
@@ -28,7 +29,7 @@ def collect_files(
     text = trial_folder.record_path.read_text(encoding="utf-8")
     (target / RECORD_FILE).write_text(clean(text), encoding="utf-8")
     if record.rank0:
-        text = json.dumps(record.rank0.environment, indent=1) + "\n"
+        text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
     for log in sorted(trial_folder.log_folder.glob("*.log")):
         (target / "logs").mkdir(exist_ok=True)

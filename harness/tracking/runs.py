@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
-from harness.records.environment import scrub, secrets
+from harness.records.environment import redact_text, secret_values
 from harness.records.record import Record, read_record
 from harness.spec.cell import WorkloadRef
 from harness.tracking.artifacts import collect_files
@@ -70,7 +70,7 @@ class SweepRuns:
         self.sweep = sweep
         self.folder = folder
         self.spec = spec
-        self.secrets = secrets()
+        self.secrets = secret_values()
         # The runs that MLflow has, by kind (sweep, cell, trial) and key within the kind. There are
         # several for one key where a delivery died or somebody copied a run.
         self.existing: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
@@ -291,7 +291,7 @@ class SweepRuns:
 
     def _clean(self, text: str) -> str:
         """Return the text without secrets."""
-        return scrub(text, self.secrets)
+        return redact_text(text, self.secrets)
 
 
 class Pictures:

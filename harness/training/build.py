@@ -13,8 +13,8 @@ from harness.core.paths import TrialFolder
 from harness.measure.clock import StepClock, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import Telemetry, telemetry_for
+from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
-from harness.spec.cell import Assignment
 from harness.training.checkpoint import Checkpointer
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, make_loader

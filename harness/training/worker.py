@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import re
 import sys
@@ -33,10 +32,10 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
+from harness.records.assignment import Assignment, read_assignment
+from harness.records.decode import decode_value
 from harness.records.record import Failure, Rank0Report, RankResult, write_record
-from harness.records.restore import restore
 from harness.records.series import Series
-from harness.spec.cell import Assignment
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.mesh import ParallelMesh
@@ -115,7 +114,7 @@ def joined(
 
     `timeout` is how many seconds a rank waits for the others in a collective.
     """
-    assignment = restore(Assignment, json.loads(folder.assignment_path.read_text(encoding="utf-8")))
+    assignment = read_assignment(folder.assignment_path)
     axes = assignment.trial.cell.axes
     torch.set_num_threads(axes.num_threads)
     device = choose_device(assignment.device, ranks)
@@ -128,8 +127,8 @@ def load_workload(assignment: Assignment) -> Workload:
     """Return the cell's workload with its settings."""
     reference = assignment.trial.cell.workload
     workload_class = load_class(reference.uses, Path(assignment.base_folder))
-    options = restore(workload_class.Options, reference.options)
-    data = restore(workload_class.Data, reference.data)
+    options = decode_value(workload_class.Options, reference.options)
+    data = decode_value(workload_class.Data, reference.data)
     return workload_class(options, data)
 
 
@@ -181,7 +180,9 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         flops_per_sample=parts.workload.flops_per_sample(),
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
-        environment=environment.describe() | dict(parts.assignment.environment),
+        environment=environment.describe_environment(
+            parts.assignment.code, parts.assignment.mlflow
+        ),
         checkpoint=str(checkpoint_path) if checkpoint_path else None,
         bytes_per_sample=_bytes_per_sample(parts),
     )

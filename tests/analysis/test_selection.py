@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.record import Record
 from harness.records.series import Series
+from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
@@ -52,8 +53,7 @@ def ran(
             started=started + 10 * number,
         )
         write_trial(place.sweep_folder(name), record)
-    asked = asdict(sweep) | {"trials": [trial.id for trial in sweep.trials()]}
-    place.sweep_folder(name).spec_path.write_text(json.dumps(asked, default=str), encoding="utf-8")
+    write_spec(sweep, place.sweep_folder(name))
     return sweep
 
 
@@ -145,11 +145,12 @@ def test_a_baseline_of_another_schema_is_no_pass(place: Results) -> None:
     assert harness("baseline", "save", "one").code == 0
     for path in baseline.files(place):
         path.write_text(
-            path.read_text(encoding="utf-8").replace('"schema": 2', '"schema": 9'), encoding="utf-8"
+            path.read_text(encoding="utf-8").replace('"schema": "2.0"', '"schema": "9.0"'),
+            encoding="utf-8",
         )
     ended = harness("compare", "baseline", "one")
     assert (ended.code, ended.out) == (2, "")
-    assert "schema: found 9" in ended.err
+    assert 'schema: found "9' in ended.err
 
 
 def compared(*arguments: str) -> CommandResult:

@@ -33,14 +33,21 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
     ("content", "problem"),
     [
         (
-            f'{{"schema": {SCHEMA}, "sweep": "demo"',
-            "can't be read as a record: Expecting ',' delimiter",
+            f'{{"schema": "{SCHEMA}", "sweep": "demo"',
+            "can't be read as a record: Input data was truncated; harness run --force",
         ),
-        ('{"schema": 99}', f"schema: found 99; allowed: {SCHEMA}"),
-        ("[]", f"schema: found None; allowed: {SCHEMA}"),
-        (f'{{"schema": {SCHEMA}}}', "no whole record: "),
+        (
+            '{"schema": 99}',
+            "schema: found 99; allowed: 5.x; a newer version of the harness wrote it: upgrade",
+        ),
+        (
+            '{"schema": 4}',
+            "schema: found 4; allowed: 5.x; an older version of the harness wrote it: ",
+        ),
+        ("[]", "schema: found null; allowed: 5.x; harness run --force measures it again"),
+        (f'{{"schema": "{SCHEMA}"}}', "not a valid record: sweep: missing; it has no default"),
     ],
-    ids=["truncated", "schema", "list", "incomplete"],
+    ids=["truncated", "newer schema", "older schema", "list", "incomplete"],
 )
 def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
     from harness.spec import sweep as spec

@@ -12,8 +12,8 @@ import pytest
 
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
-from harness.launch.sweep import lock
 from harness.records.record import read_record
+from harness.records.store import lock
 from tests.support.benchmarks import PLUGIN, SEEDS, Place, records
 from tests.support.commands import harness
 

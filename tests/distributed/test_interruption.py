@@ -16,9 +16,9 @@ import pytest
 from harness.core.paths import Results, TrialFolder, write_atomically
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
+from harness.records.assignment import Assignment
 from harness.records.record import Record, read_rank_result
 from harness.spec import sweep as spec
-from harness.spec.cell import Assignment
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed

@@ -19,7 +19,7 @@ from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.judge import Finding, SpeedJudge, TrainingSetup
 from harness.gate.paired import Budget, PairedResult, SpeedVerdict
 from harness.gate.worktree import Tree
-from harness.launch.sweep import write_spec
+from harness.records.store import write_spec
 from harness.render.terminal import bisect as view
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep

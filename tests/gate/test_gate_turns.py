@@ -19,7 +19,8 @@ from harness.gate import paired
 from harness.gate.arms import ENDLESS, Arm, ArmRank, check_connected, connect_rank
 from harness.gate.paired import Budget
 from harness.gate.turn_worker import TurnSocket, train_in_turns
-from harness.spec.cell import Assignment, Cell, Trial
+from harness.records.assignment import Assignment
+from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import load_sweep
 from harness.training.ranks import Ranks
 from tests.support.repository import Repository

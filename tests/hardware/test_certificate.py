@@ -23,6 +23,7 @@ from harness.hardware.certificate import (
     citation_lines,
     drift_by_hardware,
 )
+from harness.records.environment import Code, Hardware, Software
 from harness.render.terminal.certify import conclusion, summary_lines
 from harness.spec.cluster import Profile
 from tests.factories import BEGUN
@@ -47,17 +48,12 @@ def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Ce
         )
         for number, change in enumerate(changes)
     ]
-    hardware: dict[str, object] = {
-        "cpu": "Fast CPU",
-        "cpu_version": None,
-        "usable_cores": 2,
-        "gpus": [],
-    }
+    hardware = Hardware(cpu="Fast CPU", usable_cores=2, gpus=[])
     known: dict[str, Any] = {
         "device": "cpu",
         "hardware": hardware,
-        "software": {"torch": "2.13"},
-        "code": {"version": "1"},
+        "software": Software(python="3.11.7", torch="2.13"),
+        "code": Code(version="1"),
     }
     return Certificate(**{"settings": SETTINGS, "comparisons": found, **known, **more})
 
@@ -100,8 +96,8 @@ def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path)
         ({"schema": 0}, "schema: found 0"),
         ({"comparisons": []}, "no comparison"),
         ({"hardware": {"cpu": "Other", "usable_cores": 4}}, "is of Other-4-cores"),
-        ({"hardware": {}}, "no whole certificate"),
-        ({"settings": 1}, "no whole certificate"),
+        ({"hardware": {}}, "not a valid certificate"),
+        ({"settings": 1}, "not a valid certificate"),
     ],
 )
 def test_what_is_no_certificate_is_refused(
@@ -122,8 +118,8 @@ def test_only_like_is_gone_on_with() -> None:
     assert found.continues(made(0, 5))
     others: list[dict[str, Any]] = [
         {"settings": replace(SETTINGS, seconds=2.0)},
-        {"software": {"torch": "2.14"}},
-        {"code": {"version": "2"}},
+        {"software": Software(python="3.11.7", torch="2.14")},
+        {"code": Code(version="2")},
     ]
     assert [found.continues(made(1, 3, **other)) for other in others] == [False, False, False]
 
@@ -149,7 +145,7 @@ def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_p
         "A/A certificate of this hardware: none; harness certify measures it"
     ]
     assert citation_lines(results, [found.key, "other"]) == []
-    other = made(0, 20, hardware={"cpu": "Other", "usable_cores": 4})
+    other = made(0, 20, hardware=Hardware(cpu="Other", usable_cores=4))
     certificate.write(results, other)
     assert len(citation_lines(results, [found.key, other.key])) == 2
 

@@ -14,6 +14,7 @@ from harness.hardware import measured_peaks as peak
 from harness.hardware.machine import AllReduce, Copy, Timing
 from harness.hardware.measured_peaks import cache_bytes, far_larger_than_cache, products
 from harness.hardware.repeat import FEWEST, repeat, runner
+from harness.records.environment import Gpu, Hardware
 from harness.render import chart
 from harness.render.format import byte_size, rate
 from harness.render.terminal.peak import draw, tables
@@ -111,14 +112,18 @@ class TestView:
         assert "16 (14.5, 13.3)" in shown
         assert "30.0" in shown
         assert "20.0–40.0" in shown
-        gpus = [{"name": "NVIDIA L4", "memory_bytes": 1}] * 2
+        gpus = [Gpu(name="NVIDIA L4")] * 2
         matmuls = [replace(one, threads=None) for one in machine.matmuls[:2]]
         copies = [
             Copy(direction=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
             for path in ("memory", "to-device", "from-device")
         ]
         machine = make_machine(
-            device="cuda", hardware={"gpus": gpus}, matmuls=matmuls, copies=copies, cache_bytes=None
+            device="cuda",
+            hardware=Hardware(cpu="", usable_cores=1, gpus=gpus),
+            matmuls=matmuls,
+            copies=copies,
+            cache_bytes=None,
         )
         assert all(
             words in printed(machine)

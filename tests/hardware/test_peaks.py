@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -12,6 +12,7 @@ from harness.hardware.vendor_peaks import (
     vendor_peak,
     vendor_peaks_of,
 )
+from harness.records.environment import Gpu, Hardware
 from harness.spec.axes import Axes
 
 
@@ -62,7 +63,7 @@ def test_different_gpus_in_one_machine_have_no_common_peak() -> None:
     )
     assert vendor_peak(hardware("NVIDIA A100-SXM4-80GB", "NVIDIA A10"), "bf16") is None
     assert vendor_peak(hardware(), "fp32") is None
-    assert vendor_peak({}, "fp32") is None
+    assert vendor_peak(hardware(""), "fp32") is None
 
 
 def test_every_precision_of_the_axis_has_a_dtype() -> None:
@@ -80,5 +81,5 @@ def test_rows_are_dense_and_in_order(name: str) -> None:
     assert row.bandwidth is None or 3e11 <= row.bandwidth <= 8e12
 
 
-def hardware(*names: str) -> dict[str, Any]:
-    return {"gpus": [{"name": name, "memory_bytes": 2**34} for name in names]}
+def hardware(*names: str) -> Hardware:
+    return Hardware(cpu="", usable_cores=1, gpus=[Gpu(name=name) for name in names])

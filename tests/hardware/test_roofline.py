@@ -21,6 +21,7 @@ from harness.hardware.roofline import (
     with_mfu,
 )
 from harness.launch.assemble import assemble
+from harness.records.environment import Gpu
 from harness.records.record import Record
 from harness.render.terminal.roofline import (
     draw_roofline,
@@ -50,8 +51,8 @@ def measured(
     found = make_record(make_cell(**axes))
     assert found.summary is not None
     assert found.rank0 is not None
-    names = [{"name": gpu, "memory_bytes": 1}] if gpu else []
-    environment = ENVIRONMENT | {"hardware": ENVIRONMENT["hardware"] | {"gpus": names}}
+    gpus = [Gpu(name=gpu, memory_bytes=1)] if gpu else []
+    environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     return replace(
         found,
         summary=replace(found.summary, throughput=throughput),
@@ -82,7 +83,7 @@ class TestMfu:
         assert record.rank0 is not None
         found = [replace(one, threads=None) for one in make_machine().matmuls]
         machine = make_machine(
-            device="cuda", hardware=record.rank0.environment["hardware"], matmuls=found
+            device="cuda", hardware=record.rank0.environment.hardware, matmuls=found
         )
         assert summary(with_mfu(record, {machine.key: machine})).mfu_measured == pytest.approx(
             2e10 / 180e9
@@ -122,7 +123,7 @@ class TestMfu:
         assert summary(with_mfu(record, known(make_machine()))).mfu_measured is not None
 
     def test_another_machine_is_not_held_against(self) -> None:
-        other = make_machine(hardware=ENVIRONMENT["hardware"] | {"usable_cores": 64})
+        other = make_machine(hardware=replace(ENVIRONMENT.hardware, usable_cores=64))
         assert with_mfu(measured(), known(other)) == measured()
         assert machine_of(measured(), known(other)) is None
 
@@ -245,23 +246,19 @@ def test_a_record_is_assembled_with_its_mfu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers are in the record, so that the tracker needs nothing else."""
-    from dataclasses import asdict
-
     from harness.core.paths import TrialFolder
+    from harness.records.assignment import Assignment
     from harness.records.record import write_record
-    from harness.spec.cell import Assignment
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:
         write_record(folder.result_path(rank.rank), replace(rank, rank0=made.rank0))
-    environment = dict(asdict(made)["rank0"]["environment"])
     assignment = Assignment(
         trial=made.trial,
         base_folder=str(tmp_path),
         checkpoint="best",
         device="cpu",
         attempt=1,
-        environment=environment,
     )
     peaks = known(make_machine())
     found = assemble(

@@ -12,6 +12,7 @@ from harness.launch import selftest
 from harness.launch import sweep as runner
 from harness.measure.selftest import Check
 from harness.records.record import Record, Status
+from harness.records.store import read_recorded_spec
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
@@ -58,7 +59,7 @@ def test_what_was_off_alone_is_tried_again(
     machine = Machine([False, False, True])
     assert run(machine, results, monkeypatch) == [(1, 1), (2, 3), (4, 1)]
     assert machine.ran == [[1, 2, 4], [2], [2]]
-    assert len(runner.read_recorded_spec(results, "selftest").cells) == 3
+    assert len(read_recorded_spec(results, "selftest").cells) == 3
 
 
 def test_what_is_off_each_time_stays_so(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

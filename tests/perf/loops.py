@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from harness.spec.cell import Assignment, Trial
+from harness.records.assignment import Assignment
+from harness.spec.cell import Trial
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
 from harness.training.worker import load_workload

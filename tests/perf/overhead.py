@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
-from harness.spec.cell import Assignment
 from harness.training.ranks import Ranks, broadcast_from_rank_0, process_group
 from harness.training.worker import load_workload
 from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
@@ -189,7 +189,7 @@ def main() -> None:
 def _conditions(data: Path | None, blocks: int, clock: str) -> str:
     images, cpu, load = (
         data.name if data else "digits",
-        describe_hardware()["cpu"],
+        describe_hardware().cpu,
         os.getloadavg()[0],
     )
     return (

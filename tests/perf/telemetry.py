@@ -23,9 +23,10 @@ from scipy import stats
 
 from harness.measure.host import ThisHost
 from harness.measure.telemetry import SAMPLE_INTERVAL, Telemetry
+from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
-from harness.spec.cell import Assignment, Cell, Length, Trial, WorkloadRef
+from harness.spec.cell import Cell, Length, Trial, WorkloadRef
 from harness.training.loader import Fetched
 from harness.training.train import Trainer
 from harness.training.worker import load_workload
@@ -141,7 +142,7 @@ def main() -> None:
     hardware, (wall, cpu) = describe_hardware(), np.moveaxis(pairs, 2, 0)
     apart = watched / samples  # more than asked for where a sample itself takes long
     print(
-        f"{hardware['cpu']}, {hardware['usable_cores']} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
+        f"{hardware.cpu}, {hardware.usable_cores} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
     )
     print(
         f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s"

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import harness
 from harness.records import environment
-from harness.records.environment import REDACTED, redact, scrub, variables
+from harness.records.environment import REDACTED, Code, redact, redact_text, relevant_variables
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
         "MY_CUDA": "no",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
     }
-    kept = variables(given)
+    kept = relevant_variables(given)
     assert set(given) - set(kept) == {"HOME", "USER", "PATH", "MY_CUDA", "AWS_SECRET_ACCESS_KEY"}
     assert kept["OMP_NUM_THREADS"] == "4"
     assert list(kept) == sorted(kept)
@@ -100,37 +101,36 @@ def test_code_is_described_by_commit_and_whether_it_was_changed(checkout: Path) 
     git(checkout, "commit", "-q", "-m", "first")
     commit = git(checkout, "rev-parse", "HEAD")
     clean = environment.describe_code()
-    assert clean == {"version": harness.__version__, "commit": commit, "dirty": False}
+    assert clean == Code(version=harness.__version__, commit=commit, dirty=False)
     (checkout / "notes.txt").write_text("untracked", encoding="utf-8")
     assert environment.describe_code() == clean
     (checkout / "harness" / "__init__.py").write_text("changed = True\n", encoding="utf-8")
-    assert environment.describe_code() == {**clean, "dirty": True}
+    assert environment.describe_code() == replace(clean, dirty=True)
 
 
 def test_code_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
-    assert environment.describe_code() == {
-        "version": harness.__version__,
-        "commit": None,
-        "dirty": None,
-    }
+    assert environment.describe_code() == Code(version=harness.__version__)
 
 
 def test_checkout_without_a_commit_has_none(checkout: Path) -> None:
     git(checkout, "init", "-q")
-    assert environment.describe_code()["commit"] is None
+    assert environment.describe_code().commit is None
 
 
 def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_TOKEN", "hunter2")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    found = environment.describe()
-    assert "hunter2" not in json.dumps(found, allow_nan=False)
-    assert found["variables"]["OMP_NUM_THREADS"] == "3"
-    assert found["software"]["packages"]["torch"]
-    assert found["hardware"]["usable_cores"] >= 1
-    assert found["hardware"]["memory_bytes"] > 2**28
+    described = environment.describe_environment()
+    assert "hunter2" not in json.dumps(asdict(described), allow_nan=False)
+    assert described.variables["OMP_NUM_THREADS"] == "3"
+    assert described.software.packages["torch"]
+    assert described.settings is not None
+    assert described.settings.threads >= 1
+    assert described.hardware.usable_cores >= 1
+    assert described.hardware.memory_bytes is not None
+    assert described.hardware.memory_bytes > 2**28
 
 
 def test_secrets_are_cut_out() -> None:
-    text = scrub("git+https://me:pw@host/x and s3cr3t-value", ["s3cr3t-value"])
+    text = redact_text("git+https://me:pw@host/x and s3cr3t-value", ["s3cr3t-value"])
     assert text == "git+https://[redacted]@host/x and [redacted]"

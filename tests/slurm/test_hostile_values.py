@@ -70,7 +70,7 @@ def test_a_sweep_whose_names_are_all_hostile(
     (record,) = read_records(results, name).values()
     assert (record.status, record.sweep) == ("done", name)
     assert record.rank0 is not None
-    assert record.rank0.environment["variables"]["HARNESS_HOSTILE"] == HOSTILE
+    assert record.rank0.environment.variables["HARNESS_HOSTILE"] == HOSTILE
     logs = harness("logs", record.trial.id, "--rank", "0", "--results", str(results))
     assert logs.code == 0
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -14,13 +14,14 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.launch.runner import Runner
+from harness.records.assignment import Assignment
 from harness.records.record import Failure, Record, read_record
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobListener
 from harness.slurm.packing import PackedArray, PackedJob, Packing
 from harness.slurm.submission import Submission
 from harness.spec import partitions
-from harness.spec.cell import Assignment, Trial
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep

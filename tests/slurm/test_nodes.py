@@ -109,4 +109,4 @@ def test_a_node_that_dies_is_excluded_from_the_retry(
     (record,) = wait_for_records(results, undisturbed).values()
     assert lost_with(record) == [("NodeFailure", "n2")]
     assert record.rank0 is not None
-    assert record.rank0.environment["variables"]["SLURM_JOB_NODELIST"] == "n1,spare"
+    assert record.rank0.environment.variables["SLURM_JOB_NODELIST"] == "n1,spare"

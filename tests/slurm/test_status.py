@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from harness.core.paths import Results, SweepFolder
-from harness.launch.sweep import lock
 from harness.records.record import Failure
+from harness.records.store import lock
 from harness.render.terminal.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions

@@ -31,7 +31,7 @@ DDP = {"strategy": "ddp", "world_size": 2}
 def slurm_variables(record: Record) -> dict[str, str]:
     """Return the environment variables of rank 0."""
     assert record.rank0 is not None
-    variables: dict[str, str] = record.rank0.environment["variables"]
+    variables = dict(record.rank0.environment.variables)
     return variables
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.records.restore import restore
+from harness.records.decode import decode_value
 from harness.spec import sweep as spec
 from harness.spec.axes import AXES, DEFAULTS, Axes, axis_choices
 from harness.spec.cell import (
@@ -70,7 +70,7 @@ def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
     path = write(
         tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"num_threads": 2}
     )
-    program = "import sys, pathlib; from harness.spec import sweep; print(sweep.load(pathlib.Path(sys.argv[1])).cells[0].id)"
+    program = "import sys, pathlib; from harness.spec import sweep\nprint(sweep.load_sweep(pathlib.Path(sys.argv[1])).cells[0].id)"
     ids = {
         subprocess.run(
             [sys.executable, "-c", program, str(path)],
@@ -263,7 +263,7 @@ def test_whole_number_for_a_fraction_is_the_same_cell(tmp_path: Path) -> None:
 
 def test_id_survives_the_way_to_a_worker_and_back(tmp_path: Path) -> None:
     for trial in load(tmp_path, entry("distilbert")).trials():
-        back = restore(Trial, json.loads(json.dumps(asdict(trial))))
+        back = decode_value(Trial, json.loads(json.dumps(asdict(trial))))
         assert back.id == trial.id
         assert back.cell.label == trial.cell.label
 

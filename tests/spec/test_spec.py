@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.records.restore import restore
+from harness.records.decode import decode_value
 from harness.spec import sweep as spec
 from harness.spec.axes import Axes
 from harness.spec.cell import Length, Profiling
@@ -128,7 +128,7 @@ def test_two_labels_of_one_workload(tmp_path: Path) -> None:
 
 def test_sweep_survives_the_way_through_json(tmp_path: Path) -> None:
     sweep = load(tmp_path, matrix={"num_threads": [1, 2]}, exclude=[{"num_threads": 2}])
-    back = restore(Sweep, json.loads(json.dumps(asdict(sweep), default=str)))
+    back = decode_value(Sweep, json.loads(json.dumps(asdict(sweep), default=str)))
     assert [trial.id for trial in back.trials()] == [trial.id for trial in sweep.trials()]
     assert (back.source, back.excluded) == (sweep.source, sweep.excluded)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -18,6 +18,7 @@ from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_atomically
 from harness.measure.summary import summarize
+from harness.records.environment import Environment
 from harness.records.record import Evaluation, Record, write_record
 from harness.records.series import Series
 from harness.spec.cell import Cell
@@ -27,7 +28,7 @@ from tests.factories import ENVIRONMENT, make_record
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
 PLUGIN = [] if INSTALLED else ["-p", "harness.cli.pytest_plugin"]
 SEEDS = [0, 1, 2, 3, 4]
-OTHER_MACHINE = {**ENVIRONMENT, "hardware": {**ENVIRONMENT["hardware"], "cpu": "Other CPU"}}
+OTHER_MACHINE = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, cpu="Other CPU"))
 
 
 class Place:
@@ -96,7 +97,7 @@ def records(
     *,
     slower: float | Sequence[float] = 0.0,
     accuracy: float = 0.9,
-    environment: Mapping[str, Any] = ENVIRONMENT,
+    environment: Environment = ENVIRONMENT,
     bits: str = "",
 ) -> list[Record]:
     """Of each seed one, whose speed is known to a few thousandths; `slower` is of all or of each."""
@@ -108,7 +109,7 @@ def records(
 
 
 def _record(
-    cell: Cell, seed: int, slower: float, accuracy: float, environment: Mapping[str, Any], bits: str
+    cell: Cell, seed: int, slower: float, accuracy: float, environment: Environment, bits: str
 ) -> Record:
     made = make_record(cell, seed=seed)
     assert made.rank0 is not None

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
-from harness.spec.cell import Assignment, Cell, Length, Trial
+from harness.spec.cell import Cell, Length, Trial
 from harness.training.build import build_trial
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks

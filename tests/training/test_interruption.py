@@ -22,9 +22,9 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
+from harness.records.assignment import Assignment
 from harness.records.record import Failure, RankResult, read_rank_result, write_record
 from harness.spec import sweep as spec
-from harness.spec.cell import Assignment
 from harness.spec.validity import ValidityRules
 from harness.training import checkpoint, evaluate, train, worker
 from harness.training.order import BatchOrder

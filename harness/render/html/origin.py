@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.core.paths import SweepFolder
 from harness.hardware.roofline import device_of
+from harness.records.environment import Hardware, Software
 from harness.records.record import Record
 from harness.render.html.report import Report
 from harness.spec.sweep import Sweep, ready_sweeps
@@ -102,9 +103,11 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
         return
     described = record.rank0.environment
     settings: dict[str, Any] = {"device": device_of(record)}
-    settings |= _hardware_settings(described.get("hardware") or {})
-    settings |= _software_settings(described.get("software") or {})
-    for name, value in (described.get("variables") or {}).items():
+    settings |= _hardware_settings(described.hardware)
+    settings |= _software_settings(described.software)
+    if described.settings is not None:
+        settings |= asdict(described.settings)
+    for name, value in described.variables.items():
         if not name.startswith(PER_TRIAL_VARIABLES):
             settings[name] = value
     for name, value in settings.items():
@@ -113,23 +116,22 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _hardware_settings(hardware: Mapping[str, Any]) -> dict[str, Any]:
+def _hardware_settings(hardware: Hardware) -> dict[str, Any]:
     """Return the hardware's settings, its memory in GiB and its GPUs by their names."""
-    settings = dict(hardware)
-    gpus = settings.pop("gpus", [])
-    size = settings.pop("memory_bytes", None)
-    if isinstance(size, int):
-        settings["memory"] = f"{size / 2**30:.1f} GiB"
-    settings["GPUs"] = ", ".join(gpu.get("name", "?") for gpu in gpus)
+    settings = asdict(hardware)
+    del settings["gpus"], settings["memory_bytes"]
+    if hardware.memory_bytes is not None:
+        settings["memory"] = f"{hardware.memory_bytes / 2**30:.1f} GiB"
+    settings["GPUs"] = ", ".join(gpu.name for gpu in hardware.gpus)
     return settings
 
 
-def _software_settings(software: Mapping[str, Any]) -> dict[str, Any]:
+def _software_settings(software: Software) -> dict[str, Any]:
     """Return the software's settings and the versions of its packages.
 
     Torch is a setting already, with the build in its version: `2.11.0+cu128`.
     """
-    settings = dict(software)
+    settings = asdict(software)
     packages = settings.pop("packages", {})
     for name, version in packages.items():
         if name != "torch":
@@ -152,10 +154,9 @@ def recipe(report: Report) -> Recipe:
     for record in report.records:
         if record.rank0 is None:
             continue
-        code = record.rank0.environment.get("harness") or {}
-        commit = code.get("commit")
-        if commit:
-            had_changes[commit] = had_changes.get(commit, False) or bool(code.get("dirty"))
+        code = record.rank0.environment.code
+        if code is not None and code.commit:
+            had_changes[code.commit] = had_changes.get(code.commit, False) or bool(code.dirty)
     commits = list(had_changes)
     return Recipe(
         code=[f"{commit} {_cleanliness(dirty)}" for commit, dirty in had_changes.items()],
@@ -204,12 +205,12 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
 
 def _install_command(record: Record) -> str:
     """Return the command that installs the packages of a trial, in the versions that it had."""
-    software: Mapping[str, Any] = {}
-    if record.rank0:
-        software = record.rank0.environment.get("software", {})
-    versions = [f"{name}=={version}" for name, version in software.get("packages", {}).items()]
+    if record.rank0 is None:
+        return "pip install ."
+    software = record.rank0.environment.software
+    versions = [f"{name}=={version}" for name, version in software.packages.items()]
     command = ["pip", "install", ".", *versions]
-    build = str(software.get("torch", "")).partition("+")[2]  # `cu128` of `2.11.0+cu128`
+    build = software.torch.partition("+")[2]  # `cu128` of `2.11.0+cu128`
     if build:
         command += ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
     return shlex.join(command)

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from harness.analysis.compare import Comparison, Side
 from harness.core.paths import Results, write_atomically
 from harness.hardware.roofline import machine_of
-from harness.records.environment import scrub, secrets
+from harness.records.environment import redact_text, secret_values
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
@@ -84,9 +84,9 @@ def render(report: Report) -> str:
         lacking=lacking,
         style=Markup(loader.get_source(templates, "report.css")[0]),
     )
-    secret_texts = secrets()
+    secret_texts = secret_values()
     escaped = [str(escape(secret)) for secret in secret_texts]
-    return scrub(text, [*secret_texts, *escaped])
+    return redact_text(text, [*secret_texts, *escaped])
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:
@@ -118,11 +118,11 @@ def _trial_counts(report: Report) -> str:
 
 def _hardware(record: Record) -> str:
     """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`."""
-    hardware = {}
-    if record.rank0:
-        hardware = record.rank0.environment.get("hardware", {})
-    parts = [str(hardware.get("cpu")), f"{hardware.get('usable_cores')} cores"]
-    gpus = Counter(gpu.get("name") for gpu in hardware.get("gpus", []))
+    if record.rank0 is None:
+        return "unknown hardware"
+    hardware = record.rank0.environment.hardware
+    parts = [hardware.cpu, f"{hardware.usable_cores} cores"]
+    gpus = Counter(gpu.name for gpu in hardware.gpus)
     parts += [f"{count} × {name}" for name, count in gpus.items()]
     return ", ".join(parts)
 

@@ -57,11 +57,11 @@ def _repeats(machine: Machine) -> str:
 
 def title(machine: Machine) -> str:
     if machine.device == "cuda":
-        names = [gpu["name"] for gpu in machine.hardware["gpus"]]
+        names = [gpu.name for gpu in machine.hardware.gpus]
         what = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
     else:
-        what = f"{machine.hardware['cpu']}, {machine.hardware['usable_cores']} cores"
-    return f"{what} · torch {machine.software['torch']}" + (" · quick" if machine.quick else "")
+        what = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
+    return f"{what} · torch {machine.software.torch}" + (" · quick" if machine.quick else "")
 
 
 def tables(machine: Machine) -> list[Table]:

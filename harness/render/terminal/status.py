@@ -21,8 +21,8 @@ from rich.text import Text
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
-from harness.launch.sweep import read_recorded_sweep
 from harness.records.record import read_record
+from harness.records.store import read_recorded_sweep
 from harness.render.format import counted, duration
 from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table

@@ -15,7 +15,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
 from harness.core.ports import node_address
 from harness.core.processes import output_lines
-from harness.records.restore import restore
+from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.clock import serve_clock
 from harness.slurm.doctor.node import NodeReport
@@ -24,6 +24,9 @@ from harness.spec.cluster import Profile
 
 STEP_SECONDS = 120.0  # that the reports may take
 LABELED_LINE = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")  # as srun prints it with --label
+
+EXAMINATION_FORMAT = FileFormat(name="report of a doctor's job")
+NODE_REPORT_FORMAT = FileFormat(name="report of a node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ def lead(folder: str, profile: Profile) -> None:
 
 def read_examination(folder: Path) -> Examination:
     """Read what the job has left."""
-    return restore(Examination, json.loads(report_path(folder).read_text(encoding="utf-8")))
+    return decode_file(Examination, report_path(folder), EXAMINATION_FORMAT)
 
 
 def examine_nodes(folder: Path, profile: Profile) -> Examination:
@@ -135,6 +138,6 @@ def _names_in(line: str, nodes: Sequence[str]) -> list[str]:
 def _parse_report(text: str) -> NodeReport | None:
     """Return the report that a line holds; None if it holds none, or that of another version of the harness."""
     try:
-        return restore(NodeReport, json.loads(text))
-    except (ValueError, TypeError, KeyError):
+        return decode_text(NodeReport, text, "a node", NODE_REPORT_FORMAT)
+    except BadInput:
         return None

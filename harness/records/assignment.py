@@ -1,0 +1,42 @@
+"""What a worker is told to do: the file `trial.json` in a trial's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.core.paths import write_atomically
+from harness.records.decode import FileFormat, decode_file
+from harness.records.environment import Code
+from harness.spec.cell import Profiling, Trial
+
+SCHEMA = "1.0"  # a gate's arm may run a worker of another revision than writes its assignment
+ASSIGNMENT_FORMAT = FileFormat(name="trial's assignment", schema=SCHEMA)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """One attempt at one trial, complete: a worker needs no other file to run it."""
+
+    schema: str = SCHEMA
+    trial: Trial
+    base_folder: str  # the folder that file names of user workloads are relative to
+    checkpoint: Literal["none", "best"] = "none"
+    profile: Profiling | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attempt: int = 1  # counted from 1
+    # What only the launcher knows: ranks need neither git nor MLflow.
+    code: Code | None = None
+    mlflow: str | None = None  # its version
+
+
+def write_assignment(path: Path, assignment: Assignment) -> None:
+    """Write what a worker will read."""
+    write_atomically(path, json.dumps(asdict(assignment), indent=1) + "\n")
+
+
+def read_assignment(path: Path) -> Assignment:
+    """Read what a worker is told; raises BadInput for a file that is missing, incomplete or damaged."""
+    return decode_file(Assignment, path, ASSIGNMENT_FORMAT)

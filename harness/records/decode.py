@@ -1,0 +1,308 @@
+"""Reads JSON that the harness has written back into its dataclasses, strictly and with one-line errors.
+
+Everything that is read from disk, from another process or from MLflow goes through here. Types must match exactly: a
+string is never taken for a number, nor 2.0 for a whole number. The only widening is that a whole number may stand where
+a fraction is expected, because JSON writers drop the `.0`.
+
+A file format has a schema, `MAJOR.MINOR`. A new field that has a default raises the minor number; everything else
+raises the major number. A file of the same major number can always be read: fields that it lacks take their defaults,
+and fields of a later minor number are ignored. In a file of our own or an earlier minor number an unknown field is
+damage, and an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from harness.core.errors import BadInput, did_you_mean, one_line
+
+T = TypeVar("T")
+
+# msgspec's names of types, in the words that our other errors use.
+TYPE_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "keys with values",
+    "null": "null",
+}
+JSON_TYPES: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+LOCATION = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
+WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]+)`(?P<length> of length \d+)?, got .*")
+MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+PATH_PART = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+LONGEST_VALUE = 60  # characters of a value that an error shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """A kind of JSON file: its name in errors, its schema, and what to do about a file that can't be read."""
+
+    name: str  # as in "not a valid record"
+    schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
+    remedy: str = ""  # as in "harness peak measures it again"
+
+    def error(self, source: object, problem: str) -> BadInput:
+        """Return the error for a problem in `source`, with the remedy."""
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return BadInput(f"{source}: {problem}{remedy}")
+
+
+def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
+    """Read the file at `path` as a `kind`; raises BadInput if it is missing, incomplete or of another schema."""
+    return decode_content(kind, read_json(path, file_format), str(path), file_format)
+
+
+def decode_text(kind: type[T], text: str | bytes, source: str, file_format: FileFormat) -> T:
+    """Decode `text`, which comes from `source`, as a `kind`; raises BadInput as `decode_file` does."""
+    return decode_content(kind, parse_json(text, source, file_format), source, file_format)
+
+
+def read_json(path: Path, file_format: FileFormat) -> Any:
+    """Return the JSON value in a file; raises BadInput if there is no such file or if it is no JSON."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        problem = f"can't be read as a {file_format.name}: {error.strerror or error}"
+        raise file_format.error(path, problem) from None
+    return parse_json(text, path, file_format)
+
+
+def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:
+    """Return the JSON value in a text; raises BadInput if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        problem = f"can't be read as a {file_format.name}: {one_line(error)}"
+        raise file_format.error(source, problem) from None
+
+
+def decode_content(kind: type[T], content: Any, source: str, file_format: FileFormat) -> T:
+    """Decode a JSON value that was read from `source` as a `kind`, its schema checked; raises BadInput."""
+    is_later_minor = False
+    if file_format.schema is not None:
+        is_later_minor = check_schema(content, source, file_format)
+        content = _with_our_schema(kind, content, file_format.schema)
+    try:
+        decoded: T = decode_value(kind, content, ignore_unknown_fields=is_later_minor)
+    except ValueError as error:
+        problem = f"not a valid {file_format.name}: {one_line(error)}"
+        raise file_format.error(source, problem) from None
+    return decoded
+
+
+def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
+    """Return whether a file is of a later minor schema than ours; raises BadInput for another major schema.
+
+    A schema that is a bare whole number, as files had before there were minor numbers, is that major number's first.
+    """
+    if file_format.schema is None:
+        raise ValueError(f"a {file_format.name} has no schema")
+    schema = content.get("schema") if isinstance(content, dict) else None
+    our_major, our_minor = _schema_numbers(file_format.schema) or (0, 0)
+    numbers = _schema_numbers(schema)
+    problem = f"schema: found {json.dumps(schema)}; allowed: {our_major}.x"
+    if numbers is None:
+        raise file_format.error(source, problem)
+    major, minor = numbers
+    if major > our_major:
+        problem += "; a newer version of the harness wrote it: upgrade this one"
+        raise BadInput(f"{source}: {problem}")
+    if major < our_major:
+        remedy = file_format.remedy or "read it with that version"
+        raise BadInput(f"{source}: {problem}; an older version of the harness wrote it: {remedy}")
+    return minor > our_minor
+
+
+def _with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    """Return the content with our schema, or with none where the dataclass has no such field."""
+    changed = dict(content)
+    del changed["schema"]
+    if any(field.name == "schema" for field in fields(kind)):
+        changed["schema"] = schema
+    return changed
+
+
+def _schema_numbers(schema: object) -> tuple[int, int] | None:
+    """Return the major and the minor number of a schema, None for what is no schema."""
+    if isinstance(schema, int) and not isinstance(schema, bool):
+        return schema, 0
+    match = re.fullmatch(r"(\d+)\.(\d+)", schema) if isinstance(schema, str) else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) -> Any:
+    """Return a JSON value, as `json.loads` gives it, as a `kind`.
+
+    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings, literals, optional values
+    and paths. It may also be a union of dataclasses, which their literal fields tell apart. Raises ValueError naming
+    the key, the value that was found and what is allowed.
+    """
+    kind = _union_member(kind, value)
+    try:
+        decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_path)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error), kind, value)) from None
+    if not ignore_unknown_fields:
+        expected = msgspec.to_builtins(decoded, enc_hook=str)
+        unknown = _unknown_field(value, expected)
+        if unknown is not None:
+            raise ValueError(unknown)
+    return decoded
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    """Decode the one type of ours that msgspec does not know."""
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"{kind} can't be read from JSON")
+
+
+def _union_member(kind: Any, value: Any) -> Any:
+    """Return the dataclass of a union that `value` belongs to, `kind` itself where it is no union of dataclasses.
+
+    msgspec decodes unions of at most one dataclass, so we choose: the first whose literal fields allow what `value`
+    has there. Raises ValueError if there is none.
+    """
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    members = [member for member in get_args(kind) if is_dataclass(member)]
+    if len(members) < 2 or not isinstance(value, Mapping):
+        return kind
+    for member in members:
+        if _literals_allow(member, value):
+            return member
+    names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    raise ValueError(f"found {_shown(value)}; allowed: {names}")
+
+
+def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
+    """Return whether each literal field of a dataclass allows what `value` has there, if it has anything."""
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is Literal and name in value and value[name] not in get_args(hint):
+            return False
+    return True
+
+
+def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
+    """Return what is wrong with the first key of `content` that `expected` has not.
+
+    `expected` is the same value decoded and encoded again, so it has every field that its dataclasses have.
+    """
+    if isinstance(content, dict) and isinstance(expected, Mapping):
+        for key, value in content.items():
+            if key not in expected:
+                return f"{path}{key}: unknown key; {did_you_mean(key, map(str, expected))}"
+            problem = _unknown_field(value, expected[key], f"{path}{key}.")
+            if problem is not None:
+                return problem
+    if isinstance(content, list) and isinstance(expected, Sequence):
+        for index, (value, decoded) in enumerate(zip(content, expected, strict=True)):
+            problem = _unknown_field(value, decoded, f"{path.removesuffix('.')}[{index}].")
+            if problem is not None:
+                return problem
+    return None
+
+
+def _explain(error: str, kind: Any, content: Any) -> str:
+    """Return msgspec's error as `KEY: found VALUE; allowed: …`."""
+    located = LOCATION.fullmatch(error)
+    assert located is not None
+    problem = located["problem"]
+    parts = _path_parts(located["path"] or "$")
+    missing = MISSING_FIELD.fullmatch(problem)
+    if missing:
+        return f"{_dotted([*parts, missing['field']])}: missing; it has no default"
+    key, value = _look_up(content, parts, problem)
+    prefix = f"{key}: " if key else ""
+    wrong_type = WRONG_TYPE.fullmatch(problem)
+    if wrong_type:
+        expected = wrong_type["expected"].split(" | ")
+        names = " or ".join(TYPE_NAMES.get(name, name) for name in expected)
+        return f"{prefix}found {_shown(value)}; allowed: {names}{wrong_type['length'] or ''}"
+    if problem.startswith("Invalid enum value"):
+        choices = _literal_choices(kind, parts)
+        return f"{prefix}found {_shown(value)}; {did_you_mean(value, choices)}"
+    return f"{prefix}{problem}"
+
+
+def _path_parts(path: str) -> list[str | int]:
+    """Return the keys and indexes in msgspec's path; `...` is any key of a mapping, which msgspec does not name."""
+    parts: list[str | int] = []
+    for match in PATH_PART.finditer(path.removeprefix("$")):
+        index = match["index"]
+        if match["field"] is not None:
+            parts.append(match["field"])
+        else:
+            parts.append(int(index) if index.isdigit() else index)
+    return parts
+
+
+def _look_up(content: Any, parts: Sequence[str | int], problem: str) -> tuple[str, Any]:
+    """Return the dotted key and the value at a path of `content`."""
+    wrong = problem.rpartition("got ")[2].strip("`")
+    key: list[str | int] = []
+    for part in parts:
+        step = part
+        if part == "..." and isinstance(content, dict):
+            step = _key_of_type(content, wrong)
+        key.append(step)
+        try:
+            content = content[step]
+        except (KeyError, IndexError, TypeError):
+            return _dotted(key), None
+    return _dotted(key), content
+
+
+def _key_of_type(mapping: Mapping[str, Any], type_name: str) -> str:
+    """Return the first key of a mapping whose value is of a type, by msgspec's name of it."""
+    for key, value in mapping.items():
+        if type(value) is JSON_TYPES.get(type_name):
+            return key
+    return "..."
+
+
+def _literal_choices(kind: Any, parts: Sequence[str | int]) -> list[str]:
+    """Return what the literal field at a path below a dataclass allows; nothing where the path leaves dataclasses."""
+    for part in parts:
+        members = [member for member in (kind, *get_args(kind)) if is_dataclass(member)]
+        if isinstance(part, str) and members:
+            kind = get_type_hints(members[0]).get(part)
+    literals = [kind, *get_args(kind)]
+    return [
+        str(choice)
+        for literal in literals
+        if get_origin(literal) is Literal
+        for choice in get_args(literal)
+    ]
+
+
+def _dotted(parts: Sequence[str | int]) -> str:
+    """Return `ranks[0].host` for ["ranks", 0, "host"]."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
+    return one_line(json.dumps(value, default=str), LONGEST_VALUE)

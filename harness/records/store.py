@@ -1,0 +1,144 @@
+"""Recorded sweeps on disk: listing them, reading them back, and locking one while it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.core.errors import BadInput, did_you_mean
+from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.records.decode import (
+    FileFormat,
+    check_schema,
+    decode_content,
+    decode_value,
+    read_json,
+)
+from harness.records.record import Record, read_record_if_exists
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
+
+LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
+SCHEMA = "1.0"  # of sweep.json
+SWEEP_FORMAT = FileFormat(name="sweep", schema=SCHEMA, remedy="harness run writes it anew")
+
+
+def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
+    """Write what a sweep asks for, and the ids of its trials for readers that know nothing of cells."""
+    content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
+    content["trials"] = [trial.id for trial in sweep.trials()]
+    write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
+
+
+def recorded_sweep_names(results: Results) -> list[str]:
+    """Return the names of all sweeps that have run or were submitted, sorted."""
+    names = []
+    for path in results.runs.glob("*/sweep.json"):
+        content = read_spec_content(path)
+        names.append(content.get("name", path.parent.name))
+    return sorted(names)
+
+
+def read_recorded_spec(results: Results, name: str) -> Sweep:
+    """Read the sweep of that name as it was asked for when it ran; raises BadInput."""
+    folder = results.sweep_folder(name)
+    if not folder.spec_path.exists():
+        names = recorded_sweep_names(results)
+        if names:
+            hint = did_you_mean(name, names)
+        else:
+            hint = "there are none; --results or HARNESS_RESULTS says where"
+        raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
+    content = read_spec_content(folder.spec_path)
+    content.pop("trials", None)  # they follow from the cells, seeds and repeats
+    return decode_content(Sweep, content, str(folder.spec_path), SWEEP_FORMAT)
+
+
+def read_spec_content(path: Path) -> dict[str, Any]:
+    """Return the keys of a `sweep.json` as they are in the file; raises BadInput."""
+    content = read_json(path, SWEEP_FORMAT)
+    if not isinstance(content, dict):
+        raise SWEEP_FORMAT.error(path, "can't be read as a sweep: found no keys; allowed: keys")
+    return content
+
+
+def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
+    """Read the cells of a sweep that has run, without its records; raises BadInput."""
+    content = read_spec_content(folder.spec_path)
+    is_later_minor = check_schema(content, str(folder.spec_path), SWEEP_FORMAT)
+    try:
+        cells: list[Cell] = decode_value(
+            list[Cell], content.get("cells"), ignore_unknown_fields=is_later_minor
+        )
+    except ValueError as error:
+        raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: cells{error}") from None
+    return cells
+
+
+def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record]]:
+    """Read a sweep that has run, and the records of those of its trials that have one; raises BadInput."""
+    sweep, folder = read_recorded_spec(results, name), results.sweep_folder(name)
+    records = []
+    for trial in sweep.trials():
+        record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+        if record is not None:
+            records.append(record)
+    return sweep, records
+
+
+@contextmanager
+def lock(folder: SweepFolder) -> Iterator[None]:
+    """Hold a sweep for this process alone; raises BadInput if another process holds it.
+
+    The kernel releases the lock however this process ends.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = folder.lock_path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
+    with file:
+        _acquire(file, folder)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _acquire(file: TextIO, folder: SweepFolder) -> None:
+    """Lock the file; raises BadInput if another process holds it for longer than `is_locked` does."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                owner = file.read().strip()
+                raise BadInput(
+                    f"{folder.path}: process {owner} is running this sweep; wait until it ends"
+                ) from None
+        except OSError as error:
+            raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
+        time.sleep(LOCK_TIMEOUT / 10)
+
+
+def is_locked(folder: SweepFolder) -> bool:
+    """Return whether a process of this machine is running the sweep."""
+    if not folder.lock_path.exists():
+        return False
+    with folder.lock_path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks: `lock` refuses to run trials there
+            return False
+    return False

@@ -1,0 +1,162 @@
+"""Files are decoded exactly as their types say, or refused in one line that says where and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.records.decode import FileFormat, decode_file, decode_text, decode_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    kind: Literal["leaf"] = "leaf"
+    path: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twig:
+    kind: Literal["twig"] = "twig"
+    leaves: tuple[Leaf, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    schema: str = "2.1"
+    rings: int
+    height: float = 1.0
+    season: Literal["summer", "winter"] = "summer"
+    evergreen: bool = False
+    twig: Twig | None = None
+    names: Sequence[str] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rings < 0:
+            raise ValueError(f"rings: found {self.rings}; allowed: 0 or more")
+
+
+TREE_FORMAT = FileFormat(name="tree", schema="2.1", remedy="plant a new one")
+TREE = Tree(rings=3, height=2.5, twig=Twig(leaves=(Leaf(), Leaf(path=Path("c")))), names=["oak"])
+
+
+def test_what_was_written_comes_back_equal() -> None:
+    text = json.dumps(asdict(TREE), default=str)
+    assert decode_text(Tree, text, "tree.json", TREE_FORMAT) == TREE
+
+
+def test_whole_number_may_stand_for_a_fraction() -> None:
+    tree = decode_value(Tree, {"rings": 3, "height": 2})
+    assert isinstance(tree.height, float)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"rings": "3"}, 'rings: found "3"; allowed: a whole number'),
+        ({"rings": 3.0}, "rings: found 3.0; allowed: a whole number"),
+        ({"rings": True}, "rings: found true; allowed: a whole number"),
+        ({"rings": None}, "rings: found null; allowed: a whole number"),
+        ({"height": "2"}, 'height: found "2"; allowed: a number'),
+        ({"height": True}, "height: found true; allowed: a number"),
+        ({"evergreen": 1}, "evergreen: found 1; allowed: true or false"),
+        (
+            {"season": "sumer"},
+            "season: found \"sumer\"; did you mean 'summer'? allowed: summer, winter",
+        ),
+        ({"names": "oak"}, 'names: found "oak"; allowed: a list'),
+        ({"names": ["oak", 3]}, "names[1]: found 3; allowed: text"),
+        ({"shares": {"a": 0.5, "b": "much"}}, 'shares.b: found "much"; allowed: a number'),
+        ({"twig": 3}, "twig: found 3; allowed: keys with values or null"),
+        ({"twig": {"leaves": [{"kind": "root"}]}}, 'twig.leaves[0].kind: found "root"; '),
+        ({"twig": {"leaves": [{"color": "red"}]}}, "twig.leaves[0].color: unknown key; "),
+        ({"ring": 3}, "ring: unknown key; did you mean 'rings'? allowed: "),
+        ({"rings": -1}, "rings: found -1; allowed: 0 or more"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_with_its_key(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        decode_value(Tree, {"rings": 3, **change})
+    assert str(raised.value).startswith(problem)
+
+
+def test_missing_key_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^rings: missing; it has no default$"):
+        decode_value(Tree, {})
+
+
+def test_unions_are_told_apart_by_their_literal_fields() -> None:
+    assert decode_value(Leaf | Twig, {"kind": "twig"}) == Twig()
+    assert decode_value(Leaf | Twig, {}) == Leaf()
+    with pytest.raises(ValueError, match=r'found {"kind": "root"}; allowed: Leaf or Twig'):
+        decode_value(Leaf | Twig, {"kind": "root"})
+
+
+def test_error_names_file_key_and_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    path.write_text('{"schema": "2.1", "rings": "x"}', encoding="utf-8")
+    with pytest.raises(BadInput) as raised:
+        decode_file(Tree, path, TREE_FORMAT)
+    assert str(raised.value) == (
+        f'{path}: not a valid tree: rings: found "x"; allowed: a whole number; plant a new one'
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b'{"rings": 3', b"\xff\xfe", b'{"rings": NaN}'], ids=str)
+def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tree.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"can't be read as a tree: .*; plant a new one$"):
+        decode_file(Tree, path, TREE_FORMAT)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"tree.json: can't be read as a tree: No such file"):
+        decode_file(Tree, tmp_path / "tree.json", TREE_FORMAT)
+
+
+class TestSchema:
+    """Of a file, against our 2.1."""
+
+    @pytest.mark.parametrize("schema", ["2.0", "2.1", 2, "2.7"])
+    def test_of_the_same_major_number_is_read(self, schema: object) -> None:
+        text = json.dumps({"schema": schema, "rings": 3})
+        assert decode_text(Tree, text, "tree.json", TREE_FORMAT) == Tree(rings=3)
+
+    def test_of_a_later_minor_number_may_have_unknown_keys(self) -> None:
+        text = json.dumps({"schema": "2.2", "rings": 3, "roots": 4, "twig": {"bark": "rough"}})
+        assert decode_text(Tree, text, "tree.json", TREE_FORMAT) == Tree(rings=3, twig=Twig())
+
+    @pytest.mark.parametrize("schema", ["2.0", "2.1"])
+    def test_of_ours_or_an_earlier_minor_number_may_not(self, schema: str) -> None:
+        text = json.dumps({"schema": schema, "rings": 3, "roots": 4})
+        with pytest.raises(BadInput, match="not a valid tree: roots: unknown key"):
+            decode_text(Tree, text, "tree.json", TREE_FORMAT)
+
+    def test_of_a_newer_major_number_asks_for_an_upgrade(self) -> None:
+        with pytest.raises(BadInput) as raised:
+            decode_text(Tree, '{"schema": "3.0"}', "tree.json", TREE_FORMAT)
+        assert str(raised.value) == (
+            'tree.json: schema: found "3.0"; allowed: 2.x; a newer version of the harness wrote it: upgrade this one'
+        )
+
+    @pytest.mark.parametrize("schema", ["1.9", 1])
+    def test_of_an_older_major_number_names_the_remedy(self, schema: object) -> None:
+        with pytest.raises(BadInput) as raised:
+            decode_text(Tree, json.dumps({"schema": schema}), "tree.json", TREE_FORMAT)
+        assert str(raised.value) == (
+            f"tree.json: schema: found {json.dumps(schema)}; allowed: 2.x; an older version of the harness wrote it:"
+            " plant a new one"
+        )
+
+    @pytest.mark.parametrize("content", [{}, [], 3, {"schema": True}, {"schema": "new"}], ids=str)
+    def test_that_is_missing_is_refused(self, content: object) -> None:
+        with pytest.raises(BadInput, match=r"schema: found .*; allowed: 2\.x; plant a new one$"):
+            decode_text(Tree, json.dumps(content), "tree.json", TREE_FORMAT)
