@@ -1,7 +1,14 @@
-"""One rank of one arm of a gate: trains so many steps when it is its arm's turn, and waits meanwhile.
+"""One rank of one arm of a gate: trains when it is its arm's turn, and waits meanwhile.
 
-Started as `torchrun -m harness.gate.turn_worker FOLDER SOCKET ARM`. It speaks JSON lines over the socket, so
-that the arm can be of another revision than the process that gives the turns.
+Started as `torchrun -m harness.gate.turn_worker FOLDER SOCKET ARM`. It speaks JSON lines over the
+socket, so that the arm can be of another revision than the process that gives the turns. A rank
+sends
+
+- `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
+- `{"ready": true}` when it is built,
+- `{"seconds": [...], "losses": DIGEST}` when a turn is over, and `{"failure": TEXT}` when it fails,
+
+and receives `{"steps": N}` for each turn. It ends when the connection is cut.
 """
 
 from __future__ import annotations
@@ -72,7 +79,10 @@ class TakingTurns(Hooks):
         return min(stop, state.step + self._steps_left)
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
-        """Report the times of a turn that is over, and a digest of its losses."""
+        """Report the step times of a turn that is over, in seconds, and a digest of its losses.
+
+        By the digest the gate sees whether its arms compute the same thing to the last bit.
+        """
         self._steps_left -= segment.steps
         if self._steps_left:
             return

@@ -1,4 +1,8 @@
-"""Builds all that a trial trains with, from what its axes say."""
+"""Builds all that a trial trains with, from what its axes say.
+
+This is the one place where axes, workload, strategy and device come together. It reads from top to
+bottom in the order in which things happen, since that order decides who draws which random numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,27 +37,32 @@ from workloads.base import Splits, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class TrialParts:
-    """What one rank of a trial trains with. Only what the parts hold changes, never which they are."""
+    """What one rank of a trial trains with.
 
-    assignment: Assignment
-    folder: TrialFolder
+    The parts change inside as training goes on, but which parts they are never does.
+    """
+
+    assignment: Assignment  # which trial this is, and what else the worker is asked to do
+    folder: TrialFolder  # where all files of the trial go
     mesh: ParallelMesh
     workload: Workload
-    splits: Splits
-    order: BatchOrder
-    loader: Iterable[Fetched]  # batches from where `order` is to the end of its epoch
+    splits: Splits  # the training and the test samples
+    order: BatchOrder  # which samples make up which batch
+    # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
+    loader: Iterable[Fetched]
     strategy: Strategy
-    model: nn.Module  # without the strategy's wrapper: what is evaluated, saved and digested
-    parameter_count: int
+    # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
+    model: nn.Module
+    parameter_count: int  # over all ranks
     compiler: Compiler
     optimizer: Optimizer
     scaler: Scaler
-    train_step: TrainStep
-    clock: StepClock
-    telemetry: Telemetry
-    memory: PeakMemory
+    train_step: TrainStep  # all that happens in the timed region, besides fetching
+    clock: StepClock  # times the steps and their phases
+    telemetry: Telemetry  # watches the device and the host meanwhile
+    memory: PeakMemory  # counts from just before the model was built
     checkpointer: Checkpointer
-    total_steps: int  # optimizer steps of the whole trial
+    total_steps: int  # optimizer steps of the whole trial, over all attempts
 
     @property
     def axes(self) -> Axes:
@@ -68,12 +77,12 @@ def build_trial(
     mesh: ParallelMesh,
     state: TrainingState,
 ) -> TrialParts:
-    """Return all that a rank trains with, in the state of the trial's newest checkpoint if it has one.
+    """Return all that a rank trains with, in the state of the trial's newest checkpoint.
 
-    `state` gets the checkpoint's content, and the seconds of the phases "data" and "build". Raises BadInput
-    and NotApplied for settings that can't be had with this workload or on this device, and BadCheckpoint.
-
-    The order of what happens here is part of the result: it decides who draws which random numbers.
+    Every rank must call this, as ranks communicate. `state` is filled from the checkpoint, if the
+    trial has one, and gets the seconds of the phases "data" and "build". Raises BadInput and
+    NotApplied for settings that are impossible with this workload or on this device, and
+    BadCheckpoint.
     """
     cell, seed = assignment.trial.cell, assignment.trial.seed
     axes = cell.axes
@@ -89,11 +98,13 @@ def build_trial(
     )
     with state.timed("build"):
         _check_device(axes, mesh)
+        # From here on memory counts: the data is loaded, the model is not built yet.
         memory = PeakMemory(mesh.device)
         apply_matmul_precision(axes, mesh.device)
-        seed_everything(seed)  # the same at every rank: FSDP2 shards what each rank has built
+        # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
+        seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
-        # Counted now, as a sharded parameter counts its own rank's elements only.
+        # Counted before the strategy may shard parameters, which then count this rank's elements.
         parameter_count = sum(parameter.numel() for parameter in model.parameters())
         clock = step_clock(mesh.device)
         strategy = strategy_class(axes.strategy)(axes, mesh)
@@ -103,6 +114,7 @@ def build_trial(
         schedule = make_schedule(workload, optimizer, axes, total_steps)
         scaler = Scaler(axes, mesh.device)
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
+        # From here on ranks draw different numbers, for dropout on different samples.
         seed_everything(seed, mesh.dp_rank)
         train_step = TrainStep(
             module=training_module,
@@ -152,6 +164,7 @@ def build_trial(
 
 
 def _check_device(axes: Axes, mesh: ParallelMesh) -> None:
+    """Raise NotApplied for a setting that does nothing without a GPU."""
     setting = setting_that_needs_gpu(axes)
     if setting is not None and mesh.device.type != "cuda":
         raise NotApplied(f"{setting}; needed: a GPU")
@@ -160,7 +173,8 @@ def _check_device(axes: Axes, mesh: ParallelMesh) -> None:
 def _rehearse(parts: TrialParts, state: TrainingState) -> None:
     """Compute the forward and backward of one micro-batch and drop the gradients.
 
-    It runs before a checkpoint is loaded, and what it changes (random numbers, buffers) is overwritten then.
+    A strategy that arranges itself in its first step needs this before a checkpoint is loaded. What
+    it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
     """
     share = range(parts.mesh.micro_batch_size(parts.axes))
     batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)

@@ -1,4 +1,13 @@
-"""Checkpoints: weights as safetensors, the rest loadable with `weights_only=True`; whole or not there at all."""
+"""Checkpoints, from which a trial goes on to the same bits as if it had never stopped.
+
+A checkpoint is a folder `step-N` with two files. `model.safetensors` has the unsharded weights, for
+whoever wants to use the model. `state.pt` has all else: the optimizer's and the schedule's state,
+and for each rank what that rank has of its own, its random numbers among them. It contains plain
+values and tensors only, so that torch loads it with `weights_only=True`, which runs no code.
+
+A checkpoint is whole or not there at all: it is written aside and renamed. Nothing in it depends on
+how parameters were sharded, but ranks must be as many as they were.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +43,21 @@ STATE_FILE = "state.pt"
 
 @dataclass(kw_only=True)
 class Checkpointer:
-    """Saves and restores all that decides how a trial goes on; every rank must take part in both."""
+    """Saves and restores all that decides how a trial goes on; every rank must call both."""
 
-    folder: TrialFolder
+    folder: TrialFolder  # where checkpoints are looked for
     mesh: ParallelMesh
-    strategy: Strategy
+    strategy: Strategy  # which knows how model and optimizer are sharded
     model: nn.Module  # without the strategy's wrapper
     optimizer: Optimizer
-    schedule: LRScheduler | None
-    scaler: Scaler
+    schedule: LRScheduler | None  # None for a constant learning rate
+    scaler: Scaler  # whose loss scale goes on from where it was
 
     def save(self, folder: Path, state: TrainingState, interrupted_by: str | None = None) -> None:
-        """Leave `folder/step-N` as the only checkpoint in `folder`."""
+        """Leave `folder/step-N` as the only checkpoint in `folder`.
+
+        `interrupted_by` is the name of the signal that asked for it, None for one taken in passing.
+        """
         weights = self.strategy.full_weights(self.model)
         content = {
             "step": state.step,
@@ -71,10 +83,13 @@ class Checkpointer:
         }
 
     def resume(self, state: TrainingState, rehearse: Callable[[], None]) -> None:
-        """Take up the trial's newest checkpoint, if it has one: fills `state` and all that was built.
+        """Restore the trial's newest checkpoint, if it has one.
 
-        `rehearse()` computes a forward and a backward, and drops the gradients; see
-        `Strategy.needs_rehearsal`. Raises BadCheckpoint.
+        It goes into `state` and into all that this object was made with.
+
+        `state` also gets the interruption that this puts an end to. `rehearse()` computes a forward
+        and a backward, and drops the gradients: `Strategy.needs_rehearsal` says what for. Raises
+        BadCheckpoint.
         """
         newest_path = newest(self.folder.best_checkpoints, self.folder.resume_checkpoints)
         # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
@@ -95,7 +110,7 @@ class Checkpointer:
         state.interruptions.append(interruption)
 
     def _restore(self, path: Path) -> dict[str, Any]:
-        """Put back weights, buffers, optimizer, schedule, loss scale and random numbers; return this rank's part."""
+        """Put back all that was built as it was; return what this rank has of its own."""
         try:
             weights = load_file(path / WEIGHTS_FILE)
             content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
@@ -103,6 +118,7 @@ class Checkpointer:
         except Exception as error:
             raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
         self.strategy.load_full_weights(self.model, weights)
+        # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
             buffer.copy_(rank_content["buffers"][name])
         self.strategy.load_full_optimizer_state(self.model, self.optimizer, content["optimizer"])
@@ -114,7 +130,10 @@ class Checkpointer:
 
 
 def newest(*folders: Path) -> Path | None:
-    """Return the whole checkpoint with the most steps in any of `folders`, None if there is none."""
+    """Return the checkpoint with the most steps in any of `folders`, None if there is none.
+
+    A checkpoint that is not whole is passed over.
+    """
     checkpoints = []
     for folder in folders:
         checkpoints += [path for path in folder.glob("step-*") if _is_whole(path)]
@@ -122,10 +141,11 @@ def newest(*folders: Path) -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether both files can be opened.
+    """Return whether both files of a checkpoint can be opened.
 
-    A file system that lost power may cut files off, or fill them with zeros. The index of a safetensors file
-    is at its start and says how long the file is; that of a zip file, as `torch.save` writes, is at its end.
+    A file system that lost power may cut files off, or fill them with zeros. The index of a
+    safetensors file is at its start and says how long the file is. That of a zip file, which is
+    what `torch.save` writes, is at its end.
     """
     try:
         with safe_open(path / WEIGHTS_FILE, framework="pt"):
@@ -137,7 +157,11 @@ def _is_whole(path: Path) -> bool:
 def _write(
     folder: Path, name: str, weights: dict[str, torch.Tensor], content: dict[str, Any]
 ) -> None:
-    """Write a checkpoint aside, flush it to the disk, rename it into place, and remove all others."""
+    """Write a checkpoint aside and rename it into place, then remove all others of the folder.
+
+    It is flushed to the disk first, or a loss of power could leave the new name without its content
+    after the old checkpoint is gone.
+    """
     aside, path = folder / f".{name}", folder / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -1,4 +1,9 @@
-"""Evaluation over the exact test set: no sample twice, none lost, at any number of ranks."""
+"""Evaluation over the exact test set: no sample twice, none lost, at any number of ranks.
+
+A padded or truncated test set, which is what torch's DistributedSampler gives, would make metrics
+depend on the number of ranks. So each rank evaluates its share, and rank 0 computes the metrics
+from all rows in the order of the samples.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +37,9 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
-    Every rank calls `should_continue` after each PASSES_BETWEEN_CHECKS forward passes; if it returns False,
-    the evaluation is given up and None returned. `model` is the one without the strategy's wrapper. Raises
+    Every rank must call this. `model` is the one without the strategy's wrapper; it is left in
+    training mode. After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
+    `should_continue`; if that returns False, the evaluation is given up and None returned. Raises
     NotApplied if the workload doesn't return one row for each sample.
     """
     strategy.before_evaluation(model)
@@ -41,8 +47,8 @@ def evaluate(
     indices = mesh.test_share(len(samples))
     batch_size = max(1, mesh.rank_batch_size(axes))
     all_rows = []
-    # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a forward pass is
-    # collective: a rank that has run out repeats sample 0 and drops the result.
+    # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a
+    # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
     passes = range(0, mesh.largest_test_share(len(samples)), batch_size)
     for number, start in enumerate(passes, start=1):
         batch_indices = indices[start : start + batch_size]
@@ -67,7 +73,8 @@ def evaluate(
 def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Tensor:
     """Return the rows of all ranks in the order of the samples, shape (samples, columns), float64.
 
-    `shares` has each rank's sample indices and its rows, None for a rank without samples.
+    `shares` has each rank's sample indices and its rows, None for a rank without samples. Raises
+    NotApplied unless there is exactly one row for each of `count` samples.
     """
     indices = np.concatenate([share_indices for share_indices, _ in shares])
     rows = np.concatenate([share_rows for _, share_rows in shares if share_rows is not None])

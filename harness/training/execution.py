@@ -1,4 +1,9 @@
-"""torch.compile as the axes say, what it did, and the proof that it did something."""
+"""torch.compile as the axes say, what it did, and the proof that it did something.
+
+torch.compile falls back to eager without an error where it finds nothing to compile. A trial that
+asked for it and was not compiled must fail rather than leave an eager number under another name, so
+torch's own counters are read after each segment of training.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,16 @@ from harness.spec.axes import Axes
 
 # The axis `dynamic` as torch.compile takes it; None is torch's own rule.
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
+# Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 
 
 class Compiler:
-    """Compiles a model and counts what is compiled in this process; for eager, it does nothing.
+    """Compiles a model, and counts what is compiled in this process; for eager, it does nothing.
 
-    `cold_cache` is a folder of this rank's own, used if the axes ask for a cold cache.
+    `cold_cache` is a folder of this rank's own. If the axes ask for a cold cache, it is emptied and
+    used instead of the one that all trials share.
     """
 
     def __init__(self, axes: Axes, cold_cache: Path) -> None:
@@ -54,6 +61,7 @@ class Compiler:
         return cast(nn.Module, compiled)
 
     def _count_compilations(self) -> None:
+        """Have torch report the start and the end of each compilation, wherever it happens."""
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
         on_compile_start(self._on_compile_start)
@@ -61,7 +69,7 @@ class Compiler:
 
     def _on_compile_start(self, compilation: Any) -> None:
         self._compile_start = time.perf_counter()
-        # An id ends in /N for the frame's compilation N: the second one of a frame is a recompilation.
+        # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
         is_dynamo = (
             compilation.callback_trigger.name == "DYNAMO"
@@ -73,7 +81,11 @@ class Compiler:
         self.seconds += time.perf_counter() - self._compile_start
 
     def account(self) -> Compiled | None:
-        """Return what was compiled so far, None for eager; raises NotApplied if nothing was, or not as asked."""
+        """Return what was compiled so far, None for eager.
+
+        Raises NotApplied if no graph was compiled, and if a graph came from a cache that should
+        have been cold.
+        """
         if self._is_eager:
             return None
         from torch._dynamo.utils import counters
@@ -81,8 +93,8 @@ class Compiler:
         graphs = int(counters["stats"]["unique_graphs"])
         if not graphs:
             raise NotApplied(
-                "execution=compile had no effect: torch.compile compiled no graph; a model whose class has"
-                " its own forward (not a bare nn.Sequential) does compile under DDP and FSDP2"
+                "execution=compile had no effect: torch.compile compiled no graph; a model whose"
+                " class has its own forward (not a bare nn.Sequential) compiles under DDP and FSDP2"
             )
         cache_hits = int(counters["inductor"]["fxgraph_cache_hit"])
         if cache_hits and self.axes.cache == "cold":
@@ -101,6 +113,7 @@ class Compiler:
 
 
 def _use_empty_cache(folder: Path) -> None:
+    """Empty the folder, and have all compilers of this process cache there."""
     shutil.rmtree(folder, ignore_errors=True)
     for variable in CACHE_VARIABLES:
         os.environ[variable] = str(folder.absolute())

@@ -1,4 +1,8 @@
-"""What identifies the parameters that a trial ended with."""
+"""What identifies the parameters that a trial ended with.
+
+Two trials with the same digest have computed the same thing to the last bit, at any number of ranks
+and under any strategy: digests are over unsharded parameters.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor, nn
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the unsharded tensor on the CPU; every rank of a sharded tensor must call this."""
-    # Only a DTensor has this method. Asking for it spares the import of DTensor: a second of start-up.
+    # Only a DTensor has this method. To ask for the class would import it: a second of start-up.
     gather_shards = getattr(tensor, "full_tensor", None)
     if gather_shards is not None:
         tensor = gather_shards()
@@ -31,7 +35,8 @@ def digest_parameters(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        # A copy, because numpy pins the size of the memory that it shows, and FSDP2 frees its by resizing it.
+        # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
+        # FSDP2 frees its parameters by resizing theirs to nothing.
         values = full_tensor(parameter).clone(memory_format=torch.contiguous_format)
         digest.update(f"{name}\0{values.dtype}\0{tuple(values.shape)}\0".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())

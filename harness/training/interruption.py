@@ -1,4 +1,9 @@
-"""The signal that asks ranks to stop and leave a checkpoint. It is blocked: ranks look whether it has come."""
+"""The signal that asks ranks to stop and leave a checkpoint.
+
+It is blocked, so that it never strikes in the middle of a step or of a collective, where the other
+ranks would wait for ever. Ranks look between segments of training whether it is pending at any of
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,14 @@ SIGNAL = signal.SIGUSR2
 
 
 def block_signal() -> None:
-    """Keep the signal pending for this thread and for all that it starts: threads, loader workers, compilers.
+    """Keep the signal pending for this thread and for all that it starts.
 
-    Call it before a library starts a thread: in a thread that does not block it, the signal would end the
-    process.
+    That is threads, loader workers and compilers. Call it before a library starts a thread: where
+    any thread does not block the signal, it would be delivered there and end the process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
 
 
 def is_requested() -> bool:
-    """Return whether the signal has come."""
+    """Return whether the signal has come to this process; it stays pending, so it is seen again."""
     return SIGNAL in signal.sigpending()

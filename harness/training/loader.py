@@ -1,4 +1,9 @@
-"""How samples reach the loop: through a DataLoader, or from the device that they are already on."""
+"""How samples reach the loop: through a DataLoader, or from the device that they are already on.
+
+Either way, batches come in the order of a `BatchOrder`, together with the indices of their samples,
+from which the digest of the order is computed. What the loop trained on is digested, rather than
+what it was meant to train on.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,10 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
 from workloads.base import Batch, Samples
 
-# The samples' indices, the number of the worker that fetched them (NO_WORKER: this process), and the batch.
+# A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
+# them, and the batch itself.
 Fetched = tuple[list[int], int, Batch]
-NO_WORKER = -1
+NO_WORKER = -1  # fetched in this process
 
 
 def make_loader(
@@ -28,11 +34,14 @@ def make_loader(
 ) -> Iterable[Fetched]:
     """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
 
-    No setting of it moves the random numbers of training, as it has generators of its own. Raises NotApplied
-    for resident samples that can't be moved to the device.
+    It has generators of its own, seeded with `seed` and the rank, so that no setting of it moves
+    the random numbers of training. Raises NotApplied for resident samples that can't be moved to
+    `device`.
     """
     if axes.input == "resident":
         return _make_resident(samples, order, device)
+    # The sampler yields whole batches, which the data set fetches at once. By default, torch would
+    # fetch sample by sample and put them together.
     return _Loader(
         _BatchDataset(samples, seed, order.dp_rank),
         batch_sampler=_NumberedBatches(order),
@@ -46,7 +55,7 @@ def make_loader(
 
 
 class _NumberedBatches:
-    """The sampler of the DataLoader: the batches of an order, each with its number since the start of training."""
+    """The sampler of the DataLoader: yields (step since the start of training, indices)."""
 
     def __init__(self, order: BatchOrder) -> None:
         self.order = order
@@ -61,8 +70,8 @@ class _NumberedBatches:
 class _BatchDataset(Dataset[Any]):
     """The data set of the DataLoader: fetches a whole batch at once.
 
-    In a worker, a batch is fetched with random numbers that depend on its number only. So it does not matter
-    which worker fetches it, and how often workers were started.
+    In a worker, a batch is fetched with random numbers that depend on its step only. So it does not
+    matter which worker fetches it, and how often workers were started.
     """
 
     def __init__(self, samples: Samples, seed: int, dp_rank: int) -> None:
@@ -71,7 +80,7 @@ class _BatchDataset(Dataset[Any]):
         self.dp_rank = dp_rank
 
     def __getitems__(self, numbered_batch: tuple[int, list[int]]) -> Fetched:
-        """Return the batch, its indices and its worker; torch calls this with what the sampler yields."""
+        """Return what the sampler's entry asks for; torch calls this with one entry at a time."""
         number, indices = numbered_batch
         worker = get_worker_info()
         if worker is None:
@@ -81,6 +90,7 @@ class _BatchDataset(Dataset[Any]):
 
 
 def _seed_worker(seed: int) -> None:
+    """Seed all generators that samples may draw from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # torch.manual_seed would also seed the GPUs, which takes its time for each batch.
@@ -88,11 +98,15 @@ def _seed_worker(seed: int) -> None:
 
 
 def _identity(fetched: Any) -> Any:
+    """Stand in for torch's collate function, as a batch is complete already."""
     return fetched
 
 
 class _Loader(DataLoader[Any]):
-    """A DataLoader that may fork workers from a process with threads."""
+    """A DataLoader that can fork its workers from a process in which other threads are at work.
+
+    Before CPython 3.12, a worker that is forked while a thread registers itself hangs.
+    """
 
     def __iter__(self) -> Any:
         if self.num_workers and sys.version_info < (3, 12):

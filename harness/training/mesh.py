@@ -1,4 +1,10 @@
-"""How the ranks of a trial are arranged, and all that follows from it."""
+"""How the ranks of a trial are arranged, and all that follows from it.
+
+Today every rank is data-parallel, and this module is the only one that says so. Everybody else asks
+the mesh: who loads which share of a batch, who evaluates which samples, who must agree before
+training goes on. A dimension in which ranks work on the same samples, such as tensor or pipeline
+parallelism, would make `dp_size` smaller than the world and leave the mesh's callers as they are.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The arrangement of a trial's ranks on their devices: one dimension, in which all are data-parallel.
+    """The arrangement of a trial's ranks: one dimension, `dp`, in which all are data-parallel."""
 
-    Who loads which share of a global batch, and over which ranks gradients, metrics and decisions are
-    combined, is answered here and nowhere else. With a dimension in which ranks work on the same samples
-    (tensor or pipeline parallelism), `dp_size` would be smaller than the world, and its callers would not
-    change.
-    """
-
-    ranks: Ranks
-    device: torch.device  # of this rank
+    ranks: Ranks  # this rank among all of the world
+    device: torch.device  # this rank's own
 
     @property
     def dp_rank(self) -> int:
@@ -37,7 +37,7 @@ class ParallelMesh:
 
     @property
     def dp_size(self) -> int:
-        """Return the number of data-parallel ranks: into how many shares a global batch is cut."""
+        """Return the number of data-parallel ranks, into whose shares a global batch is cut."""
         return self.ranks.world_size
 
     @property
@@ -54,7 +54,10 @@ class ParallelMesh:
     # Shares of a global batch and of the test set
 
     def rank_batch_size(self, axes: Axes) -> int:
-        """Return the samples of an optimizer step at one rank; `conflict` has made sure that they come out even."""
+        """Return the samples of an optimizer step at one rank.
+
+        Cells whose batch size can't be shared out evenly are refused before anything starts.
+        """
         return axes.batch_size // self.dp_size
 
     def micro_batch_size(self, axes: Axes) -> int:
@@ -62,11 +65,14 @@ class ParallelMesh:
         return self.rank_batch_size(axes) // axes.grad_accum_steps
 
     def test_share(self, samples: int) -> list[int]:
-        """Return the indices of the test samples that this rank evaluates: i belongs to rank i modulo `dp_size`."""
+        """Return the indices of the test samples that this rank evaluates.
+
+        Sample i belongs to rank i modulo `dp_size`.
+        """
         return list(range(self.dp_rank, samples, self.dp_size))
 
     def largest_test_share(self, samples: int) -> int:
-        """Return how many of `samples` the rank with the most has; the ranks after it have one less."""
+        """Return how many test samples the rank with the most has: the quotient, rounded up."""
         return -(-samples // self.dp_size)
 
     # Communication. Without a process group, each is what it comes to for a single rank.
@@ -76,7 +82,10 @@ class ParallelMesh:
         return collectives.all_reduce_min(self.device, *values)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value at rank 0, by rank; an empty list at the other ranks."""
+        """Return every rank's value at rank 0, by rank; an empty list at the other ranks.
+
+        Values travel pickled, so this is for what is rare and small.
+        """
         return collectives.gather(value, self.ranks)
 
     def broadcast_from_rank_0(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The model as the axes ask for it, before a strategy takes it over, and batches in the form that it takes."""
+"""The model as the axes ask for it, apart from the strategy; and batches in the form it takes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
 from workloads.base import Batch, Workload
 
-IMAGE_DIMENSIONS = (
-    4  # of a batch of images, and of a convolution's kernels: the tensors with a channel order
-)
+# Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
+IMAGE_DIMENSIONS = 4
 
 
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
-    """Return the workload's model on `device`, with memory format and activation checkpointing applied.
+    """Return the workload's model on `device`, as the axes ask for it apart from the strategy.
 
-    Raises NotApplied if channels_last would change nothing.
+    That is the memory format and activation checkpointing. Raises NotApplied if channels_last would
+    change nothing.
     """
     model = workload.build_model().to(device)
     if axes.channels_last:
@@ -32,16 +32,17 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
 
 
 def _use_channels_last(model: nn.Module) -> None:
+    """Lay out the kernels of convolutions channels-last; raises NotApplied if there are none."""
     if not any(parameter.ndim == IMAGE_DIMENSIONS for parameter in model.parameters()):
         raise NotApplied("channels_last=true had no effect: the model has no convolution of images")
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _checkpoint_activations(layer: nn.Module) -> None:
-    """Have `layer` compute its activations again in backward.
+    """Have `layer` compute its activations again in backward, instead of keeping them.
 
-    Its `forward` is replaced rather than wrapped in a module, so that the names of parameters and the
-    structure of the model stay as they are.
+    Its `forward` is replaced, rather than the layer wrapped in a module, so that the names of
+    parameters and the structure of the model stay as they are.
     """
     forward = layer.forward
 
@@ -57,7 +58,10 @@ def must_place_batches(axes: Axes, device: torch.device) -> bool:
 
 
 def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
-    """Return the batch on `device`, in the memory format of the model."""
+    """Return the batch on `device`, in the memory format of the model.
+
+    Copies from page-locked memory run beside the host, which does not wait for them.
+    """
     if device.type != "cpu" and batch[0].device != device:
         batch = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
     if axes.channels_last:

@@ -1,4 +1,8 @@
-"""Optimizer, learning rate and schedule: the workload's recipe, or what the axes put in its place."""
+"""Optimizer, learning rate and schedule: the workload's recipe, or what the axes put in its place.
+
+Settings that are left at "recipe" are the workload's own, so that a sweep can change one of them
+and leave the others as they are.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,16 @@ OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-# What another optimizer takes over from the recipe's parameter groups. Weight decay goes to AdamW only: in SGD
-# and Adam it is added to the gradient, which is something else.
+# What another optimizer takes over from the recipe's parameter groups. Weight decay goes to AdamW
+# only: in SGD and Adam it is added to the gradient, which is something else.
 INHERITED_SETTINGS = {
     "sgd": ("params", "lr"),
     "adam": ("params", "lr"),
     "adamw": ("params", "lr", "weight_decay"),
 }
 EXTRA_SETTINGS: dict[str, dict[str, float]] = {"sgd": {"momentum": 0.9}, "adam": {}, "adamw": {}}
+# The axis optimizer_impl, as torch's optimizers take it: a loop over tensors, a few kernels over
+# lists of tensors, or one kernel.
 IMPLEMENTATIONS = {
     "recipe": {},
     "for-loop": {"foreach": False, "fused": False},
@@ -40,8 +46,9 @@ IMPLEMENTATIONS = {
 def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimizer:
     """Return the recipe's optimizer, or the axes' own over the same groups of parameters.
 
-    With lr_scaling=linear, k times the batch size means k times the learning rate (Goyal et al. 2017,
-    arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer doesn't have.
+    With lr_scaling=linear, k times the recipe's batch size means k times the learning rate (Goyal
+    et al. 2017, arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer
+    doesn't have.
     """
     optimizer = workload.optimizer(model)
     if axes.optimizer != "recipe":
@@ -73,7 +80,11 @@ def _replace_optimizer(recipe: Optimizer, axes: Axes) -> Optimizer:
 
 
 def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:
-    """Return the same optimizer with another implementation of its step."""
+    """Return the same optimizer with another implementation of its step.
+
+    It is made anew, because an optimizer checks what its implementation can do when it is made.
+    Raises NotApplied if it refuses, or takes no such arguments.
+    """
     flags = IMPLEMENTATIONS[implementation]
     groups = [{**group, **flags} for group in optimizer.param_groups]
     optimizer_class: Any = type(optimizer)
@@ -89,7 +100,11 @@ def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:
 def make_schedule(
     workload: Workload, optimizer: Optimizer, axes: Axes, steps: int
 ) -> LRScheduler | None:
-    """Return the schedule over `steps` optimizer steps, stepped after each; None for a constant rate."""
+    """Return the schedule over `steps` optimizer steps; None for a constant learning rate.
+
+    It is stepped after each optimizer step. Over the first share `lr_warmup` of the steps the rate
+    rises linearly, then it decays.
+    """
     if axes.lr_schedule == "recipe":
         return workload.schedule(optimizer, steps)
     if axes.lr_schedule == "one-cycle":
@@ -100,6 +115,7 @@ def make_schedule(
     decay = DECAYS[axes.lr_schedule]
 
     def scale(step: int) -> float:
+        """Return the factor of the peak learning rate at a step, counted from 0."""
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
         return decay((step - warmup_steps) / max(1, steps - warmup_steps))
@@ -119,5 +135,6 @@ def _tenth_after_each_third(done: float) -> float:
     return 0.1 ** int(3 * done)
 
 
-# By lr_schedule: the factor of the learning rate after a share of the steps that follow the warm-up.
+# The axis lr_schedule: the factor of the peak learning rate, by the share of the steps after the
+# warm-up that are done.
 DECAYS = {"constant": _constant, "cosine": _cosine, "step": _tenth_after_each_third}

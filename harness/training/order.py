@@ -1,4 +1,9 @@
-"""Which samples make up which global batch, and the digest that proves it. Imports no torch."""
+"""Which samples make up which global batch, and the digest that proves it. Imports no torch.
+
+Trials can be compared across strategies and numbers of ranks only if they trained on the same
+samples in the same order, in global batches of the same size. The order makes sure of it, and the
+digest is the evidence in each record.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,10 @@ from harness.core.errors import BadInput
 class BatchOrder:
     """This rank's share of each global batch of an epoch, as indices of training samples.
 
-    The global order depends on seed, epoch and global batch size only. An epoch is one permutation of the
-    samples, cut into global batches (an incomplete last one is dropped), each of which is cut into equal
-    shares for the data-parallel ranks. So the same samples make up the same batches at any number of ranks.
+    The global order depends on seed, epoch and global batch size only. An epoch is one permutation
+    of the samples, cut into global batches, of which an incomplete last one is dropped. Each batch
+    is cut into equal shares for the data-parallel ranks. So the same samples make up the same
+    batches at any number of ranks.
     """
 
     def __init__(
@@ -37,12 +43,15 @@ class BatchOrder:
         self.skip = 0  # batches at its start that are left out
 
     def seek(self, step: int) -> None:
-        """Make the batch of `step`, counted from the start of training, the next iteration's first."""
+        """Have the next iteration begin with the batch of `step`.
+
+        Steps are counted from 0 over all epochs.
+        """
         self.epoch, self.skip = divmod(step, self.steps)
 
     @property
     def next_step(self) -> int:
-        """Return the step, counted from the start of training, of the next iteration's first batch."""
+        """Return the step that the next iteration begins with, as `seek` counts them."""
         return self.epoch * self.steps + self.skip
 
     def __len__(self) -> int:
@@ -63,15 +72,18 @@ class BatchOrder:
 class OrderDigest:
     """A digest of which sample was at which position of the sequence of global batches.
 
-    Every pair of position and sample is hashed to 64 bits (splitmix64; Steele, Lea and Flood 2014), twice
-    with different constants, and the hashes are added modulo 2^64. Addition commutes, so the sums of all
-    ranks add up to a digest that does not depend on how many ranks there were.
+    Every pair of position and sample is hashed to 64 bits (splitmix64; Steele, Lea and Flood 2014),
+    twice with different constants, and the hashes are added modulo 2^64. Addition commutes, so the
+    sums of all ranks add up to a digest that does not depend on how many ranks there were.
     """
 
-    sums: tuple[int, int] = (0, 0)
+    sums: tuple[int, int] = (0, 0)  # of this rank's share, for either constant
 
     def add(self, order: BatchOrder, start_step: int, batches: Sequence[Sequence[int]]) -> None:
-        """Add the samples of this rank's share of consecutive batches, the first of which is `start_step`'s."""
+        """Add this rank's share of consecutive batches, which begin with that of `start_step`.
+
+        `batches` has the indices of the samples, shape (steps, samples of a share).
+        """
         if not batches:
             return
         samples = np.asarray(batches, dtype=np.uint64)  # shape (steps, share)

@@ -1,4 +1,9 @@
-"""The precision that the axes ask for: autocast, loss scaling, TensorFloat-32; and the proof that it was used."""
+"""The precision that the axes ask for, and the proof that it was used.
+
+A model may opt out of autocast, and a device may lack a type. A trial that asked for bf16 and
+computed in fp32 must fail rather than leave an fp32 number under another name. So before the first
+backward, the graph of the loss is searched for a tensor of the lower precision.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +51,10 @@ def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]
 
 
 def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` called under autocast; itself where there is none, as an idle context costs time."""
+    """Return `function` called under autocast, or itself in fp32.
+
+    An idle context would cost time in every step.
+    """
     context = autocast(axes, device)
     if isinstance(context, torch.autocast):
         wrapped: Callable[P, T] = context(function)
@@ -57,8 +65,9 @@ def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
     """Return whether anything that `loss` was computed from was a tensor of `dtype`.
 
-    This is read off the graph of its backward, which disturbs no computation. The graph ends at a compiled
-    graph, of which it shows what goes in, what comes out, and what is saved for backward.
+    This is read off the graph of its backward, which disturbs no computation. A compiled graph is
+    one node in it, of which can be seen what goes in, what comes out, and what is saved for
+    backward.
     """
     visited: set[Any] = set()
     pending: list[Any] = [loss.grad_fn]
@@ -81,9 +90,11 @@ def _has_type(tensors: Any, dtype: torch.dtype) -> bool:
 
 
 class Scaler:
-    """Backward and optimizer step; under fp16 with a loss scale, which falls where gradients overflow.
+    """Computes gradients and steps the optimizer; under fp16 with a loss scale.
 
-    The first backward raises NotApplied if nothing of its forward was computed in the precision of the axes.
+    The gradients of fp16 underflow to zero unless the loss is scaled up (Micikevicius et al. 2018,
+    arXiv:1710.03740). The scale falls where gradients overflow. All other precisions have the
+    exponents of fp32 and need no scale.
     """
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
@@ -94,7 +105,11 @@ class Scaler:
         self.skipped_steps = 0
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, times the loss scale if there is one."""
+        """Add the gradients of a loss, times the loss scale if there is one.
+
+        The first call raises NotApplied if nothing that the loss was computed from was in the
+        precision of the axes.
+        """
         if self.unproven is not None:
             self._check_precision(self.unproven, loss)
             self.unproven = None
@@ -109,9 +124,10 @@ class Scaler:
             )
 
     def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
-        """Step the optimizer with gradients of at most the norm; return whether it has moved parameters.
+        """Step the optimizer; return whether it has moved parameters.
 
-        Under a loss scale, it is skipped if gradients are not finite.
+        The norm of all gradients together is first clipped to `max_grad_norm`, None for no limit.
+        Under a loss scale, the step is skipped if gradients are not finite.
         """
         if max_grad_norm is not None:
             self._clip(optimizer, max_grad_norm)

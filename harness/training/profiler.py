@@ -1,4 +1,7 @@
-"""A torch.profiler trace of a few more training steps, taken once all that a trial records has been measured."""
+"""A torch.profiler trace of a few more training steps.
+
+Profiling slows training down, so it happens once all that a trial records has been measured.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ TABLE_ROWS = 30
 def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     """Train `steps` more steps, and leave a trace of them in the trial's folder.
 
-    `profile/rank<N>.json.gz` is a Chrome trace, `profile/rank<N>.txt` a table of the operators with the most
-    time of their own. Every rank must take part, and the model is another one afterwards. The learning rate
-    stays at its last: a schedule need not know what comes after its end.
+    `profile/rank<N>.json.gz` is a Chrome trace, `profile/rank<N>.txt` a table of the operators with
+    the most time of their own. Every rank must call this, and the model is another one afterwards.
+    The learning rate stays as it is: a schedule need not go on after its end.
     """
     trace_path = parts.folder.trace_path(parts.mesh.ranks.rank)
     on_gpu = parts.mesh.device.type == "cuda"
@@ -46,6 +49,7 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
 
 
 def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:
+    """Train as the loop does, and tell the profiler where each step ends."""
     train_step = replace(parts.train_step, schedule=None)
     batches = _batches_from(parts, start_step)
     for _ in range(steps):

@@ -1,4 +1,8 @@
-"""How far training has come, for those who watch a trial from outside."""
+"""How far training has come, for those who watch a trial from outside.
+
+The runner and `harness status` read the file. It is replaced by a rename, so that nobody reads half
+of it, but not flushed to the disk: a loss of power may take it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,21 @@ SECONDS_BETWEEN_REPORTS = 0.5  # of training, at least
 
 
 class Progress:
-    """The trial's progress file, which rank 0 replaces by a newer one from time to time."""
+    """The trial's progress file; `is_writer` is true at the one rank that writes it."""
 
     def __init__(self, path: Path, total_steps: int, *, is_writer: bool) -> None:
         self._path = path
         self._total_steps = total_steps
         self._is_writer = is_writer
         self._last_report = 0.0  # of training, on the monotonic clock
-        # The newest samples/s and loss, which stay in the file for as long as there are no newer ones.
+        # The newest samples/s and loss; they stay in the file until there are newer ones.
         self._pace: dict[str, float] = {}
 
     def report_training(self, step: int, samples_per_second: float, loss: float) -> None:
-        """Report a segment of training, unless the last report of one has just been written."""
+        """Report that a segment of training is over, unless another was reported just before.
+
+        Segments are short at the start of a trial, and where epochs are short.
+        """
         now = time.monotonic()
         if now - self._last_report <= SECONDS_BETWEEN_REPORTS:
             return

@@ -1,4 +1,8 @@
-"""Ranks: the only reader of their environment variables; process group, seeds, and what ranks tell each other."""
+"""Ranks: who this process is among them, how they find each other, and what they tell each other.
+
+This is the only module that reads the variables by which launchers number ranks. Everybody else is
+given a `Ranks`, so it does not matter which launcher started a trial.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,8 @@ class Ranks:
     def from_environment() -> Ranks:
         """Return what torchrun says, else what srun says of this step's tasks, else a single rank.
 
-        Of Slurm's variables it takes those of a step: a batch script sees the others too, and is no rank.
+        Of Slurm's variables it takes one that only steps have. A batch script has SLURM_PROCID too,
+        and is no rank.
         """
         is_slurm_step = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
         if is_slurm_step:
@@ -53,7 +58,7 @@ class Ranks:
         )
 
     def export(self) -> None:
-        """Set torchrun's variables, for libraries and workloads that read them under any launcher."""
+        """Set torchrun's variables, which libraries and workloads may read, under any launcher."""
         os.environ["RANK"] = str(self.rank)
         os.environ["LOCAL_RANK"] = str(self.local_rank)
         os.environ["WORLD_SIZE"] = str(self.world_size)
@@ -72,7 +77,10 @@ class Ranks:
 
 
 def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
-    """Return the rank's own device; raises BadInput if a GPU is requested and there is none for it."""
+    """Return the rank's own device, and make it the current one.
+
+    Raises BadInput if a GPU is requested, or there are GPUs, and there is none for this rank.
+    """
     if requested == "cpu":
         return torch.device("cpu")
     if requested == "auto" and not torch.cuda.is_available():
@@ -96,9 +104,10 @@ def process_group(
 ) -> Iterator[None]:
     """Join the other ranks for as long as the block lasts: with gloo on CPUs, with NCCL on GPUs.
 
-    `timeout` is how many seconds a rank waits for the others in a collective. If the block raises, the
-    process group is left as it is, as the other ranks may never come. A DDP object that outlives its process
-    group can hang for ever, so the block must drop model and optimizer.
+    `timeout` is how many seconds a rank waits for the others in a collective. If the block raises,
+    the process group is left as it is, as the other ranks may never come. A DDP object that
+    outlives its process group can hang for ever, so the block must drop model and optimizer before
+    it ends.
     """
     if not needed:
         yield
@@ -121,7 +130,7 @@ def process_group(
 
 
 def seed_everything(seed: int, *stream: int) -> None:
-    """Seed Python, NumPy and torch. Streams of one seed, such as ranks, are independent of each other."""
+    """Seed Python, NumPy and torch with `derive_seed(seed, *stream)`."""
     derived = derive_seed(seed, *stream)
     random.seed(derived)
     np.random.seed(derived % 2**32)
@@ -129,7 +138,10 @@ def seed_everything(seed: int, *stream: int) -> None:
 
 
 def derive_seed(seed: int, *stream: int) -> int:
-    """Return 63 bits that depend on all the numbers."""
+    """Return 63 bits that depend on all the numbers.
+
+    Streams of one seed, such as its ranks, are as independent of each other as seeds are.
+    """
     digest = hashlib.sha256(repr((seed, *stream)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -164,7 +176,7 @@ def gather(value: Any, ranks: Ranks) -> list[Any]:
 
 
 def broadcast_from_rank_0(value: Any) -> Any:
-    """Return rank 0's value at every rank."""
+    """Return rank 0's value at every rank; values travel pickled."""
     if not dist.is_initialized():
         return value
     values = [value]

@@ -1,4 +1,8 @@
-"""All that a rank knows of its trial's past. A checkpoint holds the whole of it, besides tensors."""
+"""All that a rank knows of its trial's past: what it has measured, and how far it has come.
+
+A checkpoint contains the whole of it, so a resumed trial's record tells of all its attempts. A
+failed trial's record has what was in it when the trial failed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from harness.training.order import OrderDigest
 
 @dataclass
 class TrainingState:
-    """How far a trial has come at one rank, over all of its attempts, and what was seen on the way."""
+    """How far a trial has come at one rank, over all of its attempts, and what it measured."""
 
     step: int = 0  # optimizer steps done
     losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
@@ -38,7 +42,11 @@ class TrainingState:
         return content
 
     def resume_from(self, content: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` returned in an earlier attempt; the phases of this one are kept as well."""
+        """Take over what `to_dict` returned in an earlier attempt.
+
+        Seconds that this attempt has spent already, reading data for example, are added to its
+        phases.
+        """
         phases_of_this_attempt = self.phases
         for name, value in content.items():
             setattr(self, name, value)
@@ -57,7 +65,10 @@ class TrainingState:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[Callable[[], float]]:
-        """Add the seconds of the `with` block to a phase; yields a function that returns those so far."""
+        """Add the seconds of the `with` block to a phase; nothing is added if the block raises.
+
+        Yields a function that returns the seconds so far.
+        """
         start = time.perf_counter()
 
         def elapsed() -> float:

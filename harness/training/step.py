@@ -1,4 +1,8 @@
-"""One optimizer step: all that happens between a batch that is there and parameters that have moved."""
+"""One optimizer step: forward, backward and the optimizer, on this rank's share of a batch.
+
+All of it runs in the timed region. Every line costs each step of each trial, so there is nothing
+but training and the marks of the clock, and nothing that waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,26 @@ from workloads.base import Batch
 
 @dataclass(kw_only=True)
 class TrainStep:
-    """A training step with all that it works on.
-
-    It runs in the timed region: every line here costs each step of each trial, so there is nothing but
-    training and the marks of the clock, and nothing reads from the device.
-    """
+    """A training step with all that it works on."""
 
     module: nn.Module  # as the strategy has prepared it
-    loss: Callable[[nn.Module, Batch], Tensor]  # the workload's, under autocast where there is one
-    loss_hook: Callable[[Tensor], None] | None  # the strategy's
+    # The workload's mean loss of a batch, under autocast where the axes ask for it.
+    loss: Callable[[nn.Module, Batch], Tensor]
+    loss_hook: Callable[[Tensor], None] | None  # the strategy's, called before each backward
     strategy: Strategy
     optimizer: Optimizer
-    schedule: LRScheduler | None
+    schedule: LRScheduler | None  # None for a constant learning rate
     scaler: Scaler
     clock: StepClock
-    grad_accum_steps: int
-    max_grad_norm: float | None
+    grad_accum_steps: int  # micro-steps of an optimizer step
+    max_grad_norm: float | None  # of all gradients together; None for no limit
 
     def run(self, batch: Batch) -> Tensor:
-        """Train on this rank's share of a global batch; return its mean loss, detached, on the device."""
+        """Train on this rank's share of a global batch.
+
+        Returns the mean loss over the share: a detached scalar on the device, as to read it would
+        wait for the device.
+        """
         if self.grad_accum_steps == 1:
             loss = self._micro_step(batch)
         else:
@@ -49,9 +54,9 @@ class TrainStep:
         return loss
 
     def _accumulate(self, batch: Batch) -> Tensor:
-        """Add up the gradients of equal parts of a batch, in its order; return the mean of their losses.
+        """Add up the gradients of equal parts of a batch, in its order.
 
-        Ranks share gradients in the last part only.
+        Ranks share gradients in the last part only. Returns the mean of the parts' losses.
         """
         parts = self.grad_accum_steps
         losses = []
@@ -62,7 +67,10 @@ class TrainStep:
         return torch.stack(losses).mean()
 
     def _micro_step(self, batch: Batch) -> Tensor:
-        """Compute the loss of a batch and add its gradients, divided by the number of micro-steps."""
+        """Add the gradients of a batch's loss, divided by the number of micro-steps.
+
+        Returns the loss itself, detached.
+        """
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
         self.clock.enter(Phase.backward)

@@ -1,7 +1,7 @@
 """The one training loop, for every workload, strategy, execution and precision.
 
-Training is cut into segments. In a segment there is nothing but training, and all of it is timed. Between
-segments, untimed, numbers are kept, and the ranks agree on whether and how to go on.
+Training is cut into segments. In a segment there is nothing but training, and all of it is timed.
+Between segments, untimed, numbers are kept, and the ranks agree on whether and how to go on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from harness.training.model import must_place_batches, place_batch
 from harness.training.progress import Progress
 from harness.training.state import TrainingState
 
-# The seconds that a segment should last. It must be long beside what happens between segments, and short for
-# somebody who waits for a trial to stop.
+# The seconds that a segment should last. It must be long beside what happens between segments, and
+# short for somebody who waits for a trial to stop.
 SEGMENT_SECONDS = 2.0
 FASTEST_GROWTH = (
     10  # times as many steps as in the segment before, while it is not known how long they take
@@ -41,9 +41,9 @@ FASTEST_GROWTH = (
 class Segment:
     """What a segment of training left at this rank."""
 
-    start_step: int  # optimizer steps done before it
-    losses: NDArray[np.float32]  # shape (steps,)
-    times: StepTimes
+    start_step: int  # the optimizer steps that were done before it
+    losses: NDArray[np.float32]  # this rank's mean loss at each step, shape (steps,)
+    times: StepTimes  # in seconds, for each step
 
     @property
     def steps(self) -> int:
@@ -57,7 +57,10 @@ class Segment:
 
     @property
     def first_bad_step(self) -> int | None:
-        """Return the first step, counted from 0, whose loss is NaN or infinite; None if there is none."""
+        """Return the first step whose loss is NaN or infinite, None if there is none.
+
+        Steps are counted from 0 over all epochs.
+        """
         bad_steps = np.flatnonzero(~np.isfinite(self.losses))
         if len(bad_steps) == 0:
             return None
@@ -65,7 +68,10 @@ class Segment:
 
 
 class SegmentListener(Protocol):
-    """What is told where segments begin and end: telemetry. Both calls come outside the timed region."""
+    """Whatever needs to know where segments begin and end, such as telemetry.
+
+    Both calls come outside the timed region.
+    """
 
     def begin_segment(self) -> None:
         """Note that training begins."""
@@ -75,17 +81,21 @@ class SegmentListener(Protocol):
 
 
 class Hooks:
-    """What somebody who drives the loop may do at its named moments, all of them outside the timed region.
+    """What a driver of the loop may do at its named moments.
 
-    These change nothing. Override what you need, and give an instance to the `Trainer`.
+    All of them are outside the timed region. The methods of this class change nothing: derive a
+    class, override those that you need, and give an object of it to the `Trainer`.
     """
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
-        """Return the step up to which the next segment trains: `stop` or one before it. May block."""
+        """Return the step up to which the next segment trains: `stop` or an earlier one.
+
+        It may block for as long as it likes.
+        """
         return stop
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
-        """Look at a segment whose numbers are in `state` already."""
+        """Look at a segment that has ended; its numbers are in `state` already."""
 
     def should_evaluate(self, state: TrainingState) -> bool:
         """Return whether an evaluation that is due takes place."""
@@ -93,11 +103,15 @@ class Hooks:
 
 
 class Trainer:
-    """Trains one trial at one rank, segment by segment."""
+    """Trains one trial at one rank, segment by segment.
+
+    `run` is the loop. A segment is two calls: `train_segment`, which is timed, and `synchronize`,
+    which is not. What a trial leaves is in `state`.
+    """
 
     def __init__(self, parts: TrialParts, state: TrainingState, hooks: Hooks | None = None) -> None:
         self.parts = parts
-        self.state = state
+        self.state = state  # of the attempts before this one, and filled by it
         self.hooks = hooks or Hooks()
         self.telemetry: SegmentListener = parts.telemetry
         self.target = Target(**asdict(parts.workload.target))
@@ -117,9 +131,10 @@ class Trainer:
     # The loop
 
     def run(self, until: int | None = None) -> None:
-        """Train up to the step `until`, the trial's last unless given, with the evaluations on the way.
+        """Train up to the step `until`, with the evaluations on the way.
 
-        Raises NonFiniteLoss, NotApplied, Interrupted, and whatever the workload raises.
+        `until` is the trial's last step unless given. Raises NonFiniteLoss, NotApplied,
+        Interrupted, and whatever the workload raises.
         """
         last_step = self.parts.total_steps if until is None else until
         if not self._all_ranks_continue():
@@ -148,7 +163,11 @@ class Trainer:
                 self.evaluate()
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
-        """Train up to the step `stop`: nothing but training, timed from `clock.start()` to `clock.stop()`."""
+        """Train up to the step `stop`: nothing but training.
+
+        The timed region is from `clock.start()` to `clock.stop()`, both of which wait for the
+        device.
+        """
         parts, state = self.parts, self.state
         clock, train_step = parts.clock, parts.train_step.run
         axes, device = parts.axes, parts.mesh.device
@@ -176,8 +195,9 @@ class Trainer:
     def synchronize(self, segment: Segment) -> None:
         """Keep a segment's numbers, and agree with the other ranks on what comes next.
 
-        One reduction tells all ranks the earliest loss that is not finite, the length of the next segment,
-        and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and Interrupted.
+        One reduction tells all ranks the earliest loss that is not finite, the length of the next
+        segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
+        Interrupted.
         """
         self._keep_numbers(segment)
         self._check_settings_had_effect()
@@ -210,7 +230,8 @@ class Trainer:
         state.step_seconds += segment.times.steps.tolist()
         for name, seconds in segment.times.phases.items():
             state.step_phases.setdefault(name, []).extend(seconds.tolist())
-        # torch.compile works inside a step, the first or one with another shape, and counts as its own phase.
+        # torch.compile works inside a step, the first or one with another shape, and counts as its
+        # own phase.
         compile_seconds = self.parts.compiler.seconds - self._counted_compile_seconds
         self._counted_compile_seconds = self.parts.compiler.seconds
         if compile_seconds:
@@ -218,7 +239,7 @@ class Trainer:
         state.add_seconds("train", segment.seconds - compile_seconds)
 
     def _check_settings_had_effect(self) -> None:
-        """Raise NotApplied for compilation that compiled nothing and for workers that delivered nothing."""
+        """Raise NotApplied if nothing was compiled or no worker delivered, as the axes ask for."""
         self.state.compiled = self.parts.compiler.account()
         num_workers = self.parts.axes.num_workers
         if num_workers and not self.state.loader_workers:
@@ -229,19 +250,23 @@ class Trainer:
     # Evaluation
 
     def _next_evaluation(self) -> int:
-        """Return the step after which the test set is evaluated next: a regular one, or the trial's last."""
+        """Return the step after which the test set is evaluated next."""
         done = self.state.step // self.steps_between_evaluations
         return min((done + 1) * self.steps_between_evaluations, self.parts.total_steps)
 
     def _evaluation_was_missed(self) -> bool:
-        """Return whether an earlier attempt was interrupted between a step and the evaluation after it."""
+        """Return whether an earlier attempt was interrupted before or in an evaluation."""
         step = self.state.step
         is_due = step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
         last_evaluated = max((done.step for done in self.state.evaluations), default=0)
         return is_due and step > last_evaluated
 
     def evaluate(self) -> None:
-        """Evaluate the test set, and save the model if it is the best so far and the sweep wants that one."""
+        """Evaluate the test set.
+
+        If the sweep keeps the best checkpoint and this is the best model so far, save it. Raises
+        NonFiniteLoss for a metric that is NaN or infinite, and Interrupted.
+        """
         parts, state = self.parts, self.state
         if not self.hooks.should_evaluate(state):
             return
@@ -306,8 +331,8 @@ class Trainer:
     def seconds_between_meetings(self) -> float | None:
         """Return the seconds between the first and the last moment that all ranks shared.
 
-        On each rank's own clock, so that clocks which run at different speeds show. None if there were not
-        two such moments.
+        On each rank's own clock, so that clocks which run at different speeds show. None if there
+        were not two such moments.
         """
         if self._first_meeting is None or self._first_meeting == self._last_meeting:
             return None

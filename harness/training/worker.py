@@ -1,6 +1,8 @@
 """One rank of one trial: reads FOLDER/trial.json and leaves FOLDER/rank<N>.json.
 
-Started as `torchrun -m harness.training.worker FOLDER`.
+Started as `torchrun -m harness.training.worker FOLDER`, by srun, or forked by a process that has
+torch loaded. It needs neither the command line nor MLflow. Whatever happens, short of a signal that
+ends the process, the file it leaves says so.
 """
 
 from __future__ import annotations
@@ -50,13 +52,16 @@ from workloads.base import Workload
 from workloads.catalog import load_class
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-# How gloo and NCCL say that it was not enough.
+# How gloo and NCCL report that it was not enough; neither raises an error of its own type.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the process's exit code: 0 for a trial that is done, 1 if it failed, 75 if it was interrupted."""
+    """Run one rank, and return the process's exit code.
+
+    0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can go on.
+    """
     options = _parse(arguments)
     die_with_parent()
     ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
@@ -88,9 +93,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState) -> RankResult:
-    """Train as `trial.json` says; returns `entered` with all that this rank leaves in the trial's record.
+    """Train as `trial.json` says; return what this rank contributes to the trial's record.
 
-    `state` fills up on the way, so that it says how far training came if this raises.
+    `entered` has what is known before anything can fail; it is returned with all other fields
+    filled. `state` fills up on the way, so that it says how far training came if this raises.
     """
     with joined(folder, ranks, COLLECTIVE_TIMEOUT) as (assignment, mesh):
         parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
@@ -124,7 +130,7 @@ def joined(
 
 
 def load_workload(assignment: Assignment) -> Workload:
-    """Return the cell's workload with its settings."""
+    """Return the cell's workload with its settings: a built-in one, or a class of the user's."""
     reference = assignment.trial.cell.workload
     workload_class = load_class(reference.uses, Path(assignment.base_folder))
     options = decode_value(workload_class.Options, reference.options)
@@ -169,6 +175,7 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
 
 
 def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
+    """Return what is the same at all ranks, and so said once."""
     parts = trainer.parts
     checkpoint_path = checkpoint.newest(parts.folder.best_checkpoints)
     if checkpoint_path is not None:
@@ -189,8 +196,9 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
 
 
 def _bytes_per_sample(parts: TrialParts) -> float | None:
-    """Return the memory traffic of a step per sample, in bytes, as counted in a step of rank 0 by itself.
+    """Return the memory traffic of a training step in bytes per sample.
 
+    It is counted in one more forward and backward of rank 0 by itself, whose results are dropped.
     None where a rank can't compute a loss by itself, and where memory does not suffice.
     """
     if parts.strategy.shards_parameters:
@@ -208,7 +216,11 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
 
 
 def _describe(error: BaseException, ranks: Ranks) -> Failure:
-    """Return what a record says of the error that ended this rank."""
+    """Return what a record says of the error that ended this rank.
+
+    A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
+    first, whichever rank reports it.
+    """
     kind = type(error).__name__
     if TIMED_OUT.search(str(error)):
         kind = "CollectiveTimeout"
@@ -232,6 +244,6 @@ def _redirect_output(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(
-        main()
-    )  # without waiting for threads of libraries: a failed rank must not wait for the others
+    # At once, without ending threads and the process group in order: that would wait for the other
+    # ranks, and a rank that has failed must not.
+    os._exit(main())

@@ -1,4 +1,8 @@
-"""What a strategy is: an object that prepares a model, and knows how its gradients and state are shared."""
+"""What a strategy is: an object that decides what ranks share, and when.
+
+The loop, checkpoints and evaluation call its methods at the points where strategies differ, and are
+the same for all of them otherwise.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,14 @@ from workloads.base import Workload
 class Strategy(ABC):
     """One way to train a model on all ranks of a mesh. One object per rank and trial.
 
-    Only `prepare` has to be written. The other methods are right for a strategy whose ranks each hold all
-    parameters, and for one that shards them as DTensors.
+    Only `prepare` has to be written. The other methods are right for a strategy whose ranks each
+    have all parameters, and for one that shards them as DTensors.
     """
 
+    # Whether ranks communicate; if not, no process group is made.
     needs_process_group: ClassVar[bool] = True
-    # Whether a rank holds a part of each parameter only, so that no rank can compute a loss by itself.
+    # Whether a rank has a part of each parameter only, so that no rank can compute a loss by
+    # itself.
     shards_parameters: ClassVar[bool] = False
 
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
@@ -41,19 +47,27 @@ class Strategy(ABC):
     ) -> nn.Module:
         """Return the module that training steps call: `model`, wrapped and compiled.
 
-        `model` stays the one that is evaluated and saved, so its parameters must be those that are trained.
-        Communication that would count as something else is reported to `clock`. Raises NotApplied for a
+        `model` is on the device already, and is the one that is evaluated and saved. So its
+        parameters must be those that are trained; they may be replaced in place. Communication that
+        would otherwise count as forward or backward is reported to `clock`. Raises NotApplied for a
         setting that changes nothing.
         """
 
     # Synchronizing gradients
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
-        """Return the context of a micro-step's forward and backward; only the last shares gradients."""
+        """Return the context of a micro-step's forward and backward.
+
+        Only in the last micro-step of an optimizer step do ranks share gradients. This is not
+        called for steps without accumulation.
+        """
         return nullcontext()
 
     def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None] | None:
-        """Return what is called with each loss before its backward; None, which costs no time, for nothing."""
+        """Return what is called with each loss before its backward, in the timed region.
+
+        None costs no time.
+        """
         return None
 
     # Checkpoints. Every rank must call these methods, as they may communicate.
@@ -62,7 +76,7 @@ class Strategy(ABC):
     def needs_rehearsal(self) -> bool:
         """Return whether a forward and a backward must have run before a checkpoint is loaded.
 
-        So for a strategy that arranges itself in its first step, in a way that later results depend on.
+        True for a strategy that arranges itself in its first step, in a way that results depend on.
         """
         return False
 
@@ -80,7 +94,7 @@ class Strategy(ABC):
         set_model_state_dict(model, dict(weights), options=_full_state_options())
 
     def full_optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's unsharded state on the CPU."""
+        """Return the optimizer's unsharded state on the CPU, as plain values and tensors."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         if not optimizer.state:
@@ -102,7 +116,10 @@ class Strategy(ABC):
     # Evaluation
 
     def before_evaluation(self, model: nn.Module) -> None:
-        """Make sure that all ranks evaluate the same model: with rank 0's buffers, such as running means."""
+        """Make sure that all ranks evaluate the same model.
+
+        Ranks may have buffers of their own, such as running means; all take rank 0's, as DDP does.
+        """
         self.mesh.broadcast_buffers(model)
 
 

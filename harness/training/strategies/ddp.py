@@ -1,4 +1,7 @@
-"""Strategy `ddp`: each rank holds the whole model, and DistributedDataParallel averages gradients in buckets."""
+"""Strategy `ddp`: each rank has the whole model, and DistributedDataParallel averages gradients.
+
+Gradients are sent in buckets, while backward still computes others.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ class DDP(Strategy):
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
     ) -> nn.Module:
-        """Return `model` in DDP, compiled from outside; raises NotApplied for a bucket size without effect."""
+        """Return `model` in DDP, which is compiled as a whole.
+
+        torch.compile then cuts the graph at DDP's buckets, so that communication can still overlap
+        with backward. Raises NotApplied for a bucket size without effect.
+        """
         self._check_bucket_cap(model)
         device = self.mesh.device
         self._replica = DistributedDataParallel(
@@ -46,6 +53,7 @@ class DDP(Strategy):
         return compiler(self._replica)
 
     def _check_bucket_cap(self, model: nn.Module) -> None:
+        """Raise NotApplied if a model is too small for its bucket size to change anything."""
         cap_mb = self.axes.bucket_cap_mb
         if cap_mb is None:
             return
@@ -65,16 +73,19 @@ class DDP(Strategy):
         return self._replica.no_sync()
 
     def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None]:
-        """Return a hook that has `clock` count the wait for the last buckets as communication."""
+        """Return a hook that has `clock` count the wait for the last buckets as communication.
+
+        What overlaps with backward costs nothing and counts as backward.
+        """
         return lambda loss: mark_gradient_wait(loss, clock)
 
     @property
     def needs_rehearsal(self) -> bool:
         """Return whether more than two ranks must be brought to the buckets that they had.
 
-        After its first backward, DDP rebuilds its buckets in the order in which gradients became ready. Where
-        in a bucket a gradient lies decides in which order more than two ranks are summed up, and so the last
-        bits of the sum.
+        After its first backward, DDP rebuilds its buckets in the order in which gradients became
+        ready. Where in a bucket a gradient is decides in which order the ranks are summed up, and
+        so, from three ranks on, the last bits of the sum.
         """
         return self.mesh.dp_size > 2
 
@@ -82,9 +93,9 @@ class DDP(Strategy):
 def assign_buckets(model: nn.Module, cap_mb: float | None) -> list[list[int]]:
     """Return the buckets that DDP uses from its second step on, each a list of parameter numbers.
 
-    Parameters that need gradients are counted from the model's last. `cap_mb` is in MiB; None is DDP's own
-    rule, by which the first bucket is smaller. Like DDP before its first step, this assumes that gradients
-    become ready in the reverse order of the parameters.
+    Parameters that need gradients are counted from the model's last. `cap_mb` is in MiB; None is
+    DDP's own rule, by which the first bucket is smaller. Like DDP before its first step, this
+    assumes that gradients become ready in the reverse order of the parameters.
     """
     ddp: Any = dist  # what DDP itself calls in torch.distributed has no types
     gradients = []

@@ -1,4 +1,8 @@
-"""Strategy `fsdp2`: each rank holds a shard of every parameter, which `fully_shard` gathers when it is needed."""
+"""Strategy `fsdp2`: each rank has a shard of every parameter (torch's `fully_shard`).
+
+Parameters of a layer are gathered before its forward and its backward, and freed afterwards;
+gradients are reduced to their shards.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,12 @@ class FSDP2(Strategy):
         assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
         self._sharded = model
         if self.mesh.device.type == "cpu":
-            # On GPUs collectives overlap with computing, and what is left to wait for can't be told.
+            # On GPUs, collectives overlap with computing, so the time in them is no time lost.
             time_collectives(model, clock)
         return training_module
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
+        """Shard each of the workload's layers, then what is left of the model."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
