@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results, TrialFolder, write_atomically
@@ -18,11 +18,23 @@ from harness.core.processes import Process, end_process_group
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
-from harness.records.decode import decode_value
+from harness.records.decode import FileFormat, decode_file
+from harness.records.running import read_progress_file
 from harness.spec.cluster import Profile, available_slots, count_gpus
 
 POLL = 0.1  # seconds between looks
 TIMEOUT = 900.0  # seconds
+
+
+RESULT_FORMAT = FileFormat(name="rank's result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """What one rank leaves: the machine as it measured it, or why it failed."""
+
+    machine: Machine | None
+    failure: str | None
 
 
 def choose_rank_count(profile: Profile, asked: int | None) -> int:
@@ -81,21 +93,23 @@ def _follow(process: Process, place: TrialFolder, on_progress: Callable[[str], N
             process.wait(POLL)
             return True
         except subprocess.TimeoutExpired:
-            if place.progress_path.exists():
-                on_progress(json.loads(place.progress_path.read_text(encoding="utf-8"))["now"])
+            progress = read_progress_file(place.progress_path)
+            if progress:
+                on_progress(progress["now"])
     return False
 
 
 def _read(place: TrialFolder, ranks: int) -> Machine | str:
     """What rank 0 found, or the first failure."""
-    results: list[dict[str, Any] | None] = []
+    results: list[ProbeResult | None] = []
     for rank in range(ranks):
         path = place.result_path(rank)
-        results.append(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None)
-    failures = [result["failure"] for result in results if result and result["failure"]]
+        result = decode_file(ProbeResult, path, RESULT_FORMAT) if path.exists() else None
+        results.append(result)
+    failures = [result.failure for result in results if result and result.failure]
     lost = [f"rank {rank} left no result" for rank, result in enumerate(results) if result is None]
     if failures or lost:
         return str([*failures, *lost][0])
     assert results[0] is not None
-    result: Machine = decode_value(Machine, results[0]["machine"])
-    return result
+    assert results[0].machine is not None
+    return results[0].machine

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder, write_atomically
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.core.processes import Process, end_process_group
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
+from harness.records.running import read_progress_file
+from harness.records.settings import run_settings
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -105,7 +106,7 @@ class Runner:
         place = self.folder.trial_folder(trial.id)
         previous_failures = _clear(place, fresh=fresh)
         assignment = self._assign(trial, attempt=len(previous_failures) + 1)
-        write_atomically(place.assignment_path, json.dumps(asdict(assignment), indent=1) + "\n")
+        write_assignment(place.assignment_path, assignment)
         axes = trial.cell.axes
         arguments = self.launcher.command(
             "harness.training.worker", place, axes.world_size, ["--write-logs"]
@@ -156,7 +157,7 @@ class Runner:
             assemble,  # here, because what only looks at trials needs no NumPy
         )
 
-        return assemble(
+        record = assemble(
             place,
             self.sweep.name,
             assignment,
@@ -168,6 +169,7 @@ class Runner:
             observed_failures=observed_failures,
             peaks=self.peaks,
         )
+        return replace(record, settings=run_settings(self.sweep, self.profile))
 
     def _assign(self, trial: Trial, attempt: int) -> Assignment:
         return Assignment(
@@ -209,10 +211,9 @@ class Runner:
 
 def _attempt(place: TrialFolder) -> int | None:
     """The attempt that was begun last."""
-    try:
-        return int(json.loads(place.assignment_path.read_text(encoding="utf-8"))["attempt"])
-    except FileNotFoundError:
+    if not place.assignment_path.exists():
         return None
+    return read_assignment(place.assignment_path).attempt
 
 
 def _keep(place: TrialFolder, found: Record) -> Record:
@@ -226,11 +227,7 @@ def _keep(place: TrialFolder, found: Record) -> Record:
 
 def read_progress(place: TrialFolder) -> dict[str, Any]:
     """How far a running trial has come; empty before its first word."""
-    try:
-        content: dict[str, Any] = json.loads(place.progress_path.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    return content
+    return read_progress_file(place.progress_path)
 
 
 def _words(place: TrialFolder, since: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.launch import forkserver
 from harness.records.record import Failure
+from harness.records.running import read_failed_ranks
 from harness.training.interruption import SIGNAL
 
 
@@ -54,13 +54,11 @@ class Torchrun:
 
     def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
         """SIGTERM is how torchrun itself ends the others of a rank that has failed."""
-        if not folder.failures_path.exists():
-            return []
-        content = json.loads(folder.failures_path.read_text(encoding="utf-8"))
+        failed_ranks = read_failed_ranks(folder.failures_path)
         return [
-            _ended(found["exitcode"], int(rank), float(found["at"]))
-            for rank, found in content.items()
-            if -found["exitcode"] != signal.SIGTERM
+            _ended(failed.exitcode, rank, failed.at)
+            for rank, failed in failed_ranks.items()
+            if -failed.exitcode != signal.SIGTERM
         ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, safe_folder_name
 from harness.records.record import Record, read_record
+from harness.records.store import read_spec_content
 from harness.tracking.connect import (
     CONNECT_TIMEOUT,
     check_exists,
@@ -199,8 +199,4 @@ def _read_spec(folder: SweepFolder) -> dict[str, Any]:
     """Return the content of the folder's sweep.json, empty if there is none."""
     if not folder.spec_path.exists():
         return {}
-    try:
-        spec: dict[str, Any] = json.loads(folder.spec_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.spec_path}: cannot be read as a sweep: {error}") from None
-    return spec
+    return read_spec_content(folder.spec_path)
