@@ -1,4 +1,8 @@
-"""Repeats a sweep until every cell is measured precisely enough, or time is up."""
+"""Repeats a sweep until every cell is measured precisely enough, or time is up.
+
+`harness run --until 2% --budget 30` gives each cell as many repeats as its noise needs, instead of
+a number that somebody has to guess beforehand.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,7 @@ def run_until(
 
 
 def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
-    """Return whether every cell is measured as precisely as the goal asks."""
+    """Return whether every cell is measured as precisely as the goal asks; True without a goal."""
     if goal is None:
         return True
     widest, _ = _least_precise(sweep, records)
@@ -95,7 +99,7 @@ def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float]
 def half_width(logs: Sequence[float]) -> float:
     """Return half the width of a cell's confidence sequence as a fraction of its throughput.
 
-    Infinite for few trials.
+    `logs` are the log throughputs of its trials; with fewer than `FEWEST` the width is infinite.
     """
     if len(logs) < FEWEST:
         return math.inf

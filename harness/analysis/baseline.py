@@ -1,6 +1,8 @@
 """Baselines: what later runs are compared with, one small file a cell.
 
-They are under `results/baselines/<hardware>/` and meant to be committed.
+They are under `results/baselines/<hardware>/<cell id>.json` and meant to be committed. A baseline
+holds a `CellResult` as JSON: of every trial the throughput with its standard error, the target
+metric and the digests, but no steps, so that it stays small and reads well in a diff.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, write_atomically
 from harness.records.decode import FileFormat, check_schema, decode_value, read_json
 
-KIND = "harness baseline"
-SCHEMA = "2.0"
+KIND = "harness baseline"  # says what the file is
+SCHEMA = "2.0"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline", schema=SCHEMA, remedy="harness baseline save writes it anew"
 )
@@ -31,14 +33,14 @@ class Saved:
     """A baseline file that was written."""
 
     path: Path
-    result: CellResult
+    result: CellResult  # what it holds
     replaced: bool  # whether it had another content before
 
 
 def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
-    """Write the baselines of cells, all or none.
+    """Write the baselines of cells, all or none; a file that says the same already is left alone.
 
-    Raises BadInput for a cell that nothing could be compared with.
+    Raises BadInput, before anything is written, for a cell that nothing could be compared with.
     """
     cells_by_path = {_path(results, cell): cell for cell in cells}
     saved = []
@@ -61,10 +63,9 @@ def _path(results: Results, cell: CellResult) -> Path:
     label = cell.cell.label
     hardware = cell.conditions.get("hardware", [])
     if not cell.measured_trials:
-        counts = [f"{count} {status}" for status, count in cell.left_out.items()]
+        reasons = cell.describe_left_out() or "none done"
         raise BadInput(
-            f"{label}: found no trial with a measured throughput"
-            f" ({', '.join(counts) or 'none done'}); allowed: at least one"
+            f"{label}: found no trial with a measured throughput ({reasons}); allowed: at least one"
         )
     if list(hardware) == [UNKNOWN] or len(hardware) != 1:
         raise BadInput(
@@ -137,9 +138,9 @@ def files(results: Results, hardware: str | None = None) -> list[Path]:
 
 
 def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:
-    """Remove baselines of cells that are not in `keep`, and those that can't be read any more.
+    """Remove baselines of cells whose id is not in `keep`, and those that can't be read any more.
 
-    Returns their paths; with `dry_run` they stay.
+    Returns their paths; with `dry_run` the files stay.
     """
     obsolete = []
     for path in files(results):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 
 from harness.records.record import Record
-from harness.spec.axes import Axes
+from harness.spec.axes import AXES
 from harness.spec.cell import Cell
 
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:
-    """Return the names of the axes in which the cells differ, in the order of `Axes`."""
-    settings = [asdict(cell.axes) for cell in cells]
-    names = [axis.name for axis in fields(Axes)]
-    return [name for name in names if len({row[name] for row in settings}) > 1]
+    """Return the names of the axes in which the cells differ, in the order of `Axes`.
+
+    These are the columns that a table of the cells needs; the others would say the same everywhere.
+    """
+    varying = []
+    for axis in AXES:
+        values = {getattr(cell.axes, axis) for cell in cells}
+        if len(values) > 1:
+            varying.append(axis)
+    return varying
 
 
 def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -26,13 +31,24 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def summary_values(records: Sequence[Record], field: str) -> list[float]:
-    """Return a field of `Summary` for each record in which it was measured."""
-    values = [getattr(record.summary, field) for record in records if record.summary]
-    return [value for value in values if value is not None]
+    """Return a field of `Summary` for each record in which it was measured.
+
+    Raises AttributeError for what is no field of it.
+    """
+    values = []
+    for record in records:
+        value = getattr(record.summary, field) if record.summary else None
+        if value is not None:
+            values.append(value)
+    return values
 
 
 def naming_axes(cells: Sequence[Cell]) -> list[str]:
-    """Return the varying axes that a cell's short name needs; strategy stands for the ranks too."""
+    """Return the varying axes that a cell's short name needs, for `format.cell_name`.
+
+    A name spells strategy and ranks together, as in `ddp×2`, so that world_size is left out where
+    strategy varies too.
+    """
     varying = varying_axes(cells)
     if "strategy" in varying:
         return [axis for axis in varying if axis != "world_size"]

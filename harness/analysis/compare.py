@@ -1,4 +1,11 @@
-"""Comparing cells' results: which cells may be compared, and what the comparison shows."""
+"""Comparing cells' results: which cells may be compared, and what the comparison shows.
+
+A comparison is made in three steps. Cells are matched: two match if they differ in nothing but what
+the question is about (`match_cells` across two sides, `compare_by` within one). Each match asks two
+questions, on throughput and on the target metric (`harness.analysis.questions`). All questions are
+then judged together (`harness.statistics.verdict`), so that many cells raise no more false alarms
+than one.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +34,10 @@ from harness.hardware import certificate
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell
 from harness.statistics.estimate import Drift
-from harness.statistics.verdict import ALPHA, Correction, Metric, Verdict, judge
+from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
-CONDITIONS = ("hardware", "code", "software")
-IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")
+CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
+IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes
 LONGEST_VALUE = 60  # characters of a setting in an error message
 
@@ -40,7 +47,7 @@ class Side:
     """One of the results that are compared."""
 
     name: str  # as the user called it: a sweep, a cell, a baseline, …
-    cells: Sequence[CellResult]
+    cells: Sequence[CellResult]  # the first of a group is the reference in `compare_by`
 
     @property
     def hardware(self) -> set[str]:
@@ -69,8 +76,8 @@ class Rules:
     across: Sequence[str] = ()  # the differences that are the question
     min_effect: float = SPEED.min_effect  # smallest change that matters, a fraction of throughput
     accuracy_margin: float = ACCURACY_MARGIN  # and in the target metric's unit
-    alpha: float = ALPHA
-    correction: Correction = "holm"
+    alpha: float = ALPHA  # chance of a false alarm, over all questions together
+    correction: Correction = "holm"  # how p-values are corrected for many questions
     # min_effect and accuracy_margin of single cells, by the id of B's cell
     overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # of log throughput from one time of measuring to another, by hardware
@@ -85,8 +92,8 @@ class Rules:
 class Match:
     """Two cells that are compared with each other."""
 
-    a: CellResult
-    b: CellResult
+    a: CellResult  # the reference
+    b: CellResult  # the cell that is judged
     b_side: str  # the name of B's side
     same_bits: int  # pairs of trials that ended with the same parameters
     pairs: int  # pairs of trials with the same seed and repeat
@@ -112,12 +119,12 @@ class Match:
 class Row:
     """One metric of two cells; the verdict is on B against A."""
 
-    a: CellResult
-    b: CellResult
-    b_side: str
-    mean_a: float  # geometric for throughput
+    a: CellResult  # the reference
+    b: CellResult  # the cell that is judged
+    b_side: str  # the name of B's side
+    mean_a: float  # in the metric's unit; geometric for throughput
     mean_b: float
-    verdict: Verdict
+    verdict: Verdict  # with the effect, its interval and what could have been detected
 
     @property
     def metric(self) -> Metric:
@@ -130,11 +137,11 @@ class Comparison:
     """Cells that were compared, with a verdict on each of their metrics."""
 
     matches: Sequence[Match]
-    rows: Sequence[Row]
+    rows: Sequence[Row]  # by match; of each the throughput first
     differences: Sequence[str]  # between the conditions of the sides
     missing: Sequence[str]  # what could not be compared, as cells that only one side has
-    notes: Sequence[str]
-    rules: Rules
+    notes: Sequence[str]  # what a reader should know and that changes no exit code
+    rules: Rules  # by which it was judged
 
     def rows_of(self, match: Match) -> list[Row]:
         """Return a row for each metric of a match."""
@@ -158,7 +165,8 @@ class Comparison:
 def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
     """Compare every other side with `a`.
 
-    Raises BadInput for sides that differ in something that is not the question.
+    Code and software may differ and are then named in `Comparison.differences`. Raises BadInput for
+    cells or hardware that differ in something that is not the question (`Rules.across`).
     """
     check_across(rules.across)
     matches, missing, differences = [], [], []
@@ -174,7 +182,8 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     """Compare the cells of one side that differ in these axes only, with the first of each group.
 
-    Raises BadInput where no cells do.
+    Cells are in one group if they are alike in all else. Raises BadInput for a name that is no
+    axis, and where no group has two cells.
     """
     check_across(axes, AXES, "--by")
     groups: dict[str, list[CellResult]] = {}
@@ -197,7 +206,11 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
 
 
 def _comparable_axes(side: Side) -> list[str]:
-    """Return what --by takes for this side: the smallest sets of axes in which two cells differ."""
+    """Return what --by takes for this side: the smallest sets of axes in which two cells differ.
+
+    Usually single axes. Axes that always change together, as those under `zip` in a sweep file, are
+    one set, written as --by takes it: `strategy,world_size`.
+    """
     groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
     for result in side.cells:
         groups.setdefault(_matching_key(result.cell, tuple(AXES)), []).append(result.cell)
@@ -210,7 +223,7 @@ def _comparable_axes(side: Side) -> list[str]:
     for names in sets_of_axes:
         is_smallest = not any(smaller < names for smaller in sets_of_axes)
         if is_smallest:
-            options.append(",".join(axis for axis in AXES if axis in names))
+            options.append(",".join(sorted(names, key=list(AXES).index)))
     return sorted(options)
 
 
@@ -222,7 +235,8 @@ def _differing_axes(cell: Cell, other: Cell) -> frozenset[str]:
 def against_first(side: Side) -> Comparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
-    Whatever hardware they ran on. Returns None where there are no two cells of one workload.
+    This is the comparison that the report and MLflow show of a sweep. Cells are compared whatever
+    hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     workloads = [_matching_key(cell.cell, tuple(AXES)) for cell in measured_first]
@@ -242,7 +256,11 @@ def check_across(
 
 
 def identity_settings(cell: Cell) -> dict[str, Any]:
-    """Return all that decides a cell's result, by the name that --across knows it by."""
+    """Return all that decides a cell's result, by the name that --across knows it by.
+
+    What stands in the cell's id is here and nothing else: the label of a workload is the sweep's
+    own name for it, and absolute paths of data belong to one machine.
+    """
     identity = cell.workload.identity
     return {
         "workload": identity["uses"],
@@ -268,7 +286,8 @@ def match_cells(
 ) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
     """Return the pairs of cells that differ in nothing but `across`, and messages on the others.
 
-    Raises BadInput if no cells match, or if a cell matches several of the other side.
+    A pair is a cell of `a` and one of `b`; pairs are in the order of `a`. Raises BadInput if no
+    cells match, or if two cells of a side are alike in all but `across`.
     """
     cells_a, cells_b = _cells_by_key(a, across), _cells_by_key(b, across)
     matched = [(cell, cells_b[key]) for key, cell in cells_a.items() if key in cells_b]
@@ -337,6 +356,7 @@ def _condition_differences(
 ) -> list[str]:
     """Return the conditions that two cells ran under and that are not known to be the same.
 
+    Each as in `code: 0.1.0 c0ffee (A), 0.1.0 d00d (B)`. Without trials there are no conditions.
     Raises BadInput for other hardware, unless that is the question.
     """
     differences: list[str] = []
@@ -362,7 +382,11 @@ def _condition(cell: CellResult, kind: str) -> str:
 
 
 def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
-    """Return whether two conditions are known to be equal; hardware must be a single kind too."""
+    """Return whether two conditions are known to be equal.
+
+    Unknown hardware is not the same as unknown hardware. A cell measured on two kinds of hardware is
+    the mean over both, which equals nothing; two versions of the code only deserve a remark.
+    """
     if condition_a != condition_b or UNKNOWN in condition_a:
         return False
     return kind != "hardware" or " and " not in condition_a
@@ -371,23 +395,28 @@ def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
 def _judge_matches(
     matches: Sequence[Match], unmatched: Sequence[str], differences: Sequence[str], rules: Rules
 ) -> Comparison:
-    """Return the comparison of these matches, with verdicts over all their metrics together."""
+    """Return the comparison of these matches, with verdicts over all their metrics together.
+
+    `unmatched` are messages on cells that only one side has, `differences` those between the
+    conditions of the sides.
+    """
     missing = list(unmatched)
     notes: list[str] = []
-    asked_of: list[tuple[Match, MetricDifference]] = []
+    questions: list[Question] = []
+    askers: list[tuple[Match, MetricDifference]] = []  # of each question
     for match in matches:
         min_effect, accuracy_margin = rules.limits(match.b.cell)
         speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
         accuracy = metric_difference(match.a, match.b, accuracy_margin)
         for difference in (speed, accuracy):
             if difference is not None:
-                asked_of.append((match, difference))
+                questions.append(difference.question)
+                askers.append((match, difference))
         missing += _missing(match, speed, accuracy)
         notes += _notes(match, speed, rules)
-    questions = [difference.question for _, difference in asked_of]
     verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
     rows = []
-    for (match, difference), verdict in zip(asked_of, verdicts, strict=True):
+    for (match, difference), verdict in zip(askers, verdicts, strict=True):
         rows.append(_row(match, difference, verdict))
     return Comparison(
         matches=matches,
@@ -414,7 +443,12 @@ def _row(match: Match, difference: MetricDifference, verdict: Verdict) -> Row:
 def _missing(
     match: Match, speed: MetricDifference | None, accuracy: MetricDifference | None
 ) -> list[str]:
-    """Return what a match lacks, so that it is no pass."""
+    """Return what a match lacks, so that the comparison is no pass.
+
+    `speed` and `accuracy` are the differences that could be estimated. Trials that failed, were
+    interrupted or never ran could have changed the verdict; invalid ones are left out on purpose
+    and only noted (`_notes`).
+    """
     label = match.b.cell.label
     if speed is None:
         return [f"{label}: no measured throughput in {_unmeasured_sides(match)}"]
@@ -431,7 +465,11 @@ def _missing(
 
 
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
-    """Return what a reader should know about a match."""
+    """Return what a reader should know about a match.
+
+    That its sides were not measured in turn, that trials were unsteady, and that trials are left
+    out of the means because their measurement is invalid.
+    """
     label = match.b.cell.label
     notes = []
     if speed is not None and not speed.question.estimate.paired:
@@ -449,7 +487,11 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
 
 
 def _not_interleaved(drift: Sequence[Drift]) -> str:
-    """Return what sides that were not measured in turn may differ by besides their own speed."""
+    """Return what sides that were not measured in turn may differ by besides their own speed.
+
+    `drift` is what certificates say of the hardware of both (`questions.drifts`), or nothing.
+    Independent drifts add up in squares.
+    """
     if not drift:
         return (
             "not interleaved: what the machine did between the two counts as a difference of them;"
@@ -467,6 +509,5 @@ def _unmeasured_sides(match: Match) -> str:
     sides = []
     for letter, side in match.sides:
         if not side.log_throughputs:
-            reasons = [f"{count} {status}" for status, count in side.left_out.items()]
-            sides.append(f"{letter} ({', '.join(reasons) or 'too few steps'})")
+            sides.append(f"{letter} ({side.describe_left_out() or 'too few steps'})")
     return " and ".join(sides)

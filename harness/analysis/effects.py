@@ -1,4 +1,8 @@
-"""What each axis of a sweep contributes: attribution of the throughputs of its trials."""
+"""What each axis of a sweep contributes: attribution of the throughputs of its trials.
+
+The model and its fit are in `harness.statistics.attribution`; here trials become its points. Each
+workload is a model of its own, as their throughputs have nothing in common.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from harness.statistics.attribution import Attribution, Point, attribute
 
 
 def attributions(side: Side) -> dict[str, Attribution]:
-    """Return the attribution of each workload whose cells differ in an axis and have enough trials."""
+    """Return the attribution of each workload that allows one, by its label.
+
+    Its cells have to differ in an axis, and it needs more trials than the model has parameters.
+    """
     points: dict[str, list[Point]] = {}
     for result in side.cells:
         points.setdefault(result.cell.workload.label, []).extend(_points(result))
@@ -25,7 +32,11 @@ def attributions(side: Side) -> dict[str, Attribution]:
 
 
 def _points(result: CellResult) -> list[Point]:
-    """Return a point for each measured trial of a cell; a block is one seed and repeat of all cells."""
+    """Return a point for each measured trial of a cell.
+
+    Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
+    machine did meanwhile, and what the seed brings, is common to them.
+    """
     levels = asdict(result.cell.axes)
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):

@@ -1,4 +1,9 @@
-"""The questions asked about two cells: throughput over trials, accuracy over seeds, equal bits."""
+"""The questions asked about two cells: throughput over trials, accuracy over seeds, equal bits.
+
+What counts as independent is decided here. Trials that ran interleaved are compared as pairs, which
+cancels the drift of the machine; others as two independent groups. Of the target metric seeds are
+the unit.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +56,10 @@ def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
 
 def same_bits(a: CellResult, b: CellResult) -> int:
     """Return how many pairs of trials ended with the same parameters."""
-    return sum(
-        trial_a.parameter_digest == trial_b.parameter_digest
-        for trial_a, trial_b in paired_trials(a, b)
-    )
+    equal = 0
+    for trial_a, trial_b in paired_trials(a, b):
+        equal += trial_a.parameter_digest == trial_b.parameter_digest
+    return equal
 
 
 def hardware_keys(cell: CellResult) -> Sequence[str]:
@@ -72,7 +77,7 @@ def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) 
     counts: Counter[str] = Counter()
     for side in sides:
         kinds = hardware_keys(side)
-        if not kinds or any(kind not in drift_by_hardware for kind in kinds):
+        if not kinds or not set(kinds) <= set(drift_by_hardware):
             return []
         counts[max(kinds, key=lambda kind: drift_by_hardware[kind].deviation)] += 1
     combined = []
@@ -89,6 +94,7 @@ def throughput_difference(
 
     By pairs where the sides ran interleaved, one pair after the other. Otherwise the sides are
     independent, and differ by the drift of their hardware too, as far as that is known.
+    `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b:
@@ -136,16 +142,16 @@ def _interleaved_log_ratios(a: CellResult, b: CellResult) -> list[float]:
 def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
     """Return the difference of the target metric over seeds, each seed the mean of its repeats.
 
-    None if the sides have no metric in common.
+    `margin` is the smallest difference that matters, in the metric's unit. The means are over the
+    seeds that both sides have, as far as there are any. None if the sides have no metric in common.
     """
     seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
     if a.target is None or a.target != b.target or not seeds_a or not seeds_b:
         return None
     common = [seed for seed in seeds_a if seed in seeds_b]
+    estimate = _metric_estimate(a, b, common)
     return MetricDifference(
-        question=Question(
-            metric=_target_metric(a.target, margin), estimate=_metric_estimate(a, b, common)
-        ),
+        question=Question(metric=_target_metric(a.target, margin), estimate=estimate),
         mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
         mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
     )

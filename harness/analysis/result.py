@@ -1,4 +1,9 @@
-"""What the trials of a cell come to: the form in which records and baselines are compared."""
+"""What the trials of a cell come to: the form in which records and baselines are compared.
+
+A record is large: the times and losses of every step at every rank. `of_trial` reduces it to the few
+numbers that comparisons need, as a `CellResult` of one trial; `join` merges those of the same cell.
+MLflow keeps the parts and joins them again whenever a trial is added.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +29,38 @@ from harness.statistics.trials import independent_values, mean_by_seed
 FEWEST_BATCHES = 10  # batch means that a trial keeps at least, where it has so many steps
 UNKNOWN = "unknown"
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
-STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # the worst first
+STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # of trials, the worst first
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
     """One trial that is done."""
 
-    sweep: str
+    sweep: str  # the name of its sweep
     seed: int
-    repeat: int
+    repeat: int  # counts the trials of the same cell and seed, from 0
     started: float  # seconds since the epoch
     ended: float  # seconds since the epoch
     throughput: float | None  # samples/s in the measured window; None if it was not measured
     relative_error: float | None  # standard error over mean, from the steps of this trial only
     settled: bool | None  # whether steady state was reached; None if there were too few steps
-    window_steps: int
+    window_steps: int  # steps of the measured window
     batch_seconds: Sequence[float]  # seconds a step, of consecutive equal batches of the window
     metric: float | None  # the target metric at the end
-    parameter_digest: str
-    order_digest: str | None
+    parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
+    order_digest: str | None  # of the order in which it saw its samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """A cell and its trials."""
+    """A cell and its trials, with their means and intervals.
+
+    It is saved as a baseline, so its fields are what can't be computed from others.
+    """
 
     cell: Cell
     target: Target | None  # None where no trial is done
-    conditions: Mapping[str, Sequence[str]]  # the values of hardware, code and software
+    conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
     trials: Sequence[TrialResult]  # those that are done
     left_out: Mapping[str, int]  # the number of trials that are not done, by status
 
@@ -68,7 +76,11 @@ class CellResult:
 
     @cached_property
     def throughput(self) -> Interval | None:
-        """The mean samples/s with its interval, where a seed counts once; None if not measured."""
+        """The mean samples/s with its 95% interval; None if it was not measured.
+
+        Repeats of a seed are averaged first and count once, as in comparisons
+        (`harness.statistics.trials`).
+        """
         values, seeds = [], []
         for trial in self.trials:
             if trial.throughput:
@@ -88,7 +100,11 @@ class CellResult:
 
     @cached_property
     def metric(self) -> Interval | None:
-        """The mean target metric with its interval over seeds; None if it was not evaluated."""
+        """The mean target metric with its 95% interval over seeds; None if it was not evaluated.
+
+        A repeat of a seed computes the same but for the order of floating-point sums, so that
+        repeats show nothing of how much the metric scatters, even where there are few seeds.
+        """
         means = list(self.metric_by_seed.values())
         return mean_interval(means) if means else None
 
@@ -104,6 +120,10 @@ class CellResult:
             if self.left_out.get(status):
                 return status
         return "done" if self.trials else UNRECORDED
+
+    def describe_left_out(self) -> str:
+        """Return the trials that are not done: `2 failed, 1 invalid`, or nothing."""
+        return ", ".join(f"{count} {status}" for status, count in self.left_out.items())
 
     @property
     def is_recorded(self) -> bool:
@@ -125,7 +145,7 @@ def join(parts: Sequence[CellResult]) -> list[CellResult]:
 
 
 def _merge(parts: Sequence[CellResult]) -> CellResult:
-    """Return one cell's result from parts of it."""
+    """Return one cell's result from parts of it; conditions that differ are all kept."""
     conditions: dict[str, dict[str, None]] = {}
     left_out: Counter[str] = Counter()
     trials: list[TrialResult] = []
@@ -139,14 +159,17 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
     return CellResult(
         cell=parts[0].cell,
         target=target,
-        conditions={kind: list(values) for kind, values in conditions.items()},
+        conditions={kind: list(conditions[kind]) for kind in conditions},
         trials=trials,
         left_out=dict(left_out),
     )
 
 
 def of_trial(record: Record) -> CellResult:
-    """Return what a single trial contributes to its cell."""
+    """Return what a single trial contributes to its cell.
+
+    One that is not done is only counted, by its status.
+    """
     cell = record.trial.cell
     if record.status != "done":
         return CellResult(
@@ -169,6 +192,7 @@ def unrecorded(cell: Cell, trials: int) -> CellResult:
 
 
 def _trial_result(record: Record) -> TrialResult:
+    """Return the numbers of a trial that is done."""
     assert record.summary is not None
     assert record.rank0 is not None
     seconds = window_seconds(record)
@@ -200,7 +224,10 @@ def _relative_error(seconds: Numbers) -> float | None:
 
 
 def _batch_seconds(seconds: Numbers) -> list[float]:
-    """Return the mean seconds a step of consecutive batches of steps."""
+    """Return the mean seconds a step of consecutive batches of steps.
+
+    They show whether a trial got slower while it ran, at a fraction of the size of its steps.
+    """
     if not len(seconds):
         return []
     return [rounded(float(mean)) for mean in batch_means(seconds, FEWEST_BATCHES)]
@@ -220,7 +247,10 @@ def window_seconds(record: Record) -> Numbers:
 
 
 def _conditions(record: Record) -> dict[str, str]:
-    """Return what a trial ran under, in text that is equal for what is the same."""
+    """Return what a trial ran under, in text that is equal for what is the same.
+
+    Hardware by its key, which names the CPU or GPUs and not the host: nodes of one kind are alike.
+    """
     if record.rank0 is None:
         return {"hardware": UNKNOWN, "code": UNKNOWN, "software": UNKNOWN}
     environment = record.rank0.environment

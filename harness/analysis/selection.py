@@ -1,4 +1,7 @@
-"""From a name on the command line to the results that it stands for."""
+"""From a name on the command line to the results that it stands for.
+
+`harness compare`, `harness baseline` and `harness report --against` take names in any of `FORMS`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
     """
     sides = {}
     for name in names:
-        if name != BASELINE:
+        if name != BASELINE:  # comes last, because it depends on the hardware of the others
             sides[name] = Side(name=name, cells=_named_cells(results, name, recall))
     if BASELINE in names:
         hardware = sorted(hardware_of(sides.values()))
@@ -53,7 +56,10 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
 
 
 def _named_cells(results: Results, name: str, recall: Recall | None) -> list[CellResult]:
-    """Return the cells that one name stands for, trying the forms in turn."""
+    """Return the cells that one name stands for, trying the forms in turn.
+
+    A sweep comes before a path, so that a folder that happens to have its name does not hide it.
+    """
     if name.startswith(f"{BASELINE}:"):
         return _read_baselines(results, [name.partition(":")[2]])
     if results.sweep_folder(name).spec_path.exists():
@@ -68,9 +74,15 @@ def _named_cells(results: Results, name: str, recall: Recall | None) -> list[Cel
 
 
 def _cells_of_sweep(sweep: Sweep, records: Sequence[Record], name: str) -> list[CellResult]:
-    """Return the cells of a sweep, trials without a record counted so that they are not forgotten."""
-    missing = Counter(trial.cell.id for trial in sweep.trials())
-    missing.subtract(record.trial.cell.id for record in records)
+    """Return the cells of a sweep.
+
+    Trials that are planned and have no record are counted, so that what never ran is not forgotten.
+    """
+    missing: Counter[str] = Counter()
+    for trial in sweep.trials():
+        missing[trial.cell.id] += 1
+    for record in records:
+        missing[record.trial.cell.id] -= 1
     parts = _aggregate(records, name)
     for cell in sweep.cells:
         if missing[cell.id] > 0:
@@ -83,19 +95,13 @@ def _records_of_cell(results: Results, name: str) -> list[Record]:
 
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
-    sweep_name, slash, cell_name = name.rpartition("/")
-    spec_paths = sorted(results.runs.glob("*/sweep.json"))
-    if slash:
-        wanted = results.sweep_folder(sweep_name).spec_path
-        spec_paths = [path for path in spec_paths if path == wanted]
-    cells_by_folder = {
-        path.parent: read_recorded_cells(SweepFolder(path.parent)) for path in spec_paths
-    }
+    sweep_name, _, cell_name = name.rpartition("/")
+    cells_by_folder = _recorded_cells(results, sweep_name)
     holders: dict[Path, list[Cell]] = {}
     for folder, cells in cells_by_folder.items():
-        matching = [cell for cell in cells if _is_named(cell, cell_name)]
-        if matching:
-            holders[folder] = matching
+        for cell in cells:
+            if _is_named(cell, cell_name):
+                holders.setdefault(folder, []).append(cell)
     if not holders:
         raise BadInput(_unknown_name(results, name, cell_name, cells_by_folder))
     if len(holders) > 1:
@@ -104,6 +110,18 @@ def _records_of_cell(results: Results, name: str) -> list[Record]:
         raise BadInput(f"{name}: found in the sweeps {sweeps}; allowed: {choices}")
     ((folder, cells),) = holders.items()
     return _read_records(folder, cells, cell_name)
+
+
+def _recorded_cells(results: Results, sweep_name: str) -> dict[Path, list[Cell]]:
+    """Return the cells of all sweeps that have run by the sweep's folder.
+
+    With the name of a sweep only that one's, if it has run.
+    """
+    cells_by_folder = {}
+    for spec_path in sorted(results.runs.glob("*/sweep.json")):
+        if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
+            cells_by_folder[spec_path.parent] = read_recorded_cells(SweepFolder(spec_path.parent))
+    return cells_by_folder
 
 
 def _is_named(cell: Cell, name: str) -> bool:
@@ -130,7 +148,10 @@ def _names(trial: Trial) -> tuple[str, ...]:
 def _unknown_name(
     results: Results, name: str, cell_name: str, cells_by_folder: dict[Path, list[Cell]]
 ) -> str:
-    """Return an error that names the nearest sweep or cell, and all forms that a name can have."""
+    """Return an error that names the nearest sweep or cell, and all forms that a name can have.
+
+    Not all candidates, as other errors do: a results folder can hold thousands of cells.
+    """
     candidates = set()
     for folder, cells in cells_by_folder.items():
         candidates.add(folder.name)
@@ -169,7 +190,8 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
 def _cells_at_path(path: Path) -> list[CellResult]:
     """Return what is in a file or folder.
 
-    A record or a baseline, the folder of a trial or of a sweep, or a folder of baselines.
+    The path is that of a record or a baseline, of the folder of a trial or of a sweep, or of a
+    folder of baselines. Raises BadInput for a folder that holds none of these.
     """
     if path.is_file():
         return _cells_in_files([path])
@@ -194,7 +216,7 @@ def _cells_in_files(paths: Sequence[Path]) -> list[CellResult]:
 
 
 def _is_baseline(path: Path) -> bool:
-    """Return whether a JSON file says that it is a baseline."""
+    """Return whether a JSON file says that it is a baseline; raises BadInput for no JSON file."""
     content = read_json(path, EITHER_FORMAT)
     return isinstance(content, dict) and content.get("kind") == baseline.KIND
 

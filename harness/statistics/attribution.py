@@ -80,7 +80,7 @@ class Attribution:
 
     @property
     def largest_first(self) -> list[Effect]:
-        """All effects by their magnitude."""
+        """All effects, sorted by their magnitude."""
         return sorted(self.effects, key=lambda effect: -effect.magnitude)
 
     @property

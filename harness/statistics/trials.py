@@ -30,7 +30,7 @@ def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, flo
     by_seed: dict[int, list[float]] = {}
     for value, seed in zip(values, seeds, strict=True):
         by_seed.setdefault(seed, []).append(value)
-    return {seed: fmean(repeats) for seed, repeats in by_seed.items()}
+    return {seed: fmean(by_seed[seed]) for seed in by_seed}
 
 
 def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
@@ -66,7 +66,7 @@ def mean_of_trials(
     errors = [error for error in standard_errors if error is not None]
     if len(errors) < len(values):
         return TrialsMean(interval=interval, within=None, between=None)
-    within = math.sqrt(fmean([error**2 for error in errors]))
+    within = math.sqrt(fmean(error**2 for error in errors))
     between = None
     if len(values) > 1:
         between = math.sqrt(max(0.0, variance(values) - within**2))
