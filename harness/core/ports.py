@@ -21,8 +21,9 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def node_address(interface: str | None) -> str:
     """Return the address at which other nodes reach this one.
 
-    With an `interface`, such as ib0, that is its IPv4 address, or its IPv6 address if it has no other. Without, it
-    is the node's name in Slurm, or else its host name. Raises BadInput if the interface has no address.
+    With an `interface`, such as ib0, that is its IPv4 address, or its IPv6 address if it has no
+    other. Without, it is the node's name in Slurm, or else its host name. Raises BadInput if the
+    interface has no address.
     """
     if interface is None:
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -40,9 +41,10 @@ def node_address(interface: str | None) -> str:
 def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
     """Return a port of this machine on which nothing listens now.
 
-    Seconds pass until rank 0 listens on it. In the meantime the kernel may hand out any port of its ephemeral range to
-    a process that connects somewhere, so the port is drawn from below that range, which `ephemeral_ports` names, as
-    long as enough ports lie there. Raises HarnessError if no port is free.
+    Seconds pass until rank 0 listens on it. In the meantime the kernel may hand out any port of its
+    ephemeral range to a process that connects somewhere, so the port is drawn from below that
+    range, which `ephemeral_ports` names, as long as enough ports lie there. Raises HarnessError if
+    no port is free.
     """
     for port in [*_candidates(ephemeral_ports), 0]:  # for port 0, the kernel chooses
         with suppress(OSError), socket.create_server(("", port)) as server:
@@ -51,7 +53,9 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
 
 
 def _candidates(ephemeral_ports: Path) -> list[int]:
-    """Draw ports between LOWEST_PORT and the kernel's ephemeral range; none if that range begins too low."""
+    """Draw ports between LOWEST_PORT and the kernel's ephemeral range; none if that range begins
+    too low.
+    """
     if not ephemeral_ports.exists():
         return []
     lowest_ephemeral, _highest_ephemeral = ephemeral_ports.read_text(encoding="ascii").split()

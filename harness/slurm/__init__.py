@@ -1,1 +1,3 @@
-"""Runs sweeps as Slurm jobs: packs, submits, leads them on their nodes, and watches them from outside."""
+"""Runs sweeps as Slurm jobs: packs, submits, leads them on their nodes, and watches them from
+outside.
+"""

@@ -1,4 +1,8 @@
-"""Cancels the jobs of a sweep."""
+"""Cancels the jobs of a sweep.
+
+The folder is marked first, because scancel does not end a trial at once: its leader gets SIGTERM,
+has the trial save, and would requeue the job if it did not read that it was cancelled.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,11 @@ from harness.slurm.submission import Submission
 
 
 def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
-    """Cancel every job of the sweep that has not ended, with one call of scancel; return the jobs' ids.
+    """Cancel every job of the sweep that has not ended, with one call of scancel.
 
-    Trials that were running continue from their last checkpoint when the sweep is submitted again.
+    Returns the ids of the jobs. Trials that were running continue from where they were when the
+    sweep is submitted again.
+
     Raises SlurmDown if Slurm does not answer, HarnessError if it refuses.
     """
     with lock(sweep_folder):
@@ -29,7 +35,8 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
         for submission in queues.recover_job_ids(submitted, queue):
             live_ids = _live_job_ids(submission, queue)
             if live_ids:
-                # Written before the jobs end: a leader that saves its trial must read that it may not requeue its job.
+                # Written before the jobs end: a leader that saves its trial reads it, and does not
+                # requeue its job.
                 submissions.write(sweep_folder, replace(submission, cancelled_at=time.time()))
             job_ids += live_ids
         if job_ids:
@@ -39,12 +46,19 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
 
 def _live_job_ids(submission: Submission, queue: Mapping[str, QueuedJob]) -> list[str]:
     """Return the ids of the submission's jobs that have not ended."""
-    live = [queues.queued_job(job, queue) for job in submission.jobs()]
-    return [job.id for job in live if job is not None]
+    job_ids = []
+    for job in submission.jobs():
+        queued = queues.queued_job(job, queue)
+        if queued is not None:
+            job_ids.append(queued.id)
+    return job_ids
 
 
 def _scancel(job_ids: Sequence[str]) -> None:
-    """Call scancel once for all jobs; raises HarnessError with Slurm's message if it refuses."""
+    """Call scancel once for all jobs.
+
+    Raises HarnessError with Slurm's message if it refuses.
+    """
     completed = subprocess.run(["scancel", *job_ids], capture_output=True, text=True, check=False)
     if completed.returncode:
         raise HarnessError(f"scancel: {one_line(completed.stderr)}")

@@ -1,9 +1,15 @@
-"""The leader of a job: it runs once, on the job's first node, and runs the job's trials as Slurm steps in turn.
+"""The leader of a job: it runs once, on the job's first node, and runs the trials as Slurm steps.
 
-submitit calls `lead`; it plays no further part. Slurm sends the user signal, SIGUSR2, ahead of the time limit and of a
-preemption. It sends it to the batch script alone, whose place this process has taken: between two trials there is no
-step that could receive it. The leader passes the signal on to the running trial, which saves and stops; then the
-leader requeues the job, and continues where it stopped when Slurm starts the job again.
+submitit calls `lead` in the job and plays no further part. The life of a job:
+
+- The leader records attempts that an earlier start of the job could not record, and runs the trials
+  that are pending, one after the other. Each leaves its record on the shared folder.
+- Slurm sends SIGUSR2 ahead of the time limit and of a preemption. It sends it to the batch script
+  alone, whose place the leader has taken: between two trials there is no step that could receive
+  it. The leader passes the signal on to the running trial, which saves and stops.
+- The leader requeues the job, and continues where it stopped when Slurm starts the job again.
+- If a node dies, Slurm kills and requeues the job by itself. The leader has a moment to exclude
+  that node, or else the next start finds the attempt without a record.
 """
 
 from __future__ import annotations
@@ -40,10 +46,13 @@ RETRIES = 2  # of a trial that was lost through no fault of its own
 
 
 def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
-    """Run the trials of this job that are still pending, and requeue the job if it was interrupted.
+    """Run the pending trials of this job, and requeue the job if it was interrupted.
 
-    `array` and `index` say which of the submission's jobs this is. Raises HarnessError, so that Slurm shows the job
-    as failed, if trials stay undone and the job is not requeued.
+    `sweep_path` is the folder of the sweep; `array` and `index` say which of the submission's jobs
+    this is. submitit has pickled the arguments when the job was submitted.
+
+    Raises HarnessError, so that Slurm shows the job as failed, if trials stay undone and the job is
+    not requeued.
     """
     sweep_folder = SweepFolder(Path(sweep_path))
     submission_folder = submissions.folder_of(sweep_folder, submission_id)
@@ -82,7 +91,11 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
 
 
 def _run_until_interrupted(runner: Runner, pending: Sequence[Trial]) -> str | None:
-    """Run the trials. Return None after the last, or else the failure after which this job can't run another."""
+    """Run the trials until one of them ends so that this job can't run another.
+
+    Returns the failure of that trial, None if every trial has run. A trial that failed for a reason
+    of its own does not stop the others.
+    """
     for record in runner.run(pending):
         lost = record.failure is not None and record.failure.kind in ALLOCATION_LOST
         if lost or record.status == "interrupted":
@@ -91,10 +104,10 @@ def _run_until_interrupted(runner: Runner, pending: Sequence[Trial]) -> str | No
 
 
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
-    """Return whether the job should continue later: after the user signal, or after the loss of its nodes.
+    """Return whether the job should continue later: after SIGUSR2, or the loss of its nodes.
 
-    A job that got SIGTERM alone was cancelled or has reached its limit, and one whose step a user has cancelled is not
-    wanted any more.
+    A job that got SIGTERM alone was cancelled or has reached its limit without a warning. If the
+    message says that a user has cancelled the step, the job is not wanted any more either.
     """
     if SIGNAL in signals:
         return True
@@ -106,7 +119,10 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
 def _exclude_bad_nodes(
     runner: Runner, undone: Sequence[Trial], submission: Submission, nodes: int
 ) -> None:
-    """Have Slurm restart this job without the nodes with which trials were lost; a job takes `nodes` nodes."""
+    """Have Slurm restart this job without the nodes with which its undone trials were lost.
+
+    `nodes` is how many nodes the job takes.
+    """
     bad = bad_nodes(runner, undone)
     if bad:
         excluded = sorted({*submission.excluded_nodes, *bad})
@@ -114,13 +130,19 @@ def _exclude_bad_nodes(
 
 
 def refuse_cancelled(submission: Submission) -> None:
-    """Raise HarnessError if the user has cancelled the submission: once requeued, its job would run all the same."""
+    """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
+
+    Raises HarnessError.
+    """
     if submission.cancelled_at is not None:
         raise HarnessError("the sweep's jobs were cancelled")
 
 
 def refuse_too_many_restarts(slurm: SlurmOptions) -> None:
-    """Raise HarnessError if this job was started again too often. Slurm does so by itself when a node dies."""
+    """Stop a job that Slurm has started again too often, as it does by itself when a node dies.
+
+    Raises HarnessError.
+    """
     restarts = restart_count()
     if restarts > slurm.requeues:
         raise HarnessError(
@@ -131,9 +153,10 @@ def refuse_too_many_restarts(slurm: SlurmOptions) -> None:
 def record_lost_attempts(
     runner: Runner, pending: Sequence[Trial], submission_folder: SubmissionFolder
 ) -> None:
-    """Record attempts whose job was killed before it could, and leave this node's name for the job's next start.
+    """Record attempts whose job was killed before it could, so that the next is another attempt.
 
-    If Slurm has restarted this very job, the node that led it before is recorded as the attempt's host.
+    If Slurm has restarted this very job, the node that led it before is recorded as the attempt's
+    host. The name of this node is left for the job's next start.
     """
     job_id = _job_id()
     node_file = submission_folder.node(job_id)
@@ -160,7 +183,10 @@ def restart_count() -> int:
 def runner_of(
     sweep_folder: SweepFolder, submission: Submission, ranks_per_node: int, listener: JobListener
 ) -> Runner:
-    """Return the runner of this job's trials. Raises BadInput as `launcher_of` does."""
+    """Return the runner of this job's trials.
+
+    Raises BadInput as `launcher_of` does.
+    """
     return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
@@ -177,7 +203,10 @@ def runner_of(
 
 
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
-    """Return the launcher of steps in this job. Raises BadInput if the profile's interface has no address."""
+    """Return the launcher that runs ranks as steps of this job.
+
+    Raises BadInput if the profile's interface has no address on this node.
+    """
     slurm = profile.slurm
     environment = dict(profile.environment)
     if slurm.interface:
@@ -198,7 +227,11 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
 
 
 def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that have to run: without a final record of this submission, or due to run again."""
+    """Return the trials that have to run.
+
+    These are trials without a record of this submission, those that were interrupted, and those
+    that run again because they were invalid, or were lost through no fault of their own.
+    """
     pending = []
     for trial in trials:
         record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
@@ -226,7 +259,8 @@ def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
 class JobListener:
     """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
 
-    `signal_due` is the time, in seconds since the epoch, at which Slurm sends the signal that precedes the time limit.
+    `signal_due` is the time, in seconds since the epoch, at which Slurm sends the signal that
+    precedes the time limit.
     """
 
     def __init__(self, signal_due: float) -> None:
@@ -235,7 +269,11 @@ class JobListener:
         self.first_signal_at: float | None = None  # seconds since the epoch
 
     def stop_reason(self) -> str | None:
-        """Return what the signals mean, None before the first. Slurm does not say, so the time has to tell."""
+        """Return why the running trial has to stop, None as long as it may go on.
+
+        Slurm sends the same signal ahead of the time limit and of a preemption, so the time has to
+        tell which it is. man sbatch allows it to be early.
+        """
         if self.first_signal_at is None:
             return None
         if SIGNAL not in self.signals:
@@ -245,7 +283,9 @@ class JobListener:
         return "preempted"
 
     def on_signal(self, number: int, frame: object) -> None:
-        """Handle a signal of Slurm: the runner asks for `stop_reason` and stops the running trial."""
+        """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
+        trial.
+        """
         if self.first_signal_at is None:
             self.first_signal_at = time.time()
         self.signals.add(number)
@@ -269,7 +309,10 @@ class JobListener:
 
 
 def requeue(slurm: SlurmOptions) -> None:
-    """Have Slurm requeue this job. Raises HarnessError if it was requeued too often, or Slurm refuses."""
+    """Have Slurm requeue this job.
+
+    Raises HarnessError if it was requeued as often as the profile allows, or if Slurm refuses.
+    """
     restarts = restart_count()
     if restarts >= slurm.requeues:
         raise HarnessError(
@@ -284,9 +327,10 @@ def requeue(slurm: SlurmOptions) -> None:
 
 
 def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
-    """Have Slurm start this job, which was requeued, without these nodes, as long as enough others remain.
+    """Have Slurm start this job, which was requeued, without these nodes.
 
-    A refusal is in the job's log: scontrol writes there. A job that is not in the queue is not affected.
+    If too few nodes would remain, nothing is done. A refusal is in the job's log, because scontrol
+    writes there; a job that is not in the queue is not affected.
     """
     if partitions.can_exclude_nodes(nodes, slurm):
         names = ",".join(nodes)

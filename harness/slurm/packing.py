@@ -1,4 +1,11 @@
-"""Packing: which trials share a job. Pure functions of blocks and of what their trials are estimated to take."""
+"""Packing: which trials share a job. Pure functions of blocks and of estimated durations.
+
+Three aims conflict. Trials of a block are compared with each other, so they should run in one job,
+on the same nodes, one shortly after the other. A job must end before its time limit. And the
+cluster should run as many jobs at once as the profile allows, without a wait in the queue for every
+single block. So blocks stay whole where they fit into a job, and are merged into long jobs only as
+far as the others are kept busy.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +55,13 @@ def pack(
 ) -> Packing:
     """Pack blocks into as few jobs as still keep the cluster busy.
 
-    Trials of a block are compared with each other, so a block stays in one job, on as many nodes as its largest
-    trial needs, unless it is estimated to exceed the job's limit. Blocks are spread over as many jobs as may run at a
-    time, or over more if those would take too long. A block whose duration is unknown has a job to itself.
+    A block stays in one job, on as many nodes as its largest trial needs, unless it is estimated to
+    exceed the job's limit; then it is split, with a remark. Blocks are spread over as many jobs as
+    may run at a time, or over more if those would take too long. A block whose duration is unknown
+    has a job to itself.
 
-    `estimates` are seconds by cell id, `limit_seconds` is the time limit of a job.
+    `estimates` are seconds by cell id. `limit_seconds` is the time limit of a job,
+    `max_parallel_jobs` the number of jobs of an array that Slurm runs at a time.
     """
     usable_seconds = limit_seconds * FILL_FRACTION
     remarks: list[str] = []
@@ -73,7 +82,11 @@ def pack(
 
 
 def _shape(job: PackedJob, ranks_per_node: int) -> tuple[int, int]:
-    """Return the number of nodes and the ranks per node that the job's largest trial needs."""
+    """Return the number of nodes, and of ranks on each, that the job's largest trial needs.
+
+    Nodes are filled: five ranks on nodes of four are two nodes with four ranks each, of which three
+    stay idle.
+    """
     ranks = max(trial.cell.axes.world_size for trial in job.trials)
     nodes = -(-ranks // ranks_per_node)  # rounded up
     return nodes, min(ranks, ranks_per_node)
@@ -82,10 +95,10 @@ def _shape(job: PackedJob, ranks_per_node: int) -> tuple[int, int]:
 def _split_block(
     block: Sequence[Trial], estimates: Mapping[str, float], usable_seconds: float
 ) -> list[PackedJob]:
-    """Return the block as one job, or as several that each fit the limit.
+    """Return the block as one job, or as several that each fit into `usable_seconds`.
 
-    A trial that exceeds the limit by itself has a job of its own. A block with a trial of unknown duration is not
-    split.
+    A trial that exceeds the limit by itself has a job of its own: it saves at the limit, and
+    continues when the job is back. A block with a trial of unknown duration is not split.
     """
     if any(trial.cell.id not in estimates for trial in block):
         return [PackedJob(trials=block, estimated_seconds=None)]
@@ -105,20 +118,21 @@ def _split_block(
 
 
 def _split_remark(block: Sequence[Trial], parts: Sequence[PackedJob], usable_seconds: float) -> str:
-    """Tell the user that a block was split, and what that costs."""
+    """Return what the user should know about a block that was split, and what that costs."""
     name = f"block of seed {block[0].seed}, repeat {block[0].repeat}"
     return (
-        f"{name} takes about {_total_seconds(parts):,.0f} s and a job has {usable_seconds:,.0f} s: split into"
-        f" {len(parts)} jobs, so its trials no longer run under the same conditions"
+        f"{name} takes about {_total_seconds(parts):,.0f} s and a job has {usable_seconds:,.0f} s:"
+        f" split into {len(parts)} jobs, so its trials no longer run under the same conditions"
     )
 
 
 def _merge(
     jobs: Sequence[PackedJob], usable_seconds: float, max_parallel_jobs: int
 ) -> list[PackedJob]:
-    """Merge jobs of known duration until there are as many as may run at a time, or more to respect the limit.
+    """Merge jobs of known duration until there are as many as may run at a time.
 
-    Each job goes to the group that is shortest so far. Jobs of unknown duration stay as they are, at the end.
+    Each job goes to the group that is shortest so far; it opens a further group where none has room
+    for it. Jobs of unknown duration stay as they are, at the end.
     """
     groups: list[list[PackedJob]] = [[] for _ in range(max_parallel_jobs)]
     unknown = []
@@ -137,7 +151,9 @@ def _merge(
 
 def _as_one_job(jobs: Sequence[PackedJob]) -> PackedJob:
     """Return one job that runs the trials of several, one job's after the other's."""
-    trials = [trial for job in jobs for trial in job.trials]
+    trials: list[Trial] = []
+    for job in jobs:
+        trials += job.trials
     return PackedJob(trials=trials, estimated_seconds=_total_seconds(jobs))
 
 

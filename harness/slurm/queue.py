@@ -1,4 +1,12 @@
-"""Slurm's queue: one call of squeue for all jobs, however many there are."""
+"""Slurm's queue: one call of squeue for all jobs, however many there are.
+
+A controller serves everybody on the cluster, and one that is asked about a thousand jobs one by one
+becomes slow for all. So squeue is called once, for all jobs of the users who have submitted, and
+its answer is matched with the submissions here.
+
+sacct is not used: it needs a database that not every cluster has. A job that is not in the queue
+has ended; how its trials ended is in their records.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +30,17 @@ FIELDS = {  # of a line of squeue: man squeue, --format
     "reason": "%r",  # comes last because it is free text, which may hold the separator
 }
 SEPARATOR = "|"
-ENDED_STATES = {  # a job does not come back from these; squeue shows it for MinJobAge seconds more
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-    "REVOKED", "TIMEOUT",
+# A job does not come back from these states; squeue shows it for MinJobAge seconds more.
+ENDED_STATES = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
 }  # fmt: skip
-PENDING_STATES = {  # the job exists, and none of its processes is running
-    "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED",
+# In these, the job exists, and none of its processes is running.
+PENDING_STATES = {
+    "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING",
+    "SUSPENDED", "STOPPED",
 }  # fmt: skip
+# How squeue shows the pending jobs of an array in one line.
 PENDING_ARRAY = re.compile(r"(?P<array>\d+)_\[(?P<indices>[\d,:-]+)(?:%\d+)?\]")
 
 
@@ -44,16 +56,16 @@ class QueuedJob:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it waits in the queue, or is stopped."""
+        """Whether it waits in the queue, or is stopped, so that none of its trials is running."""
         return self.state in PENDING_STATES
 
 
 class SlurmDown(HarnessError):
-    """Slurm's controller did not answer."""
+    """Slurm's controller did not answer: whether jobs exist is unknown."""
 
 
 class NoSlurm(SlurmDown):
-    """This machine has no squeue."""
+    """This machine has no squeue, so it can't be the one that submitted."""
 
 
 def squeue_command(users: Iterable[str]) -> list[str]:
@@ -74,7 +86,10 @@ def squeue_command(users: Iterable[str]) -> list[str]:
 
 
 def parse_squeue(text: str) -> dict[str, QueuedJob]:
-    """Return the jobs that have not ended, by id. Lines that show no job, such as warnings, are skipped."""
+    """Return the jobs that have not ended, by id.
+
+    Lines that show no job are skipped: a slow controller adds warnings to the output.
+    """
     jobs: dict[str, QueuedJob] = {}
     for line in text.splitlines():
         values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
@@ -98,7 +113,8 @@ def parse_squeue(text: str) -> dict[str, QueuedJob]:
 def _expand_array(job_id: str) -> list[str]:
     """Return the ids of all jobs that a line shows: 7_0, 7_1, 7_2 and 7_5 for `7_[0-2,5%4]`.
 
-    In spite of `--array`, squeue may show pending jobs of an array in one line.
+    In spite of `--array`, squeue may show the pending jobs of an array in one line. Ranges may have
+    a step, as in `0-8:2`, and `%4` is how many may run at a time.
     """
     array = PENDING_ARRAY.fullmatch(job_id)
     if array is None:
@@ -112,7 +128,7 @@ def _expand_array(job_id: str) -> list[str]:
 
 
 def query(users: Iterable[str]) -> dict[str, QueuedJob]:
-    """Ask squeue for the jobs of these users, by id; without users, nothing is asked.
+    """Ask squeue for the jobs of these users, by id. Without users, nothing is asked.
 
     Raises NoSlurm if this machine has no squeue, SlurmDown if Slurm does not answer.
     """
@@ -143,16 +159,20 @@ def query(users: Iterable[str]) -> dict[str, QueuedJob]:
 
 
 def query_submitters(submissions: Iterable[Submission]) -> dict[str, QueuedJob]:
-    """Ask squeue for the jobs of everybody who made one of these submissions; raises as `query` does."""
+    """Ask squeue for the jobs of everybody who made one of these submissions.
+
+    Without submissions, nothing is asked. Raises NoSlurm and SlurmDown as `query` does.
+    """
     return query(submission.user for submission in submissions)
 
 
 def recover_job_ids(
     submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
 ) -> list[Submission]:
-    """Return the submissions with the ids of arrays that whoever submitted did not live to write down.
+    """Return the submissions with ids of arrays that were never written down.
 
-    Their jobs are recognized in the queue by name.
+    Whoever submitted may have been killed between the return of sbatch and the write. The jobs are
+    recognized in the queue by their name.
     """
     array_ids = {}
     for job in queue.values():
@@ -172,7 +192,8 @@ def recover_job_ids(
 def queued_job(job: SubmittedJob, queue: Mapping[str, QueuedJob]) -> QueuedJob | None:
     """Return a submitted job as the queue has it, None if it has ended.
 
-    Slurm counts ids from 1 again at some point, so a job with the same id and another name is somebody else's.
+    Slurm counts ids from 1 again at some point, so a job with the same id and another name is
+    somebody else's.
     """
     candidate = queue.get(job.id or "")
     if candidate is None or candidate.name != job.name:
@@ -194,9 +215,11 @@ def live_jobs(
 
 
 def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
-    """Raise BadInput if a job that has not ended has trials of this sweep, SlurmDown if that is unknown.
+    """Refuse a sweep of which a job that has not ended has trials.
 
     Where there is no Slurm there are no jobs: the user may have copied the folder to this machine.
+
+    Raises BadInput if there is such a job, SlurmDown if that is unknown.
     """
     submissions = read_all(sweep_folder)
     try:
@@ -207,5 +230,6 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
     if job_ids:
         listed = one_line(", ".join(sorted(job_ids)), 60)
         raise BadInput(
-            f"{sweep_folder.path}: jobs {listed} are running this sweep; wait for them or cancel them"
+            f"{sweep_folder.path}: jobs {listed} are running this sweep;"
+            " wait for them or cancel them"
         )

@@ -1,4 +1,11 @@
-"""The rules by which a trial has a state: facts with names, and one table that is read from top to bottom."""
+"""The rules by which a trial has a state: named facts, and one table read from top to bottom.
+
+Three sources may disagree. A record on the shared folder says how an attempt has ended, but it may
+be that of an earlier submission. A report of progress says that a trial runs, but whoever wrote it
+may have been killed. Slurm says whether the trial's job exists, but it may not answer, and it knows
+nothing of trials. `TrialFacts` puts what each source says into words, and `RULES` says which of
+them counts.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +40,9 @@ class RecordHeader:
     def is_retried(self, first_attempt: int) -> bool:
         """Return whether the job that has the trial runs it again by itself.
 
-        It does so after failures that are not the trial's own, such as the loss of a node, up to RETRIES times.
-        `first_attempt` is the first that belongs to the job's submission.
+        It does so after failures that are not the trial's own, such as the loss of a node, up to
+        RETRIES times. `first_attempt` is the first that belongs to the job's submission; failures
+        before it do not count.
         """
         if self.status != "failed":
             return False
@@ -46,7 +54,10 @@ class RecordHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """Everything that a trial's state follows from."""
+    """Everything that a trial's state follows from.
+
+    Of a trial that was never submitted, only the record, the phase and `runs_locally` count.
+    """
 
     record: RecordHeader | None  # of its last attempt, if the present submission made it
     phase: str | None  # what it did by its last report, such as `train`; None if there is none
@@ -68,7 +79,11 @@ class TrialFacts:
         return self.record is not None and self.record.status == status
 
     def is_running(self) -> bool:
-        """Return whether the trial's last report is that of a running attempt, not of a killed one."""
+        """Return whether the trial's last report is that of a running attempt, not of a killed one.
+
+        A pending job runs nothing, so that the report is left from before it was requeued. Reports
+        of a trial that was not submitted are only taken from a run that exists.
+        """
         if self.phase is None:
             return False
         return self.job in ("running", "unknown") or not self.is_submitted
@@ -78,11 +93,16 @@ class TrialFacts:
         return self.is_retried and self.job in ("pending", "running")
 
     def is_retried_if_job_exists(self) -> bool:
-        """Return whether its job, of which Slurm says nothing, will run the trial again if it exists."""
+        """Return whether its job, of which Slurm says nothing, will run the trial again if it
+        exists.
+        """
         return self.is_retried and self.job == "unknown"
 
     def is_interrupted(self) -> bool:
-        """Return whether the trial was interrupted and may continue. With its job gone, it is lost instead."""
+        """Return whether the trial was interrupted and may continue.
+
+        With its job gone, the trial is lost instead, or cancelled.
+        """
         if not self.has_record("interrupted"):
             return False
         if not self.is_submitted or self.job in ("pending", "running"):
@@ -101,7 +121,10 @@ class TrialFacts:
 
 @dataclass(frozen=True)
 class Rule:
-    """A state, the facts from which it follows unless a rule above applies, and what to say with it."""
+    """A row of the table: a state, the facts from which it follows, and what to say with it.
+
+    The rule counts only if none above it applies.
+    """
 
     state: State
     applies: Callable[[TrialFacts], bool]
@@ -109,11 +132,12 @@ class Rule:
 
 
 def _record_detail(facts: TrialFacts) -> str:
+    """Return the record's detail, the one that most rules show."""
     return facts.detail
 
 
 def _phase_detail(facts: TrialFacts) -> str:
-    """Return the phase unless it is training, which the step shows."""
+    """Return the phase, such as `starting` or `evaluate`; of one that trains, the step says more."""
     if facts.phase in (None, "train"):
         return facts.detail
     return str(facts.phase)

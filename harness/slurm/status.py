@@ -1,4 +1,12 @@
-"""The state of every trial of a sweep: what lies in the shared folder comes first, then one look at Slurm's queue."""
+"""The state of every trial of a sweep: from the shared folder, and one look at Slurm's queue.
+
+The folder comes first. It holds the records of trials that have ended, and the reports of those
+that run, so that most of the status is known even if Slurm does not answer. This module collects
+the facts; which state follows from them is in `harness.slurm.rules`.
+
+A sweep that is watched is read again and again, so a record is parsed once for each time that it
+was written, and only its header is kept.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +38,7 @@ from harness.spec.sweep import Sweep
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:
-    """What lies in a trial's folder."""
+    """What lies in a trial's folder and counts for its state."""
 
     record: RecordHeader | None = None
     progress: Mapping[str, Any] | None = None  # of a running trial, or of one that was killed
@@ -37,7 +46,7 @@ class TrialFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """The state of one trial, a row of `harness status`."""
+    """The state of one trial: a row of `harness status`, and of its JSON."""
 
     trial: str  # id
     label: str  # of its cell
@@ -58,7 +67,10 @@ class TrialState:
 
     @property
     def is_final(self) -> bool:
-        """Whether its record stays as it is. A live job may repeat a trial that failed or was invalid."""
+        """Whether its record stays as it is.
+
+        A live job may repeat a trial that failed or was invalid.
+        """
         if self.state == "done":
             return True
         return self.state in ("failed", "invalid") and not self.is_live
@@ -73,7 +85,7 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """The state of a sweep."""
+    """The state of a sweep: of its present trials, and of those that an earlier version of it had."""
 
     sweep: Sweep
     trials: Sequence[TrialState]
@@ -83,9 +95,9 @@ class SweepStatus:
     def estimated_seconds_left(self) -> float | None:
         """Estimate the seconds until the sweep is done, None before the first trial is.
 
-        A running trial needs what remains at its present rate. Any other unfinished trial needs the mean duration of
-        its cell's trials that are done, or of all trials that are done where its cell has none. As many trials run
-        side by side as do now.
+        A running trial needs what remains at its present rate. Any other unfinished trial needs the
+        mean duration of its cell's trials that are done, or of all trials that are done where its
+        cell has none. As many trials run side by side as do now.
         """
         durations = self._durations_by_cell()
         unfinished = [trial for trial in self.trials if trial.is_unfinished]
@@ -96,7 +108,7 @@ class SweepStatus:
         return total_seconds / max(1, running)
 
     def _durations_by_cell(self) -> dict[str, list[float]]:
-        """Return the seconds that trials took that are done, by the label of their cell."""
+        """Return the seconds that each trial took that is done, by the label of their cell."""
         durations: dict[str, list[float]] = {}
         for trial in self.trials:
             if trial.duration is not None:
@@ -105,7 +117,10 @@ class SweepStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Whether nothing is left to wait for.
+
+        While Slurm is silent, nobody knows whether the job of an open trial still exists.
+        """
         for trial in self.trials:
             if trial.is_live or trial.state == "running":
                 return False
@@ -116,12 +131,15 @@ class SweepStatus:
 
 
 def _seconds_left_of(trial: TrialState, durations: Mapping[str, Sequence[float]]) -> float:
-    """Estimate the seconds that an unfinished trial needs; `durations` are as `_durations_by_cell` returns them."""
+    """Estimate the seconds that an unfinished trial needs.
+
+    `durations` are seconds by the label of a cell, at least one in all.
+    """
     if trial.seconds_left is not None:
         return trial.seconds_left
     if trial.label in durations:
         return fmean(durations[trial.label])
-    return fmean(seconds for of_cell in durations.values() for seconds in of_cell)
+    return fmean(chain.from_iterable(durations.values()))
 
 
 def trial_states(
@@ -133,12 +151,16 @@ def trial_states(
     runs_locally: bool = False,
     sweep_folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
 ) -> list[TrialState]:
-    """Return the state of every trial.
+    """Return the state of every trial, in the order of `trials`.
 
-    `submitted` are oldest first, `files` are by trial id. `queue` is None where Slurm does not answer. `runs_locally`
-    says that a `harness run` on this machine is going through what was not submitted. Pure, except that the log of a
-    job that lost a trial is read, below `sweep_folder`.
+    `submitted` are the sweep's submissions, oldest first, so that the last one that has a trial
+    counts. `files` are by trial id. `queue` holds the jobs by id, and is None where Slurm does not
+    answer. `runs_locally` says that a `harness run` on this machine is going through what was not
+    submitted.
+
+    Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
+    # Of several submissions that have a trial, the last one counts.
     jobs: dict[str, tuple[Submission, SubmittedJob]] = {}
     for submission in queues.recover_job_ids(submitted, queue or {}):
         for job in submission.jobs():
@@ -180,7 +202,10 @@ def _submitted_state(
     files: TrialFiles,
     live_jobs: Mapping[str, QueuedJob] | None,
 ) -> TrialState:
-    """Return the state of a trial that `job` has; `live_jobs` are by trial id, None where Slurm does not answer."""
+    """Return the state of a trial that `job` has.
+
+    `live_jobs` are by trial id, None where Slurm does not answer.
+    """
     first_attempt = submission.first_attempts[trial.id]
     record = files.record
     if record is not None and record.attempt < first_attempt:
@@ -202,7 +227,7 @@ def _submitted_state(
 
 
 def _job_state(queued: QueuedJob | None, *, slurm_answers: bool) -> JobState:
-    """Return what Slurm says of a trial's job."""
+    """Return what Slurm says of a trial's job, which is None if it is not in the queue."""
     if not slurm_answers:
         return "unknown"
     if queued is None:
@@ -234,7 +259,10 @@ def _trial_state(trial: Trial, facts: TrialFacts, progress: Mapping[str, Any] | 
 
 
 def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int) -> TrialState:
-    """Return the row of a running trial with how far it is; `batch_size` is the global one."""
+    """Return the row of a running trial with how far it is.
+
+    `batch_size` is the global one, in samples, and the rate is that of all ranks together.
+    """
     step = progress.get("step")
     steps = progress.get("steps")
     rate = progress.get("rate")
@@ -247,22 +275,27 @@ def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int
 def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
     """Read the folders of the sweeps, and ask Slurm once if any of them was ever submitted.
 
+    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it.
+
     Raises BadInput for a file that can't be read.
     """
-    submitted = [submissions.read_all(sweep_folder) for _, sweep_folder in sweeps]
+    submissions_by_sweep = []
+    all_submissions: list[Submission] = []
+    for _sweep, sweep_folder in sweeps:
+        submitted = submissions.read_all(sweep_folder)
+        submissions_by_sweep.append(submitted)
+        all_submissions += submitted
     queue: Mapping[str, QueuedJob] | None = None
     slurm_error = None
     try:
-        queue = queues.query_submitters(
-            submission for of_sweep in submitted for submission in of_sweep
-        )
+        queue = queues.query_submitters(all_submissions)
     except SlurmDown as error:
         slurm_error = str(error)
     statuses = []
-    for (sweep, sweep_folder), of_sweep in zip(sweeps, submitted, strict=True):
-        status = _read_status(sweep, sweep_folder, of_sweep, queue)
-        needs_slurm = any(trial.state in OPEN_STATES for trial in status.trials)
-        if of_sweep and needs_slurm:
+    for (sweep, sweep_folder), submitted in zip(sweeps, submissions_by_sweep, strict=True):
+        status = _read_status(sweep, sweep_folder, submitted, queue)
+        is_open = any(trial.state in OPEN_STATES for trial in status.trials)
+        if submitted and is_open:
             status = replace(status, slurm_error=slurm_error)
         statuses.append(status)
     return statuses
@@ -274,14 +307,18 @@ def _read_status(
     submitted: Sequence[Submission],
     queue: Mapping[str, QueuedJob] | None,
 ) -> SweepStatus:
-    """Read the folder of one sweep."""
+    """Read the folder of one sweep; `queue` is None where Slurm does not answer."""
+    # Jobs may still have trials that an earlier version of the sweep file asked for.
     trials: dict[str, Trial] = {}
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
     files = {trial_id: read_trial_files(sweep_folder.trial_folder(trial_id)) for trial_id in trials}
+    # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
+    # A job's report of progress is judged by Slurm's word on the job. For a local trial there is
+    # no such word: its report counts only if the present run has begun the trial.
     for trial_id in files.keys() - _submitted_ids(submitted):
         progress = _local_progress(
             files[trial_id], sweep_folder.trial_folder(trial_id), local_run_since
@@ -310,7 +347,7 @@ def _submitted_ids(submitted: Sequence[Submission]) -> set[str]:
 
 
 def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
-    """Count, by node, the attempts that were lost with it."""
+    """Count, by the name of a node, the attempts that were lost with it."""
     counts: Counter[str] = Counter()
     for trial_files in files:
         failures = trial_files.record.failures if trial_files.record else ()
@@ -319,7 +356,10 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
 
 
 def read_trial_files(trial_folder: TrialFolder) -> TrialFiles:
-    """Read what counts for the status from a trial's folder. Raises BadInput for a record that can't be read."""
+    """Read what counts for the status from a trial's folder.
+
+    Raises BadInput for a record that can't be read.
+    """
     path = trial_folder.record_path
     record = None
     try:
@@ -333,7 +373,11 @@ def read_trial_files(trial_folder: TrialFolder) -> TrialFiles:
 
 @cache
 def _read_header(path: Path, _modified_ns: int) -> RecordHeader:
-    """Read a record once for each time that it was written: `--watch` looks at all of them again and again."""
+    """Read what counts of a record, once for each time that it was written.
+
+    `harness status --watch` looks at all of them again and again. The time of the last change, in
+    nanoseconds, is only part of the cache's key.
+    """
     content = from_json(path.read_bytes())  # twice as fast as json.loads, and records are large
     failures = [Failure(**failure) for failure in content["previous_failures"]]
     detail = "; ".join(content["violations"])
@@ -352,9 +396,10 @@ def _read_header(path: Path, _modified_ns: int) -> RecordHeader:
 def _local_progress(
     files: TrialFiles, trial_folder: TrialFolder, run_since: float
 ) -> Mapping[str, Any] | None:
-    """Return the progress of a trial that the present run on this machine has begun, None of any other trial.
+    """Return the progress of a trial that the present run on this machine has begun.
 
-    `run_since` is when that run began, in seconds since the epoch. What is older was left by a run that was killed.
+    None of any other trial: what is older than `run_since`, the time in seconds since the epoch at
+    which that run began, was left by a run that was killed.
     """
     begun_at = _modified_at(trial_folder.assignment_path)
     if begun_at < run_since or begun_at < _modified_at(trial_folder.record_path):

@@ -1,4 +1,16 @@
-"""What was submitted, written down on the shared folder: which job runs which trials."""
+"""What was submitted, written down on the shared folder: which job runs which trials.
+
+Each `harness submit` leaves a folder of its own in the folder of the sweep:
+
+    runs/SWEEP/jobs/20261122-104500-3fa2/
+        submission.json    the submission: arrays, trials, profile, sweep
+        submitit/          what submitit pickles for each job
+        81_0.log           output of job 81_0
+        81_0.node          name of the node that leads job 81_0
+
+`submission.json` is what makes the jobs independent of whoever submitted them: their leaders read
+it, and so do `harness status`, `harness cancel` and the next `harness submit`.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +44,16 @@ class JobArray:
     trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
     estimated_seconds: Sequence[float | None]  # of each job; None where it can't be estimated
 
-    # The id that sbatch returned. None until then, and for good if whoever submitted was killed in between.
+    # The id that sbatch returned. None until then, and for good if whoever submitted was killed
+    # before it was written down.
     slurm_id: str | None = None
 
     def job_id(self, index: int) -> str | None:
-        """Return the id of the job with this index as squeue prints it, such as 12_3; None if unknown."""
+        """Return the id of the job with this index as squeue prints it, such as 12_3; None if
+        unknown.
+
+        submitit submits a single job as a job, not as an array of one, so its id has no index.
+        """
         if self.slurm_id is None:
             return None
         if len(self.trial_ids) == 1:
@@ -46,7 +63,7 @@ class JobArray:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """One job of a submission."""
+    """One job of a submission, with everything by which it is found in the queue."""
 
     array: int  # number of its array in the submission
     index: int  # number of the job in its array, SLURM_ARRAY_TASK_ID
@@ -57,7 +74,11 @@ class SubmittedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The content of `submission.json`, which each `harness submit` leaves."""
+    """The content of `submission.json`.
+
+    It is written before the first call of sbatch, again after each, and once more when the jobs are
+    cancelled.
+    """
 
     schema: str = SCHEMA
     id: str
@@ -72,11 +93,16 @@ class Submission:
     cancelled_at: float | None = None  # seconds since the epoch
 
     def job_name(self, array: int) -> str:
-        """Return the name that all jobs of an array have. It is unlike that of any other submission."""
+        """Return the name that all jobs of an array have.
+
+        It holds the submission's id, so that it is unlike the name of any other job: by it, jobs
+        are recognized whose ids were never written down, and told from jobs of others that have the
+        same id.
+        """
         return f"{safe_folder_name(self.sweep.name)[:NAME_LENGTH]}-{self.id}-{array}"
 
     def jobs(self) -> Iterator[SubmittedJob]:
-        """Yield every job of every array."""
+        """Yield every job of every array, in the order in which they were packed."""
         for number, array in enumerate(self.arrays):
             for index, trial_ids in enumerate(array.trial_ids):
                 yield SubmittedJob(
@@ -111,11 +137,14 @@ class SubmissionFolder:
         return self.path / "submitit"
 
     def node(self, job_id: str) -> Path:
-        """The name of the node that leads a job, or led it before the job was requeued."""
+        """Return the file with the name of the node that leads a job, or led it before a requeue.
+
+        A leader that finds the file when it starts knows which node its predecessor was lost with.
+        """
         return self.path / f"{job_id}.node"
 
     def log(self, job_id: str) -> Path:
-        """The output of a job's batch script, and so of the leader that the script runs."""
+        """Return the output of a job's batch script, and so of the leader that the script runs."""
         return self.path / f"{job_id}.log"
 
 
@@ -131,7 +160,11 @@ def new(
     first_attempts: Mapping[str, int],
     excluded_nodes: Sequence[str] = (),
 ) -> Submission:
-    """Return a submission by this user, on this host, now. Nothing is written or handed to Slurm yet."""
+    """Return a submission by this user, on this host, now.
+
+    Nothing is written, and nothing handed to Slurm yet. `first_attempts` are by trial id,
+    `excluded_nodes` are names of nodes that no job should get.
+    """
     return Submission(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
         created_at=time.time(),
@@ -146,7 +179,7 @@ def new(
 
 
 def _job_array(packed: PackedArray) -> JobArray:
-    """Return what is written down of an array before it is submitted."""
+    """Return what is written down of an array before it is submitted: ids instead of whole trials."""
     trial_ids = []
     estimated_seconds = []
     for job in packed.jobs:
@@ -161,7 +194,10 @@ def _job_array(packed: PackedArray) -> JobArray:
 
 
 def write(sweep_folder: SweepFolder, submission: Submission) -> None:
-    """Write the submission into its folder, or replace the one that is there."""
+    """Write the submission into its folder, or replace the one that is there.
+
+    The file is replaced in one step, so that a job that starts meanwhile reads a whole one.
+    """
     content = json.dumps(asdict(submission), indent=1, default=str) + "\n"
     write_atomically(folder_of(sweep_folder, submission.id).file, content)
 
@@ -175,7 +211,10 @@ def read(path: Path) -> Submission:
 
 
 def read_all(sweep_folder: SweepFolder) -> list[Submission]:
-    """Read every submission of a sweep, oldest first. Raises BadInput as `read` does."""
+    """Read every submission of a sweep, oldest first.
+
+    Raises BadInput as `read` does.
+    """
     paths = sweep_folder.path.glob("jobs/*/submission.json")
     submissions = [read(path) for path in paths]
     return sorted(submissions, key=lambda submission: submission.created_at)

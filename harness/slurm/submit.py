@@ -1,4 +1,10 @@
-"""Submits a sweep: packs its pending trials into jobs, writes that down, and hands the jobs to Slurm by submitit."""
+"""Submits a sweep: packs its pending trials into jobs and hands these to Slurm by submitit.
+
+submitit pickles the call of `leader.lead` for each job, writes the batch script and calls sbatch.
+Of what it offers beyond that, nothing is used: no checkpointing of its own, no srun around the
+call, no waiting for results. The batch script begins with the lines of `setup_lines` and ends with
+the leader.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +35,13 @@ from harness.spec.sweep import Sweep
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
-SETUP_FAILED = (
-    "setup: "  # begins a line of the job's log that reports a failed line of the profile's setup
-)
+# Begins a line of the job's log which reports that a line of the profile's setup has failed.
+SETUP_FAILED = "setup: "
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSubmission:
-    """A submission that was not handed to Slurm yet."""
+    """A submission that was not handed to Slurm yet, and what the user should know about it."""
 
     submission: Submission
     finished_trials: int  # of the sweep, that will not run again
@@ -58,10 +63,13 @@ def submit(
     estimates: Mapping[str, float],
     on_prepared: Callable[[PreparedSubmission], None],
 ) -> Submission:
-    """Submit the trials that are pending and that no job has. `estimates` are seconds by cell id.
+    """Submit the trials that are pending and that no job has.
 
-    `on_prepared` is called before anything is handed to Slurm. Raises BadInput if another process is working on this
-    sweep, HarnessError if Slurm refuses.
+    `redo` says which finished trials run again, `estimates` are seconds by cell id, and
+    `on_prepared` is called before anything is handed to Slurm. Returns the submission, without an
+    array if there was nothing to submit.
+
+    Raises BadInput if another process is working on this sweep, HarnessError if Slurm refuses.
     """
     with lock(sweep_folder):
         prepared = prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
@@ -70,8 +78,8 @@ def submit(
         if not submission.arrays:
             return submission
         write_spec(sweep, sweep_folder)
-        # Written before the first sbatch, and again after each: should this process be killed in between, the jobs
-        # are still recognized by their names.
+        # Written before the first sbatch, and again after each. Should this process be killed in
+        # between, the jobs are still recognized by their names.
         submissions.write(sweep_folder, submission)
         for number in range(len(submission.arrays)):
             slurm_id = submit_array(sweep_folder, submission, number)
@@ -90,13 +98,15 @@ def prepare(
 ) -> PreparedSubmission:
     """Decide which trials to submit and pack them into jobs, without starting or writing anything.
 
-    Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have jobs.
+    Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have
+    jobs: a trial must not run in two jobs at once.
     """
     todo = plan(sweep, sweep_folder, redo)
     earlier = submissions.read_all(sweep_folder)
     live = queues.live_jobs(earlier, queues.query_submitters(earlier))
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
+    # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():
         trials = [trial for trial in block if trial.id in is_new]
@@ -109,14 +119,15 @@ def prepare(
         limit_seconds=profile.slurm.time_limit_seconds - profile.slurm.warning,
         max_parallel_jobs=profile.slurm.array_parallelism,
     )
-    previous = {
-        trial_id: read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
-        for trial_id in new_ids
-    }
-    first_attempts = {
-        trial_id: record.attempt + 1 if record else 1 for trial_id, record in previous.items()
-    }
-    excluded, remarks = _nodes_to_exclude([*filter(None, previous.values())], profile.slurm)
+    # Attempts are counted on from those of earlier submissions and of local runs.
+    first_attempts = dict.fromkeys(new_ids, 1)
+    previous = []
+    for trial_id in new_ids:
+        record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
+        if record is not None:
+            first_attempts[trial_id] = record.attempt + 1
+            previous.append(record)
+    excluded, remarks = _nodes_to_exclude(previous, profile.slurm)
     return PreparedSubmission(
         submission=submissions.new(sweep, profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
@@ -128,7 +139,12 @@ def prepare(
 def _nodes_to_exclude(
     previous: Sequence[Record], slurm: SlurmOptions
 ) -> tuple[list[str], list[str]]:
-    """Return the nodes that no job should get, and a remark on each node with which a trial was lost."""
+    """Return the nodes that no job should get, and a remark on each node with which a trial was
+    lost.
+
+    `previous` are the records of the trials to be submitted. If too few nodes would remain, none is
+    excluded.
+    """
     bad_nodes: set[str] = set()
     for record in previous:
         bad_nodes.update(record.bad_nodes)
@@ -138,12 +154,16 @@ def _nodes_to_exclude(
     if partitions.can_exclude_nodes(nodes, slurm):
         return nodes, [f"node {node} is excluded: a trial was lost with it" for node in nodes]
     return [], [
-        f"no node is excluded, because too few would remain: a trial was lost with {', '.join(nodes)}"
+        "no node is excluded, because too few would remain:"
+        f" a trial was lost with {', '.join(nodes)}"
     ]
 
 
 def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
-    """Call sbatch once, for one array, and return the array's id. Raises HarnessError with sbatch's message."""
+    """Call sbatch once, for one array, and return the array's id.
+
+    Raises HarnessError with sbatch's message.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     array = submission.arrays[number]
@@ -164,8 +184,9 @@ def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int)
 
 
 def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
-    """Return the batch script that sbatch gets for an array."""
+    """Return the batch script that sbatch gets for an array, without calling it."""
     executor = array_executor(sweep_folder, submission, number)
+    # submitit sets this parameter in `map_array`, which would call sbatch.
     job_count = len(submission.arrays[number].trial_ids)
     if job_count > 1:
         executor.parameters["map_count"] = job_count
@@ -173,7 +194,10 @@ def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int)
 
 
 def array_executor(sweep_folder: SweepFolder, submission: Submission, number: int) -> SlurmExecutor:
-    """Return submitit's executor for an array. Raises HarnessError where there is no Slurm."""
+    """Return submitit's executor for an array.
+
+    Raises HarnessError where there is no Slurm.
+    """
     slurm = submission.profile.slurm
     executor = job_executor(
         submissions.folder_of(sweep_folder, submission.id),
@@ -192,7 +216,10 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
 def job_executor(
     submission_folder: SubmissionFolder, slurm: SlurmOptions, array: JobArray, job_name: str
 ) -> SlurmExecutor:
-    """Return submitit's executor for jobs that write to a folder. Raises HarnessError where there is no Slurm."""
+    """Return submitit's executor for jobs that write to a folder.
+
+    Raises HarnessError where there is no Slurm.
+    """
     import submitit
 
     python = slurm.python or sys.executable
@@ -204,6 +231,8 @@ def job_executor(
         )
     except RuntimeError as error:
         raise HarnessError(f"Slurm: {one_line(error)}") from None
+    # use_srun: submitit would run the leader as a step, whose tasks are all ranks of the job.
+    # stderr_to_stdout, wckey: otherwise it adds directives that not every cluster accepts.
     executor.update_parameters(
         job_name=job_name,
         setup=setup_lines(submission_folder, slurm.setup),
@@ -218,7 +247,9 @@ def job_executor(
 
 
 def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
-    """Return what an array's jobs ask for, by submitit's names; what is None is left to the cluster."""
+    """Return what an array's jobs ask for, by submitit's names; what is None is left to the
+    cluster.
+    """
     gpus: int | str | None = array.ranks_per_node * slurm.gpus_per_rank or None
     if gpus and slurm.gpu_type:
         gpus = f"{slurm.gpu_type}:{gpus}"
@@ -237,9 +268,9 @@ def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
 
 
 def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
-    """Return the options of sbatch for which submitit has no parameter."""
+    """Return the options of sbatch for which submitit has no parameter, by sbatch's names."""
     parameters: dict[str, Any] = {
-        # The script itself redirects its output: in the name of Slurm's own log, % begins a pattern.
+        # The script redirects its output itself: in the name of Slurm's log, % begins a pattern.
         "output": "/dev/null",
         "signal": f"B:USR2@{slurm.warning}",  # B: to the batch script alone
         "requeue": True,
@@ -255,16 +286,18 @@ def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
 def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> list[str]:
     """Return the first lines of the batch script, which end with the profile's `setup`.
 
-    They redirect the output to the job's log, and ignore a signal that comes before the leader handles it.
+    They redirect the output to the job's log, and ignore a signal that comes before the leader
+    handles it. A line of `setup` that fails is reported in the log; as in any batch script, the
+    next line runs all the same.
     """
-    # The log has the id that squeue shows: of the array and the index in it, if the job is of an array.
+    # As squeue shows it: if the job is of an array, the array's id and the index in it.
     job_id = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
     folder = shlex.quote(str(submission_folder.path.absolute()))
     lines = [
         f"exec >>{folder}/{job_id}.log 2>&1 || exit 1",  # without `exit`, bash would go on
         "trap '' USR2",
-        # submitit handles this signal itself, and takes a short job that is preempted for one that timed out. The
-        # leader handles USR2; submitit gets a signal that Slurm never sends.
+        # submitit handles this signal itself, and takes a short job that is preempted for one that
+        # timed out. So it gets a signal that Slurm never sends; the leader handles USR2.
         "export SUBMITIT_PREEMPT_SIGNAL=URG",
     ]
     if setup:
@@ -274,7 +307,11 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
 
 
 def check_folder(profile: Profile, path: Path) -> None:
-    """Raise BadInput for a folder that nodes don't share, or whose name submitit expands (%j becomes a job's id)."""
+    """Refuse a folder that can't be that of a job's results.
+
+    Raises BadInput if nodes don't share it, or if submitit would expand its name: `%j` becomes a
+    job's id.
+    """
     check_shared_folder(profile, path)
     absolute = str(path.absolute())
     if "%" in absolute:

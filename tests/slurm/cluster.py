@@ -17,8 +17,9 @@ from tests.support.running import wait_until
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running Slurm. Its daemons are munged, slurmctld and a slurmd-NODE each; with accounting also slurmdbd and
-    mariadbd."""
+    """A running Slurm. Its daemons are munged, slurmctld and a slurmd-NODE each; with accounting
+    also slurmdbd and mariadbd.
+    """
 
     configuration: Configuration
 
@@ -69,7 +70,9 @@ class Slurm:
         wait_until(lambda: is_listening(self.configuration.ports.controller))
 
     def restore(self) -> None:
-        """Start the daemons that are not running, cancel all jobs and resume all nodes; returns when they are idle."""
+        """Start the daemons that are not running, cancel all jobs and resume all nodes; returns
+        when they are idle.
+        """
         for daemon in daemon_commands(self.configuration):
             if not self._pid_file(daemon).exists():
                 self.start(daemon)

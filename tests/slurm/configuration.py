@@ -1,7 +1,7 @@
 """A small Slurm on one machine, on paper: its configuration files and the command of each daemon.
 
-Its delays are as short as a busy machine of two cores allows: in the defaults of a real cluster, a requeued job waits
-for 121 s before it starts again, and a silent node is noticed after 300 s.
+Its delays are as short as a busy machine of two cores allows: in the defaults of a real cluster, a
+requeued job waits for 121 s before it starts again, and a silent node is noticed after 300 s.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def slurmdbd_conf(configuration: Configuration) -> str:
 
 
 def daemon_commands(configuration: Configuration) -> dict[str, list[str]]:
-    """Return the command of each daemon by name, in the order in which they start; each stays in the foreground."""
+    """Return the command of each daemon by name, in the order in which they start; each stays in
+    the foreground.
+    """
     folder = configuration.folder
     munge_files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
     commands = {

@@ -1,4 +1,6 @@
-"""A Slurm that the tests of one process share. It is up in a few seconds, and a test that breaks it leaves it whole."""
+"""A Slurm that the tests of one process share. It is up in a few seconds, and a test that breaks it
+leaves it whole.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.slurm.sweeps import Outcomes, run_locally
 
 
 def skip_if(reason: str | None) -> None:
-    """Skip the test if there is a reason why it can't run; in CI, where nothing may be missing, it fails."""
+    """Skip the test if there is a reason why it can't run; in CI, where nothing may be missing, it
+    fails.
+    """
     if reason is None:
         return
     if os.environ.get("CI") == "true":
@@ -54,5 +58,7 @@ def slurm(shared_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slur
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What the trials of the tests compute on this machine, without Slurm and without an interruption."""
+    """What the trials of the tests compute on this machine, without Slurm and without an
+    interruption.
+    """
     return run_locally(tmp_path_factory.mktemp("undisturbed"))

@@ -1,7 +1,7 @@
 """A real Slurm of two nodes on loopback, which ends with whoever brought it up.
 
-By hand, `python -m tests.slurm.daemons up --dir DIR [--accounting]` prints the SLURM_CONF to export, and
-`python -m tests.slurm.daemons down --dir DIR` ends it.
+By hand, `python -m tests.slurm.daemons up --dir DIR [--accounting]` prints the SLURM_CONF to
+export, and `python -m tests.slurm.daemons down --dir DIR` ends it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def missing(*, accounting: bool = False) -> str | None:
 
 @contextmanager
 def running(folder: Path, **options: Any) -> Iterator[Slurm]:
-    """Run a Slurm in `folder` as long as the block, or this process, lasts. `options` are those of Configuration."""
+    """Run a Slurm in `folder` as long as the block, or this process, lasts. `options` are those of
+    Configuration.
+    """
     slurm = Slurm(configure(folder, **options))
     supervisor = start_supervisor(slurm.configuration, with_parent=True)
     try:
@@ -116,7 +118,9 @@ def write_files(configuration: Configuration) -> None:
 
 
 def bring_up(slurm: Slurm) -> None:
-    """Start the daemons; returns when the nodes are idle. Raises RuntimeError with the end of each log."""
+    """Start the daemons; returns when the nodes are idle. Raises RuntimeError with the end of each
+    log.
+    """
     configuration = slurm.configuration
     try:
         slurm.start("munged")

@@ -1,8 +1,8 @@
 """Holds daemons and everything that they start: `python -m tests.slurm.supervisor FOLDER [PARENT]`.
 
-It starts what a file FOLDER/NAME.start asks for, a JSON list of arguments, and keeps the process id in
-FOLDER/NAME.running as long as the process runs. When it is asked to end, or its parent, process PARENT, has ended, it
-kills every process that has come from it.
+It starts what a file FOLDER/NAME.start asks for, a JSON list of arguments, and keeps the process id
+in FOLDER/NAME.running as long as the process runs. When it is asked to end, or its parent, process
+PARENT, has ended, it kills every process that has come from it.
 """
 
 from __future__ import annotations

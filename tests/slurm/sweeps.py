@@ -34,7 +34,8 @@ def random_sweep(
     step_seconds: float = 0.0,
     hurry: Path | None = None,
 ) -> Path:
-    """Write a sweep of these strategies and seeds, whose trials compute what they do in any other such sweep.
+    """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
+    such sweep.
 
     Steps last for `step_seconds` until there is a file `hurry`. Neither changes what is computed.
     """
@@ -132,7 +133,9 @@ def outcomes(records: Mapping[str, Record]) -> Outcomes:
 
 
 def run_locally(folder: Path) -> Outcomes:
-    """Run every strategy and seed by forked ranks, which tests/distributed shows to compute what torchrun's do."""
+    """Run every strategy and seed by forked ranks, which tests/distributed shows to compute what
+    torchrun's do.
+    """
     sweep = random_sweep(folder)
     profile = local_profile(folder, slots=2)
     results = folder / "local"
@@ -142,7 +145,9 @@ def run_locally(folder: Path) -> Outcomes:
 
 
 def wait_for_records(results: Path, undisturbed: Outcomes) -> dict[str, Record]:
-    """Wait until every trial is over and return the records, whose outcomes must be those of the undisturbed trials."""
+    """Wait until every trial is over and return the records, whose outcomes must be those of the
+    undisturbed trials.
+    """
     wait_until(lambda: is_over(results), 900, every=0.5)
     records = read_records(results)
     for key, outcome in outcomes(records).items():

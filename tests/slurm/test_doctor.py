@@ -1,4 +1,6 @@
-"""`harness doctor` on a real cluster: without problems, and with each that can be made on one machine."""
+"""`harness doctor` on a real cluster: without problems, and with each that can be made on one
+machine.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def doctor_without_lag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class BrokenCluster:
-    """A cluster whose node n2 sees an empty folder in place of `private`, and whose third node has no address."""
+    """A cluster whose node n2 sees an empty folder in place of `private`, and whose third node has
+    no address.
+    """
 
     slurm: Slurm
     private: Path

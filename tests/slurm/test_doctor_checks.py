@@ -1,4 +1,6 @@
-"""What the doctor concludes from reports, and what a node can report. Against a real Slurm: test_doctor.py."""
+"""What the doctor concludes from reports, and what a node can report. Against a real Slurm:
+test_doctor.py.
+"""
 
 from __future__ import annotations
 

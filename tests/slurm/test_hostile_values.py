@@ -1,4 +1,6 @@
-"""Names of sweeps, paths and values of a profile reach Slurm and the ranks unchanged, and no shell expands them."""
+"""Names of sweeps, paths and values of a profile reach Slurm and the ranks unchanged, and no shell
+expands them.
+"""
 
 from __future__ import annotations
 

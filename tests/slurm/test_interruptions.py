@@ -1,4 +1,6 @@
-"""Jobs that are preempted, reach their time limit or are cancelled: each trial runs once, to the undisturbed bits."""
+"""Jobs that are preempted, reach their time limit or are cancelled: each trial runs once, to the
+undisturbed bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the leader of a job does, without Slurm: which trials are pending, what a signal means, when it requeues."""
+"""What the leader of a job does, without Slurm: which trials are pending, what a signal means, when
+it requeues.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,9 @@ class TestLead:
 class TestRequeue:
     @pytest.fixture(autouse=True)
     def scontrol_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The arguments of every call of scontrol, which fails with the text of the variable REFUSAL, if set."""
+        """The arguments of every call of scontrol, which fails with the text of the variable
+        REFUSAL, if set.
+        """
         program = tmp_path / "scontrol"
         program.write_text(
             '#!/bin/sh\necho "$*" >>"$0.log"\n'

@@ -1,5 +1,6 @@
-"""Controllers that restart, nodes that are drained and nodes that die while a trial runs: each trial runs once, to the
-undisturbed bits."""
+"""Controllers that restart, nodes that are drained and nodes that die while a trial runs: each
+trial runs once, to the undisturbed bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sweep on a real Slurm of two nodes: submitted, watched and collected, and bitwise equal to a local run."""
+"""A sweep on a real Slurm of two nodes: submitted, watched and collected, and bitwise equal to a
+local run.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def trials_in_mlflow(results: Path) -> list[str]:
 def test_every_strategy_over_two_nodes_equals_a_local_run(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """Three strategies and two seeds: two blocks, each a job on both nodes, in a folder with a hostile name."""
+    """Three strategies and two seeds: two blocks, each a job on both nodes, in a folder with a
+    hostile name.
+    """
     sweep = random_sweep(tmp_path)
     results = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
     profile = slurm_profile(tmp_path)

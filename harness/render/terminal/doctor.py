@@ -1,4 +1,8 @@
-"""`harness doctor`: examines what a profile names, and prints the checks."""
+"""`harness doctor`: examines what a profile names, and prints the checks.
+
+Progress is shown on standard error if the checks are printed as JSON, so that the output can be
+piped into another program.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ TICKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]–[/]"}
 def run(name: str, profile: Profile, results: Results, *, patience: float, as_json: bool) -> bool:
     """Examine what the profile launches on, print the checks, and return whether all have passed.
 
-    `name` is the profile's, `patience` is how many seconds the doctor's job may wait in Slurm's queue.
+    `name` is the profile's, `patience` is how many seconds the doctor's job may be pending in
+    Slurm's queue. With `as_json`, the checks are printed as JSON.
+
+    Raises BadInput if results can't be written.
     """
     console = Console(highlight=False, stderr=as_json)
     with console.status("") as spinner:
@@ -47,7 +54,7 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
 
 
 def show(console: Console, checks: Sequence[Check]) -> None:
-    """Print a line for each check."""
+    """Print a line for each check: whether it passed, its name, and its detail."""
     width = max(len(check.name) for check in checks)
     for check in checks:
         name = f"{escape(check.name):{width}}"

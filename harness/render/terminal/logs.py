@@ -1,9 +1,14 @@
-"""`harness logs`: prints what a rank of a trial wrote, or what started the ranks."""
+"""`harness logs`: prints what a rank of a trial wrote, or what started the ranks.
+
+It works while the trial runs and after it, for local trials as for those of jobs, because all logs
+lie in the folder of the trial.
+"""
 
 from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from time import sleep
 
@@ -15,7 +20,10 @@ MAX_SUGGESTIONS = 3  # ids of trials that an error names
 
 
 def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
-    """Return the folder of a trial, of any sweep or of the one named. Raises BadInput unless exactly one has it."""
+    """Return the folder of a trial, in the sweep that is named, or in any if `sweep` is None.
+
+    Raises BadInput unless exactly one sweep has a trial of this id.
+    """
     if sweep is None:
         root = results.runs
         pattern = "*/*/trial.json"
@@ -47,21 +55,33 @@ def _suggest(trial_id: str, ids: list[str]) -> str:
 def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
     """Print a rank's log, or without a rank the launcher's.
 
-    With `follow`, print what is added until the trial has ended. Raises BadInput if there is no such log.
+    With `follow`, print what is added until the trial has ended. A log that is empty is reported on
+    standard error, with those that are not.
+
+    Raises BadInput if there is no such log.
     """
     path = trial_folder.launch_log if rank is None else trial_folder.rank_log(rank)
     if not path.exists() and not follow:
-        names = sorted(log.name for log in trial_folder.log_folder.glob("*.log"))
-        raise BadInput(f"{path}: no such log; {did_you_mean(path.name, names)}")
+        logs = trial_folder.log_folder.glob("*.log")
+        raise BadInput(f"{path}: no such log; {did_you_mean(path.name, _names(logs))}")
     position = _print_from(path, 0)
     while follow and _is_running(trial_folder):
         sleep(FOLLOW_SECONDS)
         position = _print_from(path, position)
     if position == 0:
-        logs = trial_folder.log_folder.glob("*.log")
-        written = sorted(log.name for log in logs if log.stat().st_size)
-        names_of_others = ", ".join(written) or "none"
-        print(f"harness: {path} is empty; logs with content: {names_of_others}", file=sys.stderr)
+        filled = _names(filter(_has_content, trial_folder.log_folder.glob("*.log")))
+        listed = ", ".join(filled) or "none"
+        print(f"harness: {path} is empty; logs with content: {listed}", file=sys.stderr)
+
+
+def _names(logs: Iterable[Path]) -> list[str]:
+    """Return the names of files, in order."""
+    return sorted(log.name for log in logs)
+
+
+def _has_content(log: Path) -> bool:
+    """Return whether a file is not empty."""
+    return log.stat().st_size > 0
 
 
 def _is_running(trial_folder: TrialFolder) -> bool:
@@ -74,7 +94,10 @@ def _is_running(trial_folder: TrialFolder) -> bool:
 
 
 def _print_from(path: Path, position: int) -> int:
-    """Print a file from this byte on, and return the byte at which it ends; a file that does not exist is empty."""
+    """Print a file from this byte on, and return the byte at which it ends.
+
+    A file that does not exist yet is empty.
+    """
     if not path.exists():
         return position
     with path.open("rb") as file:

@@ -1,4 +1,9 @@
-"""`harness status`: shows the trials of a sweep and how far they are, once or until the sweep is over."""
+"""`harness status`: shows the trials of a sweep and how far they are.
+
+Once, as a table or as JSON, or with `--watch` until the sweep is over. Only `--watch` delivers the
+records of jobs to MLflow: a job has no access to the tracking server, and whoever looks once should
+not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +42,7 @@ STYLE = STATUS_STYLE | {
     "lost": "red",
     "cancelled": "dim",
 }
+# The order in which trials are listed while a sweep is watched, the most interesting first.
 ORDER = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # any other state follows
 ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
@@ -52,8 +58,9 @@ NUMBER_COLUMNS = ("seed", "repeat", "step", "samples/s", "left")  # aligned to t
 def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> SweepStatus:
     """Print the state of every trial once, and return it.
 
-    Of a sweep with more than MAX_ROWS trials, the number of trials is shown by cell, and only those are listed that
-    are running or went wrong; unless `every` asks for all.
+    Of a sweep with more than MAX_ROWS trials, the number of trials is shown by cell, and only those
+    are listed that are running or went wrong; unless `every` asks for all. With `as_json`, every
+    trial is printed with all that is known of it.
     """
     status = _read([sweep], results)[0]
     if as_json:
@@ -72,7 +79,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Sweep
 
 
 def _as_json(status: SweepStatus) -> dict[str, object]:
-    """Return the content of `harness status --json`."""
+    """Return the content of `harness status --json`; its trials have the fields of TrialState."""
     return {
         "sweep": status.sweep.name,
         "slurm_error": status.slurm_error,
@@ -110,9 +117,11 @@ def watch(
 ) -> list[SweepStatus]:
     """Show the trials until there is nothing left to wait for, and return the last states.
 
-    A terminal shows a panel for each sweep that is under way; elsewhere, a line is printed when something has
-    changed. Records that jobs leave are delivered to MLflow as they come. At the end of a single sweep, its results
-    are printed. `interval` is the seconds between two looks.
+    A terminal shows a panel for each sweep that is under way; elsewhere, as in the log of a job, a
+    line is printed when something has changed. Records that jobs leave are delivered to MLflow as
+    they come. At the end of a single sweep, its results are printed.
+
+    `interval` is the number of seconds between two looks.
     """
     console = Console(highlight=False)
     deliverer = RecordDeliverer(results, tracking_uri)
@@ -121,6 +130,7 @@ def watch(
         while True:
             statuses = _read(sweeps, results)
             under_way = _under_way(statuses)
+            # Shown before the delivery, which may take seconds if the tracking server is slow.
             show_statuses(statuses, deliverer.error)
             for status in under_way:
                 deliverer.deliver(status)
@@ -136,7 +146,10 @@ def watch(
 
 
 def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
-    """Return the sweeps that are not over; a single sweep in any case, as the user has asked for it."""
+    """Return the sweeps that are not over.
+
+    A single sweep is returned in any case, as the user has asked for it.
+    """
     if len(statuses) == 1:
         return list(statuses)
     return [status for status in statuses if not status.is_over]
@@ -152,13 +165,18 @@ class LagPatience:
         self.last_live_at = -math.inf  # seconds, by the monotonic clock
 
     def is_exhausted(self, statuses: Sequence[SweepStatus]) -> bool:
-        """Return whether no trial is left to wait for."""
+        """Return whether no trial is left to wait for. Nothing is waited for that was over from the
+        start.
+        """
         now = time.monotonic()
-        if not all(status.is_over for status in statuses):
-            self.last_live_at = now
-            return False
-        is_lost = any(trial.state == "lost" for status in statuses for trial in status.trials)
-        return not is_lost or now > self.last_live_at + LAG_SECONDS
+        is_any_lost = False
+        for status in statuses:
+            if not status.is_over:
+                self.last_live_at = now
+                return False
+            if any(trial.state == "lost" for trial in status.trials):
+                is_any_lost = True
+        return not is_any_lost or now > self.last_live_at + LAG_SECONDS
 
 
 # Shows the states of sweeps, and why records were not delivered, if so.
@@ -176,9 +194,9 @@ def _display(console: Console) -> Iterator[StatusDisplay]:
         def show_panels(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
             under_way = _under_way(statuses)
             max_rows = console.height // max(1, len(under_way)) - PANEL_FRAME_ROWS
-            parts: list[Group | Text] = [
-                panel(status, max(MIN_PANEL_ROWS, max_rows)) for status in under_way
-            ]
+            parts: list[Group | Text] = []
+            for status in under_way:
+                parts.append(panel(status, max(MIN_PANEL_ROWS, max_rows)))
             if delivery_error:
                 parts.append(Text.from_markup(delivery_error, style="yellow"))
             live.update(Group(*parts), refresh=True)
@@ -202,9 +220,10 @@ def _line_display(console: Console) -> StatusDisplay:
 
 
 class RecordDeliverer:
-    """Delivers records that jobs left to MLflow. (A `harness run` on this machine delivers its own.)
+    """Delivers records that jobs left to MLflow; a `harness run` on this machine delivers its own.
 
-    After the first failure it delivers nothing more: records are on disk, and `harness collect` delivers them later.
+    After the first failure it delivers nothing more: records are on disk, and `harness collect`
+    delivers them later.
     """
 
     def __init__(self, results: Results, tracking_uri: str | None) -> None:
@@ -221,9 +240,11 @@ class RecordDeliverer:
         if self.error is not None:
             return
         sweep_folder = self.results.sweep_folder(status.sweep.name)
-        final = [trial.trial for trial in status.trials if trial.job and trial.is_final]
-        paths = {sweep_folder.trial_folder(trial_id).record_path for trial_id in final}
-        new = paths - self.delivered
+        new: set[Path] = set()
+        for trial in status.trials:
+            path = sweep_folder.trial_folder(trial.trial).record_path
+            if trial.job and trial.is_final and path not in self.delivered:
+                new.add(path)
         if not new:
             return
         try:
@@ -236,7 +257,10 @@ class RecordDeliverer:
 
 
 def panel(status: SweepStatus, max_rows: int) -> Group:
-    """Return the trials of a sweep that matter most now, at most `max_rows`, and how far the sweep is."""
+    """Return what a terminal shows of a sweep: trials, headline and progress.
+
+    At most `max_rows` trials are shown, those that matter most now.
+    """
     rows = sorted(status.trials, key=_rank)[:max_rows]
     ended = sum(trial.state not in OPEN_STATES for trial in status.trials)
     seconds_left = status.estimated_seconds_left()
@@ -253,18 +277,34 @@ def _rank(trial: TrialState) -> int:
 
 
 def trial_table(trials: Sequence[TrialState]) -> Table:
-    """Return a table with a row for each trial. A column in which every cell is empty is left out."""
-    rows = [_trial_row(trial) for trial in trials]
-    if not any(trial.repeat for trial in trials):
-        for row in rows:
+    """Return a table with a row for each trial.
+
+    A column in which every cell is empty is left out, so that a sweep that runs locally has none
+    for jobs and nodes.
+    """
+    rows = []
+    is_repeated = any(trial.repeat for trial in trials)
+    for trial in trials:
+        row = _trial_row(trial)
+        if not is_repeated:
             row["repeat"] = ""
-    shown = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
-    table = make_table(shown, NUMBER_COLUMNS)
+        rows.append(row)
+    columns = _columns_with_content(rows)
+    table = make_table(columns, NUMBER_COLUMNS)
     for column in table.columns:
         column.no_wrap = column.header not in SHORTENED_COLUMNS
     for row in rows:
-        table.add_row(*(row[column] for column in shown))
+        table.add_row(*(row[column] for column in columns))
     return table
+
+
+def _columns_with_content(rows: Sequence[Mapping[str, str | Text]]) -> list[str]:
+    """Return the columns that are not empty in every row, in the order in which rows have them."""
+    filled: dict[str, bool] = {}
+    for row in rows:
+        for column, content in row.items():
+            filled[column] = filled.get(column, False) or bool(content)
+    return [column for column, is_filled in filled.items() if is_filled]
 
 
 def _trial_row(trial: TrialState) -> dict[str, str | Text]:
@@ -305,20 +345,23 @@ def cell_table(trials: Sequence[TrialState]) -> Table:
     states = [state for state in STYLE if state in present]
     table = make_table(["cell", *states], states)
     for label, by_state in counts.items():
-        row = [Text(_count(by_state[state]), style=STYLE[state]) for state in states]
-        table.add_row(label, *row)
+        row = [Text(label)]
+        for state in states:
+            row.append(Text(_count(by_state[state]), style=STYLE[state]))
+        table.add_row(*row)
     return table
 
 
 def _count(number: int) -> str:
-    """Return a number of trials; empty for none."""
+    """Return a number of trials; empty for none, so that the others stand out."""
     return f"{number:,}" if number else ""
 
 
 def headline(status: SweepStatus) -> str:
-    """Return a sweep's state in a line of markup: `my sweep: 24 trials: 20 done, 2 running, 2 queued`.
+    """Return a sweep's state in a line of markup.
 
-    A line each follows for bad nodes and for a Slurm that does not answer.
+    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line each follows for bad nodes,
+    and for a Slurm that does not answer.
     """
     counts = Counter(trial.state for trial in status.trials)
     listed = []

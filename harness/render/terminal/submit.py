@@ -7,7 +7,7 @@ import shlex
 from rich.console import Console
 from rich.markup import escape
 
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import Redo
 from harness.render.format import counted, duration
 from harness.render.terminal.plan import estimate_trial_seconds
@@ -23,27 +23,22 @@ NUMBER_COLUMNS = ("jobs", "nodes", "trials")  # aligned to the right
 
 
 def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run: bool) -> None:
-    """Submit the sweep and print what was submitted, or would be. Raises what `harness.slurm.submit` raises."""
+    """Submit the sweep and print what was submitted; with `dry_run`, print what would be.
+
+    `redo` says which finished trials run again. Jobs are packed by what earlier trials of the same
+    cells took, in any sweep among these results.
+
+    Raises BadInput and HarnessError as `harness.slurm.submit` does.
+    """
     console = Console(highlight=False)
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
-    estimates: dict[str, float] = {}
-    for cell in sweep.cells:
-        seconds = estimate_trial_seconds(cell, results)
-        if seconds is not None:
-            estimates[cell.id] = seconds
-
+    estimates = estimate_cells(sweep, results)
     if dry_run:
         prepared = submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
         show_prepared(console, prepared)
-        submission = prepared.submission
-        if submission.arrays:
-            show_jobs(console, submission)
-        for number in range(len(submission.arrays)):
-            script = submit.batch_script(sweep_folder, submission, number)
-            console.print(f"\n{script}", markup=False, soft_wrap=True)
+        show_scripts(console, sweep_folder, prepared.submission)
         return
-
     submission = submit.submit(
         sweep,
         profile,
@@ -58,8 +53,18 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
         console.print(f"\nnext  harness status {name} --watch", markup=False, soft_wrap=True)
 
 
+def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
+    """Return the estimated seconds of a trial of each cell, by cell id; of some, nothing is known."""
+    estimates: dict[str, float] = {}
+    for cell in sweep.cells:
+        seconds = estimate_trial_seconds(cell, results)
+        if seconds is not None:
+            estimates[cell.id] = seconds
+    return estimates
+
+
 def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
-    """Print how many trials are submitted, how many are not, and the remarks."""
+    """Print how many trials are submitted, how many are not and why, and the remarks."""
     name = escape(prepared.submission.sweep.name)
     line = f"[bold]{name}[/]: {counted(prepared.new_trials, 'trial')}"
     if prepared.finished_trials:
@@ -69,6 +74,16 @@ def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
     console.print(line, soft_wrap=True)
     for remark in prepared.remarks:
         console.print(remark, style="yellow", markup=False, soft_wrap=True)
+
+
+def show_scripts(console: Console, sweep_folder: SweepFolder, submission: Submission) -> None:
+    """Print the arrays that would be submitted, and the batch script of each."""
+    if submission.arrays:
+        show_jobs(console, submission)
+    for number in range(len(submission.arrays)):
+        script = submit.batch_script(sweep_folder, submission, number)
+        # Without markup: in a script, square brackets are the shell's.
+        console.print(f"\n{script}", markup=False, soft_wrap=True)
 
 
 def show_jobs(console: Console, submission: Submission) -> None:
@@ -87,7 +102,10 @@ def show_jobs(console: Console, submission: Submission) -> None:
 
 
 def _longest(array: JobArray) -> str:
-    """Return the estimated duration of the array's longest job."""
+    """Return the estimated duration of the array's longest job.
+
+    Unknown if that of any job is, since that job may be the longest.
+    """
     estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
     if len(estimates) < len(array.estimated_seconds):
         return "unknown"

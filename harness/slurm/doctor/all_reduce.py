@@ -1,6 +1,8 @@
 """One all-reduce over all ranks, as every trial does many.
 
-Each rank runs `python -m harness.slurm.doctor.all_reduce FOLDER DEVICE`; `all_reduce` starts them and judges the sum.
+Each rank runs `python -m harness.slurm.doctor.all_reduce FOLDER DEVICE`; `all_reduce` starts them
+with the launcher that trials use, and judges the sum. That it is right shows that the ranks find
+each other, that the network carries the backend's traffic, and that each has its device.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ class AllReduce:
 
 
 def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> AllReduce:
-    """Start so many ranks with this launcher, each of which contributes 1, and return whether their sum is right."""
+    """Start ranks that each contribute 1, and return whether their sum is right.
+
+    `folder` is an argument that every program of a rank has; nothing is written there. `device` is
+    as in a cluster profile.
+    """
     command = launcher.command(
         "harness.slurm.doctor.all_reduce", TrialFolder(folder), ranks, [device]
     )
@@ -51,7 +57,10 @@ def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> All
 
 
 def _failure(lines: Sequence[str]) -> str:
-    """Return the line of the rank that failed before the others, else the last line of the output."""
+    """Return the line of the rank that failed first, else the last line of the output.
+
+    If one rank fails, the others lose their connection to it and write lines of their own.
+    """
     for line in lines:
         if line.startswith("rank "):
             return line
@@ -59,7 +68,10 @@ def _failure(lines: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Take part as one rank. Rank 0 prints JSON; a rank that fails prints a line that names it, and exits with 1."""
+    """Take part as one rank.
+
+    Rank 0 prints JSON. A rank that fails prints a line that names it, and exits with 1.
+    """
     from harness.training.ranks import Ranks
 
     die_with_parent()
@@ -69,7 +81,7 @@ def main() -> None:
     except Exception as error:
         message = f"{type(error).__name__}: {one_line(error)}"
         print(f"rank {ranks.rank} on {ranks.host}: {message}", flush=True)
-        # Not sys.exit: threads of a process group that is broken may keep the interpreter from ending.
+        # Not sys.exit: threads of a broken process group may keep the interpreter from ending.
         os._exit(1)
     if ranks.is_rank_0:
         print(json.dumps(report), flush=True)

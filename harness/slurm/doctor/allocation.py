@@ -1,4 +1,9 @@
-"""What the doctor's job does with its nodes: each reports, then all ranks sum up; the result is FOLDER/report.json."""
+"""What the doctor's job does with its nodes.
+
+Every node reports about itself, as a task of one step, and then all ranks sum up, as another.
+`lead` leaves what the job has seen in FOLDER/report.json. The reports come back as output of the
+step, not by files, because the nodes may not share the folder.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,10 @@ def report_path(folder: Path) -> Path:
 
 
 def lead(folder: str, profile: Profile) -> None:
-    """Examine the nodes of this job and leave the result. submitit calls this on the job's first node."""
+    """Examine the nodes of this job and leave the result.
+
+    submitit calls this on the job's first node; `folder` is the one that is to be shared.
+    """
     examination = examine_nodes(Path(folder), profile)
     content = json.dumps(asdict(examination), indent=1) + "\n"
     write_atomically(report_path(Path(folder)), content)
@@ -57,7 +65,11 @@ def read_examination(folder: Path) -> Examination:
 
 
 def examine_nodes(folder: Path, profile: Profile) -> Examination:
-    """Examine all nodes of this job and, unless that shows that it can't work, an all-reduce over all its ranks."""
+    """Examine all nodes of this job, and an all-reduce over all its ranks.
+
+    The all-reduce is not tried if the reports show that it can't work. The first node's clock is
+    served meanwhile, which shows the others whether they reach it.
+    """
     slurm = profile.slurm
     nodes = subprocess.run(
         ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
@@ -91,12 +103,13 @@ def report_command(
 ) -> list[str]:
     """Return the step that runs `harness.slurm.doctor.node` on each node.
 
-    A task that fails does not end the others, and srun puts the number of the task before each line that it writes.
+    A task that fails does not end the others, and srun puts the number of the task before each line
+    that it writes.
     """
     count = len(nodes)
     return [
-        "srun", "--export=ALL", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--label",
-        "--kill-on-bad-exit=0", "--unbuffered", "--input=none",
+        "srun", "--export=ALL", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        "--mpi=none", "--label", "--kill-on-bad-exit=0", "--unbuffered", "--input=none",
         *python, "-m", "harness.slurm.doctor.node", str(folder), address, str(port), *nodes,
     ]  # fmt: skip
 
@@ -104,9 +117,10 @@ def report_command(
 def parse_reports(
     lines: Sequence[str], nodes: Sequence[str]
 ) -> tuple[list[NodeReport], dict[str, str]]:
-    """Return the reports in the order of `nodes`, and for each node without one the line that says most about it.
+    """Return the reports, and for each node without one the line that says most about it.
 
-    That is the last line that its task wrote, or else the last line of srun that names the node.
+    The reports are in the order of `nodes`, which is that of the tasks. The line is the last one
+    that the node's task wrote, or else the last one of srun that names the node.
     """
     reports: dict[str, NodeReport] = {}
     last_written: dict[str, str] = {}
@@ -136,7 +150,10 @@ def _names_in(line: str, nodes: Sequence[str]) -> list[str]:
 
 
 def _parse_report(text: str) -> NodeReport | None:
-    """Return the report that a line holds; None if it holds none, or that of another version of the harness."""
+    """Return the report that a line holds.
+
+    None if it holds none, or that of another version of the harness.
+    """
     try:
         return decode_text(NodeReport, text, "a node", NODE_REPORT_FORMAT)
     except BadInput:

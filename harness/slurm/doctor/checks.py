@@ -1,4 +1,8 @@
-"""What an examination means: a list of checks, each with what was seen and, if it failed, what to do about it."""
+"""What an examination means: a list of checks, each with what was seen.
+
+A check that failed also says what to do about it. The checks are in the order in which a person
+would look: what comes first may be the reason for what follows.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,18 @@ from harness.slurm.doctor.allocation import Examination
 from harness.slurm.doctor.node import NodeReport, Software
 from harness.spec.cluster import Profile
 
-MAX_CLOCK_DIFFERENCE = 0.5  # seconds; by their clocks the harness tells which rank failed first
+# Seconds. By the clocks of their nodes the harness tells which of several ranks failed first, and
+# a later failure is often only the consequence of the first.
+MAX_CLOCK_DIFFERENCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of the doctor's list."""
+    """One line of the doctor's list, and of its JSON."""
 
-    name: str
+    name: str  # what was examined, in a word or two
     passed: bool | None  # None: not tried, because of what failed before
-    detail: str
+    detail: str  # what was seen and, if it failed, what to do
 
 
 def make_check(name: str, problems: Sequence[str], detail: str) -> Check:
@@ -33,13 +39,13 @@ def checks_of_job(
 ) -> list[Check]:
     """Return a check for everything that the doctor's job has tried.
 
-    `folder` is the one that all nodes were asked to read and write, `submitter` the software of this machine. If no
-    node has reported, there is that one check.
+    `folder` is the one that all nodes were asked to read and write, `submitter` the software of
+    this machine. If no node has reported, there is only the check that says so.
     """
     reports = examination.reports
-    silent = [
-        f"{node} did not report: {message}" for node, message in examination.silent_nodes.items()
-    ]
+    silent = []
+    for node, message in examination.silent_nodes.items():
+        silent.append(f"{node} did not report: {message}")
     if not reports:
         return [make_check("nodes", silent, "")]
     slurm = profile.slurm
@@ -68,7 +74,7 @@ def check_all_reduce(result: AllReduce | None) -> Check:
 
 
 def _check_folder(folder: Path, reports: Sequence[NodeReport]) -> Check:
-    """Check that every node could read and write the folder."""
+    """Check that every node could read and write the folder of the results."""
     problems = []
     for report in reports:
         if report.folder_error:
@@ -83,11 +89,13 @@ def _check_software(
 ) -> Iterator[Check]:
     """Check that every node has the same software as the machine that submits.
 
-    If the profile names another Python for the ranks, or a container, then Python and torch only have to be the same
-    on all nodes. The harness has to be that of the submitter in any case.
+    If the profile names another Python for the ranks, or a container, then Python and torch only
+    have to be the same on all nodes. The harness has to be that of the submitter in any case,
+    because its files are read by both.
     """
     has_other_python = bool(profile.slurm.prefix or profile.slurm.python)
     for name, attribute in (("Python", "python"), ("torch", "torch"), ("harness", "harness")):
+        # What the others are compared with; without another Python, the submitter's own.
         reference, reference_name = submitter, "this machine"
         if has_other_python and attribute != "harness":
             reference, reference_name = reports[0].software, reports[0].node
@@ -107,7 +115,7 @@ def _check_software(
 
 
 def _check_names(reports: Sequence[NodeReport]) -> Check:
-    """Check that every node can look up the names of all."""
+    """Check that every node can look up the names of all, as rank 0's is what ranks connect to."""
     problems = []
     for report in reports:
         for name, reason in report.unresolved_names.items():
@@ -132,6 +140,7 @@ def _check_clocks(reports: Sequence[NodeReport]) -> Check:
     for report in reports:
         if report.clock_offset is not None:
             offsets[report.node] = report.clock_offset
+    # Both are relative to the first node's clock, so their difference is that of the two clocks.
     difference = max(offsets.values(), default=0.0) - min(offsets.values(), default=0.0)
     problems = []
     if difference > MAX_CLOCK_DIFFERENCE:
@@ -143,7 +152,10 @@ def _check_clocks(reports: Sequence[NodeReport]) -> Check:
 
 
 def _furthest_clocks(offsets: Mapping[str, float]) -> str:
-    """Name the two nodes whose clocks differ most; `offsets` are seconds by which the first node's is ahead."""
+    """Name the two nodes whose clocks differ most.
+
+    `offsets` are, by node, the seconds by which the first node's clock is ahead of its own.
+    """
     behind = max(offsets, key=lambda node: offsets[node])
     ahead = min(offsets, key=lambda node: offsets[node])
     return f"{behind} is behind {ahead}"

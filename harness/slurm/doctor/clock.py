@@ -1,4 +1,7 @@
-"""Compares the clocks of two machines: one serves its time on a port, the other asks for it."""
+"""Compares the clocks of two machines: one serves its time on a port, the other asks for it.
+
+The protocol is a line each way: any text, and the time in seconds since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class _ClockServer(socketserver.ThreadingTCPServer):
 
 @contextmanager
 def serve_clock() -> Iterator[int]:
-    """Serve this machine's time while the block lasts, on the port that is yielded."""
+    """Serve this machine's time while the block lasts; yields the port."""
     with _ClockServer(("", 0), _ClockHandler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -44,8 +47,11 @@ def serve_clock() -> Iterator[int]:
 def clock_offset(address: str, port: int) -> float:
     """Return the seconds by which the clock served there is ahead of this machine's.
 
-    This is the offset of NTP (RFC 5905, section 8), from the exchange with the shortest round trip, whose error is
-    at most half of that trip. Raises OSError if the server can't be reached.
+    This is the offset of NTP (RFC 5905, section 8), which takes both ways of an exchange for
+    equally long. Of several exchanges, the one with the shortest round trip counts, as its error is
+    at most half of that trip.
+
+    Raises OSError if the server can't be reached.
     """
     exchanges = []
     with (

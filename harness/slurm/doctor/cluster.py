@@ -1,4 +1,10 @@
-"""Examines a Slurm cluster with one small job, which this module submits, waits for and judges."""
+"""Examines a Slurm cluster with one small job, which this module submits, waits for and judges.
+
+The job is submitted exactly as those of a sweep are, with the profile's options, its setup and its
+Python, for as many nodes and ranks as the profile allows. So what is wrong with any of these shows
+here, before hours are spent. The checks come in three steps, each of which needs the one before it:
+Slurm answers, the job runs, and the job has seen no problem.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +48,10 @@ def examine_cluster(
 ) -> list[Check]:
     """Return the checks of a cluster, up to the one that makes the others pointless.
 
-    `report_progress` is called with what the job is doing, `queue_seconds` is how long it may wait in the queue.
+    `report_progress` is called with what the job is doing, again and again. `queue_seconds` is how
+    long the job may be pending before it is cancelled. The folder of the job is removed if all is
+    well; otherwise it stays, with the job's log.
+
     Raises BadInput if results can't be written, or not be shared with the nodes.
     """
     check_folder(profile, results.path)
@@ -60,7 +69,12 @@ def examine_cluster(
 
 
 def _make_folder_with_token(results: Results) -> Path:
-    """Make a fresh folder with a random token in it, which every node is to read; raises BadInput."""
+    """Make a fresh folder with a random token in it, which every node is to read.
+
+    A node that sees another folder of the same name can't know the token.
+
+    Raises BadInput if results can't be written.
+    """
     folder = make_folder(results)
     try:
         token_path(folder).write_text(secrets.token_hex(), encoding="ascii")
@@ -75,7 +89,10 @@ def _run_job(
     report_progress: Callable[[str], None],
     queue_seconds: float,
 ) -> list[Check]:
-    """Submit the job, wait for its end, and return the checks of both and of what it has seen."""
+    """Submit the job, wait for its end, and return the checks of both and of what it has seen.
+
+    If it is interrupted, the job is cancelled.
+    """
     try:
         job_id = _submit(folder, profile)
     except HarnessError as error:
@@ -94,7 +111,10 @@ def _run_job(
 
 
 def _check_setup(log: Path) -> Check:
-    """Check that every line of the profile's `setup` succeeded; like any batch script, the job goes on after one."""
+    """Check that every line of the profile's `setup` succeeded.
+
+    The job goes on after a line that fails, as any batch script does, and reports it in its log.
+    """
     failed = []
     if log.exists():
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -111,6 +131,7 @@ def _submit(folder: SubmissionFolder, profile: Profile) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     slurm = profile.slurm
+    # The warning ahead of the limit is of no use here, and has to be shorter than the limit.
     if slurm.time_limit_seconds > 60 * MAX_MINUTES:
         slurm = replace(slurm, time=str(MAX_MINUTES), warning=1)
     array = JobArray(
@@ -136,7 +157,10 @@ def _wait(
     report_progress: Callable[[str], None],
     queue_seconds: float,
 ) -> Check:
-    """Wait until the job has left its report or has ended without one; cancel it if it is pending for too long."""
+    """Wait until the job has left its report, or has ended without one.
+
+    A job that is pending for longer than `queue_seconds` is cancelled.
+    """
     user = pwd.getpwuid(os.getuid()).pw_name
     submitted_at = time.monotonic()
     pending_seconds: float | None = None
@@ -151,7 +175,10 @@ def _wait(
             report_progress(f"job {job_id} runs on {queued.nodes}")
         elif waited > queue_seconds:
             _run_client("scancel", job_id)
-            detail = f"job {job_id} was pending for {queue_seconds:g} s ({queued.reason}) and was cancelled"
+            detail = (
+                f"job {job_id} was pending for {queue_seconds:g} s ({queued.reason})"
+                " and was cancelled"
+            )
             return Check(name="job", passed=False, detail=detail)
         else:
             report_progress(f"job {job_id} is pending: {queued.reason}")
@@ -161,9 +188,14 @@ def _wait(
 
 
 def _check_ended(job_id: str, folder: SubmissionFolder) -> Check:
-    """Return the check of a job that has left the queue: its report may only be late; otherwise, say what failed."""
+    """Return the check of a job that has left the queue.
+
+    Its report may only be late, on a shared folder that lags. If it does not come, the detail says
+    what Slurm and the job's log say.
+    """
     if _appears(allocation.report_path(folder.path)):
         return Check(name="job", passed=True, detail=f"job {job_id} ran")
+    # Lines such as `JobId=7 JobName=x JobState=FAILED ...`; a value with a space loses its end.
     shown = _run_client("scontrol", "--oneliner", "show", "job", job_id).stdout
     fields = dict(re.findall(r"(\w+)=(\S*)", shown))
     nodes = fields.get("NodeList", "?")
@@ -182,7 +214,9 @@ def _check_ended(job_id: str, folder: SubmissionFolder) -> Check:
 
 
 def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check]:
-    """Return the checks of what the job has seen, and of whether this machine sees what the nodes wrote."""
+    """Return the checks of what the job has seen, and of whether this machine sees what nodes
+    wrote.
+    """
     software = installed_software()
     examination = allocation.read_examination(folder.path)
     token = token_path(folder.path).read_bytes()
@@ -195,6 +229,8 @@ def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check
                 " the node has another folder of this name"
             )
     checks = []
+    # That a node has read the token is not enough. What it writes may not reach this machine, as
+    # with a folder that is copied to the nodes.
     for check in checks_of_job(profile, folder.path, software, examination):
         if check.name == "folder" and check.passed:
             check = make_check("folder", unseen, check.detail)
@@ -203,7 +239,7 @@ def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check
 
 
 def _appears(path: Path) -> bool:
-    """Return whether a file exists, or comes into sight within the time that a shared folder may lag."""
+    """Return whether a file exists, or comes into sight while a shared folder may still lag."""
     deadline = time.monotonic() + LAG_SECONDS
     while not path.exists():
         if time.monotonic() > deadline:
@@ -213,7 +249,10 @@ def _appears(path: Path) -> bool:
 
 
 def _run_client(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm. One that is not installed fails with that message."""
+    """Run a command of Slurm, and return how it ended.
+
+    One that is not installed counts as one that failed, with that message.
+    """
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

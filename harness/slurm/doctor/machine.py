@@ -1,4 +1,7 @@
-"""Examines this machine: what it has, and whether ranks on it can communicate."""
+"""Examines this machine: what it has, and whether ranks on it can communicate.
+
+This is what `harness doctor` does for a profile whose launcher is torchrun.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,15 @@ MAX_RANKS = 2  # of the all-reduce
 def examine_machine(
     profile: Profile, results: Results, report_progress: Callable[[str], None]
 ) -> list[Check]:
-    """Return the checks of a profile that runs on this machine. Raises BadInput if results can't be written."""
+    """Return the checks of a profile that runs on this machine.
+
+    `report_progress` is called before the ranks start, which takes seconds. What is only shown,
+    such as the number of cores, is a check that always passes.
+
+    Raises BadInput if results can't be written.
+    """
     software = installed_software()
+    # How many ranks this machine holds at a time, and why.
     slots, slots_reason = available_slots(profile)
     folder = make_folder(results)
     try:
@@ -53,7 +63,10 @@ def examine_machine(
 
 
 def make_folder(results: Results) -> Path:
-    """Make a fresh folder among the results, where trials will write too; raises BadInput if that is impossible."""
+    """Make a fresh folder among the results, where trials will write too.
+
+    Raises BadInput if that is impossible.
+    """
     try:
         results.path.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))

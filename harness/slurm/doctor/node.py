@@ -1,7 +1,7 @@
 """What a node reports about itself and about its way to the other nodes.
 
-`python -m harness.slurm.doctor.node FOLDER ADDRESS PORT NODE...` prints one line of JSON. It needs neither torch nor a
-shared folder, so that it can report that they are missing.
+`python -m harness.slurm.doctor.node FOLDER ADDRESS PORT NODE...` prints one line of JSON. It needs
+neither torch nor a shared folder, so that it can report that they are missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class NodeReport:
 
 
 def installed_software() -> Software:
-    """Return the software that this process runs."""
+    """Return the software that this process runs.
+
+    The digest covers every Python file of the harness and of the workloads, by its path in the
+    tree, so that a copy of the same code elsewhere has the same digest.
+    """
     root = Path(harness.__file__).parent.parent
     sources = [*(root / "harness").rglob("*.py"), *(root / "workloads").rglob("*.py")]
     digest = hashlib.sha256()
@@ -67,8 +71,8 @@ def installed_software() -> Software:
 def examine_node(folder: Path, address: str, port: int, nodes: Iterable[str]) -> NodeReport:
     """Return the report of the node that this process runs on.
 
-    `folder` is to be shared by all, `address` and `port` are those of the first node's clock, `nodes` are the names of
-    all.
+    `folder` is to be shared by all, `address` and `port` are those of the first node's clock,
+    `nodes` are the names of all.
     """
     import psutil
 
@@ -94,7 +98,10 @@ def examine_node(folder: Path, address: str, port: int, nodes: Iterable[str]) ->
 
 
 def token_path(folder: Path) -> Path:
-    """Return where the machine that submits leaves a secret, by which a node knows that it sees the same folder."""
+    """Return where the machine that submits leaves a secret.
+
+    By it a node shows that it sees the same folder, not another one of the same name.
+    """
     return folder / "token"
 
 
