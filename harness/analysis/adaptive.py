@@ -114,7 +114,7 @@ def next_repeat_seconds(sweep: Sweep, records: Sequence[Record]) -> float:
         block = (record.trial.seed, record.trial.repeat)
         duration = record.ended - record.started
         block_seconds[block] = block_seconds.get(block, 0.0) + duration
-    return max(block_seconds.values(), default=0.0) * len(sweep.seeds)
+    return max(block_seconds.values(), default=0.0) * len(sweep.all_seeds)
 
 
 def _all_measured(sweep: Sweep, records: Sequence[Record]) -> bool:

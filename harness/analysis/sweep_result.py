@@ -42,12 +42,11 @@ class SweepResult:
         as long as reading the records: each trial's steps are read once for its standard error.
         """
         by_cell = group_by_cell(records)
-        trials_per_cell = len(sweep.seeds) * sweep.repeats
         cells = []
         for cell in sweep.cells:
             cell_records = by_cell.get(cell.id, [])
             parts = aggregate(cell_records)
-            missing = trials_per_cell - len(cell_records)
+            missing = sweep.count_trials(cell) - len(cell_records)
             if missing > 0:
                 parts.append(unrecorded(cell, missing))
             cells += join(parts)

@@ -216,7 +216,7 @@ class SweepFile(pytest.File):
         if isinstance(comparison, BadInput):
             benchmark.extra_info.update(extra_info(cell, records, None))
             pytest.fail(str(comparison), pytrace=False)
-        expected_trials = len(self.sweep.seeds) * self.sweep.repeats
+        expected_trials = self.sweep.count_trials(cell)
         answer = judge_cell(cell, self.gate.limits(cell), comparison, expected_trials)
         benchmark.extra_info.update(extra_info(cell, records, answer))
         item.user_properties.append(("verdict", answer.text))

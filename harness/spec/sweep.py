@@ -27,6 +27,7 @@ from workloads.options import Between, Settings, Strict
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
 MOST_REPEATS = 10_000  # a slip of the finger must not fill the memory with trials
+Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class WorkloadEntry(Strict):
     axes: dict[str, Any] = field(default_factory=dict)
     length: Length | None = None
     evaluate: Length | None = None
+    seeds: Seeds | None = None  # those of the sweep unless given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class SweepFile(Strict):
     name: str
     workloads: dict[str, WorkloadEntry | None]
     description: str = ""
-    seeds: list[Annotated[int, Between(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
+    seeds: Seeds = field(default_factory=lambda: [0])
     repeats: Annotated[int, Between(1, MOST_REPEATS)] = 1
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH
@@ -73,7 +75,7 @@ class Sweep:
     name: str
     description: str
     source: Path
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # of every workload that has none of its own
     repeats: int
     checkpoint: Literal["none", "best"]
     timeout: float  # seconds that one trial may take
@@ -81,6 +83,7 @@ class Sweep:
     excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     profile: Profiling | None = None
+    workload_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by label
 
     @property
     def base_folder(self) -> Path:
@@ -88,18 +91,33 @@ class Sweep:
         return self.source.absolute().parent
 
     def blocks(self) -> list[list[Trial]]:
-        """Trials in the order they run: a block holds every cell once, so that cells compare under like conditions.
+        """Return the trials in the order in which they run, block by block.
 
-        Every other block runs backwards, so that a machine that gets slower all the time is no one cell's trouble.
+        A block holds every cell that has its seed once, so that cells compare under like conditions. Every other block
+        runs backwards, so that a machine that gets slower and slower favors no cell.
         """
-        drawn = [(seed, repeat) for repeat in range(self.repeats) for seed in self.seeds]
-        return [
-            [
-                Trial(cell=cell, seed=seed, repeat=repeat)
-                for cell in self.cells[:: -1 if number % 2 else 1]
-            ]
-            for number, (seed, repeat) in enumerate(drawn)
-        ]
+        blocks: list[list[Trial]] = []
+        for repeat in range(self.repeats):
+            for seed in self.all_seeds:
+                cells = [cell for cell in self.cells if seed in self.seeds_of(cell)]
+                if len(blocks) % 2:
+                    cells.reverse()
+                blocks.append([Trial(cell=cell, seed=seed, repeat=repeat) for cell in cells])
+        return blocks
+
+    @property
+    def all_seeds(self) -> list[int]:
+        """Return the seeds that any cell is trained with, in the order in which they run."""
+        seeds = [seed for cell in self.cells for seed in self.seeds_of(cell)]
+        return list(dict.fromkeys(seeds))
+
+    def seeds_of(self, cell: Cell) -> Sequence[int]:
+        """Return the seeds that a cell is trained with."""
+        return self.workload_seeds.get(cell.workload.label, self.seeds)
+
+    def count_trials(self, cell: Cell) -> int:
+        """Return how many trials a cell has, over its seeds and repeats."""
+        return len(self.seeds_of(cell)) * self.repeats
 
     def trials(self) -> list[Trial]:
         return [trial for block in self.blocks() for trial in block]
@@ -161,6 +179,9 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells=list(distinct.values()),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(points.unused)],
+        workload_seeds={
+            label: entry.seeds for label, entry in file.workloads.items() if entry and entry.seeds
+        },
     )
 
 
@@ -171,8 +192,16 @@ def _check_file(document: Document, file: SweepFile) -> None:
         raise document.error(
             ("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours"
         )
-    if not file.seeds or len(set(file.seeds)) < len(file.seeds):
-        raise document.error(("seeds",), f"found {file.seeds}; allowed: at least one, each once")
+    _check_seeds(document, ("seeds",), file.seeds)
+    for label, entry in file.workloads.items():
+        if entry is not None and entry.seeds is not None:
+            _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
+
+
+def _check_seeds(document: Document, key: tuple[str, ...], seeds: Sequence[int]) -> None:
+    """Raise BadInput for no seeds, and for a seed that is there twice."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise document.error(key, f"found {seeds}; allowed: at least one, each once")
 
 
 def _cells_of(
@@ -322,6 +351,8 @@ def _apply_set(document: Document, text: str) -> None:
     elif key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
         raise BadInput(f"{place}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
     elif name == "seeds":
+        for entry in entries.values():
+            (entry or {}).pop("seeds", None)  # the option is for all workloads
         document.put(("seeds",), _many(value, place), place)
     elif key[-2:-1] in (("length",), ("evaluate",)) and last in ("steps", "epochs"):
         document.put(

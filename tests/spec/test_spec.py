@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.errors import BadInput
 from harness.records.decode import decode_value
 from harness.spec import sweep as spec
 from harness.spec.axes import Axes
@@ -84,7 +85,7 @@ def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path
     )
     shown = harness("plan", str(path)).out
     assert spec.load_sweep(path).cells[0].id in shown
-    assert "1 cells × seeds 0, 5 × 2 repeats = 4 trials" in shown
+    assert "1 cell × seeds 0, 5 × 2 repeats = 4 trials" in shown
     assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
     assert "exclude[1] matches no cell" in shown
     assert "time: unknown, no cell has a record yet" in shown
@@ -108,6 +109,44 @@ def test_block_holds_each_cell_once_forth_and_back_and_repeats_come_last(tmp_pat
         [(2, 4, 1), (1, 4, 1)],
     ]
     assert len({trial.id for trial in sweep.trials()}) == 8
+
+
+def test_seeds_of_a_workload_go_before_those_of_the_sweep(tmp_path: Path) -> None:
+    workloads = {
+        "mlp": {"data": {"source": "digits"}},
+        "cnn": {"data": {"source": "digits"}, "seeds": [7, 1]},
+    }
+    sweep = load(tmp_path, workloads, seeds=[0, 1], repeats=2)
+    mlp, cnn = sweep.cells
+    assert [
+        [(trial.cell.workload.label, trial.seed, trial.repeat) for trial in block]
+        for block in sweep.blocks()
+    ] == [
+        [("mlp", 0, 0)],
+        [("cnn", 1, 0), ("mlp", 1, 0)],
+        [("cnn", 7, 0)],
+        [("mlp", 0, 1)],
+        [("mlp", 1, 1), ("cnn", 1, 1)],
+        [("cnn", 7, 1)],
+    ]
+    assert (sweep.count_trials(mlp), sweep.count_trials(cnn)) == (4, 4)
+    assert (list(sweep.seeds_of(mlp)), list(sweep.seeds_of(cnn))) == ([0, 1], [7, 1])
+
+
+def test_set_seeds_is_for_all_workloads(tmp_path: Path) -> None:
+    workloads = {"mlp": {"data": {"source": "digits"}, "seeds": [7]}}
+    sweep = load(tmp_path, workloads, sets=["seeds=0,1,2"])
+    assert sweep.all_seeds == [0, 1, 2]
+    only_one = load(tmp_path, workloads, sets=["workloads.mlp.seeds=[3, 4]"])
+    assert only_one.all_seeds == [3, 4]
+
+
+def test_seeds_of_a_workload_are_each_there_once(tmp_path: Path) -> None:
+    workloads = {"mlp": {"data": {"source": "digits"}, "seeds": [1, 1]}}
+    with pytest.raises(
+        BadInput, match=r"workloads\.mlp\.seeds: found \[1, 1\]; allowed: at least one, each once"
+    ):
+        load(tmp_path, workloads)
 
 
 def test_length_of_a_workload_goes_before_that_of_the_sweep(tmp_path: Path) -> None:

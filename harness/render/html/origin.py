@@ -231,4 +231,6 @@ def _run_command(sweep: Sweep) -> str:
         command += ["--data", f"{label}={path}"]
     seeds = ",".join(map(str, sweep.seeds))
     command += ["--set", f"seeds={seeds}", "--set", f"repeats={sweep.repeats}"]
+    for label, own_seeds in sweep.workload_seeds.items():
+        command += ["--set", f"workloads.{label}.seeds={list(own_seeds)}"]
     return shlex.join(command)

@@ -95,7 +95,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     ended = max(record.ended for record in report.records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
     workloads = fmt.counted(len(report.workloads), "workload")
-    seeds = fmt.counted(len(report.sweep.seeds), "seed")
+    seeds = fmt.counted(len(report.sweep.all_seeds), "seed")
     repeats = fmt.counted(report.sweep.repeats, "repeat")
     hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,7 @@ from rich.markup import escape
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.record import read_record
-from harness.render.format import changed_axes, duration
+from harness.render.format import changed_axes, counted, duration
 from harness.render.terminal.table import plan_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell
@@ -30,12 +30,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{escape(sweep.name)}[/]  {escape(sweep.description)}", soft_wrap=True)
     show_table(console, plan_table(sweep, estimates))
-    seeds = ", ".join(str(seed) for seed in sweep.seeds)
-    trial_count = len(sweep.trials())
-    console.print(
-        f"\n{len(sweep.cells)} cells × seeds {seeds} × {sweep.repeats} repeats"
-        f" = {trial_count} trials"
-    )
+    console.print(f"\n{_describe_trials(sweep)}", soft_wrap=True)
     console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
         steps = sweep.profile.steps
@@ -61,12 +56,29 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
     return asdict(sweep) | {"cells": cells, "trials": trials}
 
 
+def _describe_trials(sweep: Sweep) -> str:
+    """Return how many trials there are: `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`."""
+    trials = counted(len(sweep.trials()), "trial")
+    repeats = counted(sweep.repeats, "repeat")
+    cell_counts: dict[Sequence[int], int] = {}
+    for cell in sweep.cells:
+        seeds = tuple(sweep.seeds_of(cell))
+        cell_counts[seeds] = cell_counts.get(seeds, 0) + 1
+    groups: list[str] = []
+    for group_seeds, cell_count in cell_counts.items():
+        listed = ", ".join(str(seed) for seed in group_seeds)
+        groups.append(f"{counted(cell_count, 'cell')} × seeds {listed} × {repeats}")
+    return f"{' + '.join(groups)} = {trials}"
+
+
 def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
     """Return how long the sweep will take, as far as earlier records tell."""
     if not estimates:
         return "time: unknown, no cell has a record yet"
-    trials_per_cell = len(sweep.trials()) // len(sweep.cells)
-    total = duration(sum(estimates.values()) * trials_per_cell)
+    seconds = 0.0
+    for cell in sweep.cells:
+        seconds += estimates.get(cell.id, 0.0) * sweep.count_trials(cell)
+    total = duration(seconds)
     unknown_count = len(sweep.cells) - len(estimates)
     if unknown_count:
         return (

@@ -164,7 +164,7 @@ def show_results(
     records, peaks = with_measured_peaks(records, results)
     show_table(console, result_table(sweep, records))
     folder = escape(str(results.sweep_folder(sweep.name).path))
-    has_intervals = len(sweep.seeds) * sweep.repeats > 1
+    has_intervals = any(sweep.count_trials(cell) > 1 for cell in sweep.cells)
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
         f"\n★ best of its workload; {means}. Records: {folder}",

@@ -29,11 +29,14 @@ UNKNOWN = "–"
 def show_verdicts(console: Console, sweep: Sweep, records: Sequence[Record]) -> None:
     """Print a row for each cell but the references: its speed as a ratio, an interval and a verdict.
 
-    Prints nothing where no workload has two cells that were measured.
+    Leaves out cells of a single trial, and prints nothing where no workload has two cells that were measured.
     """
     results = {result.cell.id: result for result in aggregate(records)}
-    in_order = [results[cell.id] for cell in sweep.cells if cell.id in results]
-    comparison = _compare_with_first(sweep.name, in_order)
+    repeated: list[CellResult] = []
+    for cell in sweep.cells:
+        if cell.id in results and sweep.count_trials(cell) > 1:  # one trial has no interval
+            repeated.append(results[cell.id])
+    comparison = _compare_with_first(sweep.name, repeated)
     if comparison is None or not comparison.rows:
         return
     columns = ["workload", "cell", "against", "speed", "95% interval", "pairs", "verdict"]
