@@ -28,30 +28,16 @@ BRANCH_NODES = (
 )
 # Functions above the ceiling, and why they may be.
 MANY_BRANCHES = {
-    "harness.analysis.compare._judged": "to be rewritten",
-    "harness.analysis.questions.accuracy": "to be rewritten",
-    "harness.analysis.selection._of_cell": "to be rewritten",
     "harness.launch.assemble.assemble": "to be rewritten",
     "harness.launch.srun.parse_failures": "to be rewritten",
-    "harness.render.terminal.gate.sentence": "to be rewritten",
-    "harness.render.terminal.phases.show_phases": "to be rewritten",
     "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
     "harness.render.terminal.selftest.run": "to be rewritten",
-    "harness.render.terminal.status.watch": "to be rewritten",
-    "harness.render.terminal.table.result_table": "to be rewritten",
-    "harness.slurm.leader.lead": "to be rewritten",
-    "harness.slurm.packing._cut": "to be rewritten",
-    "harness.slurm.status.states": "to be rewritten",
-    "harness.slurm.status._state": "to be rewritten",
-    "harness.slurm.status._look": "to be rewritten",
-    "harness.slurm.status.left": "to be rewritten",
     "harness.spec.axes.find_conflict": "to be rewritten",
     "harness.spec.matrix.read_matrix": "to be rewritten",
     "harness.spec.slurm.__post_init__": "to be rewritten",
     "harness.spec.partitions._misfits": "to be rewritten",
     "harness.spec.sweep._cells_of": "to be rewritten",
     "harness.spec.sweep._apply_set": "to be rewritten",
-    "harness.statistics.attribution.attribute": "to be rewritten",
 }
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.

@@ -179,10 +179,17 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells=list(distinct.values()),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(points.unused)],
-        workload_seeds={
-            label: entry.seeds for label, entry in file.workloads.items() if entry and entry.seeds
-        },
+        workload_seeds=_workload_seeds(file),
     )
+
+
+def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
+    """Return the seeds of the workloads that have their own, by label."""
+    seeds: dict[str, Sequence[int]] = {}
+    for label, entry in file.workloads.items():
+        if entry is not None and entry.seeds is not None:
+            seeds[label] = entry.seeds
+    return seeds
 
 
 def _check_file(document: Document, file: SweepFile) -> None:
