@@ -79,7 +79,7 @@ def si_prefixed(value: float) -> str:
 
 def samples_per_second(value: float | None) -> str:
     """Return a throughput in whole samples/s: `12,345`."""
-    return MISSING if value is None else f"{value:,.0f}"
+    return _number(value, ",.0f")
 
 
 def throughput(interval: Interval | None) -> str:
@@ -94,7 +94,7 @@ def throughput(interval: Interval | None) -> str:
 
 def metric_value(value: float | None) -> str:
     """Return a value of the target metric: `0.9123`."""
-    return MISSING if value is None else f"{value:.4f}"
+    return _number(value, ".4f")
 
 
 def metric(interval: Interval | None) -> str:
@@ -107,14 +107,23 @@ def metric(interval: Interval | None) -> str:
     return f"{mean} ±{metric_value(interval.half_width)}"
 
 
+def _number(value: float | None, specification: str) -> str:
+    """Return a number by a format specification, a dash where it was not measured."""
+    if value is None:
+        return MISSING
+    return format(value, specification)
+
+
 def milliseconds(seconds: float | None) -> str:
     """Return a step time in milliseconds, without the unit: `12.34`."""
-    return MISSING if seconds is None else f"{seconds * 1e3:.2f}"
+    if seconds is None:
+        return MISSING
+    return f"{seconds * 1e3:.2f}"
 
 
 def share(fraction: float | None, digits: int = 1) -> str:
     """Return a fraction in percent: `12.3%`."""
-    return MISSING if fraction is None else f"{fraction:.{digits}%}"
+    return _number(fraction, f".{digits}%")
 
 
 def ratio(value: float, digits: int = 3) -> str:
@@ -161,7 +170,9 @@ def detectable_effect(verdict: Verdict) -> str:
         return MISSING
     if not verdict.metric.relative:
         return metric_value(size)
-    return share(size) if size < LARGEST_EFFECT else f">{LARGEST_EFFECT:,.0%}"
+    if size > LARGEST_EFFECT:
+        return f">{LARGEST_EFFECT:,.0%}"
+    return share(size)
 
 
 def verdict_label(row: Row | None) -> str:
@@ -198,12 +209,16 @@ def effect_sentence(effect: Effect) -> str:
 
 def axis_value(value: Any) -> str:
     """Return a value of an axis as a sweep file spells it: `bf16`, `2`, `true`, `null`."""
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def axis_level(axis: str, value: Any) -> str:
     """Return a value that can stand without its axis: `bf16`, but `num_workers=2`."""
-    return value if isinstance(value, str) else f"{axis}={axis_value(value)}"
+    if isinstance(value, str):
+        return value
+    return f"{axis}={axis_value(value)}"
 
 
 def axis_levels(levels: Mapping[str, Any]) -> str:
@@ -218,8 +233,16 @@ def short_axis_levels(levels: Mapping[str, Any]) -> str:
 
 def changed_axes(axes: Mapping[str, Any]) -> str:
     """Return the axes that differ from their defaults: `strategy=ddp world_size=2`."""
-    changed = [(name, value) for name, value in axes.items() if value != DEFAULTS.get(name, value)]
-    return " ".join(f"{name}={axis_value(value)}" for name, value in changed) or "all defaults"
+    changed = []
+    for name, value in axes.items():
+        if value != DEFAULTS.get(name, value):
+            changed.append(f"{name}={axis_value(value)}")
+    return " ".join(changed) or "all defaults"
+
+
+def axis_texts(cell: Cell, axes: Sequence[str]) -> list[str]:
+    """Return the values of some axes of a cell, for columns that are headed by the axes' names."""
+    return [axis_value(getattr(cell.axes, axis)) for axis in axes]
 
 
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
@@ -230,8 +253,9 @@ def cell_name(cell: Cell, axes: Sequence[str]) -> str:
 def _label_part(cell: Cell, axis: str) -> str:
     """Return the value of one axis as a cell's label spells it."""
     if axis in ("strategy", "world_size"):
-        strategy = cell.axes.strategy
-        return strategy if strategy == "single" else f"{strategy}×{cell.axes.world_size}"
+        if cell.axes.strategy == "single":
+            return "single"
+        return f"{cell.axes.strategy}×{cell.axes.world_size}"
     value = getattr(cell.axes, axis)
     if axis in ABBREVIATIONS:
         return f"{ABBREVIATIONS[axis]}{value}"

@@ -29,8 +29,8 @@ STYLES: dict[Outcome, str] = {
     "same": "",
     "inconclusive": "yellow",
 }
-NUMBERS = ["A", "B", "B against A", "95% interval", "pairs", "detectable"]
 COLUMNS = ["metric", "A", "B", "B against A", "95% interval", "pairs", "verdict", "detectable"]
+NUMBERS = ["A", "B", "B against A", "95% interval", "pairs", "detectable"]  # aligned to the right
 CORRECTIONS: dict[Correction, str] = {
     "holm": "no false alarm among them all (Holm)",
     "bh": "few false ones among all (Benjamini-Hochberg)",
@@ -39,24 +39,37 @@ SHORT_DIGEST = 12  # characters of a parameter digest that are shown
 
 
 def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> None:
-    """Print the table, what the sides differ in, and a last line that explains the exit code."""
+    """Print the table, what the sides differ in, and a last line that explains the exit code.
+
+    With several sides B, a column says which of them a row is about.
+    """
     console = Console(highlight=False)
     heading = f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}"
     console.print(heading, soft_wrap=True)
-    names_b = len(b_names) > 1  # a column that says which B a row is about
-    table = make_table(["cell", *(["B"] if names_b else []), *COLUMNS], NUMBERS)
+    table = make_table(["cell", *COLUMNS], NUMBERS)
+    if len(b_names) > 1:
+        table = make_table(["cell", "B", *COLUMNS], NUMBERS)
     for match in comparison.matches:
         label = _label(match)
-        for row in comparison.rows_of(match):
-            side = [match.b_side] if names_b else []
-            table.add_row(label, *side, *_row_texts(row))
-            label = ""  # said in the first row only
-        bits = f"{match.same_bits} of {match.pairs}" if match.pairs else fmt.MISSING
-        side = [""] if names_b else []
-        table.add_row(label, *side, "same bits", "", "", bits, "", "", "", "")
+        for row in _match_rows(comparison, match):
+            texts = row if len(b_names) > 1 else row[1:]
+            table.add_row(label, *texts)
+            label = ""  # only in the first row of a match
     show(console, table)
     console.print("\n" + "\n".join(_remarks(comparison)), soft_wrap=True)
     console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
+
+
+def _match_rows(comparison: Comparison, match: Match) -> list[list[str | Text]]:
+    """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`."""
+    rows: list[list[str | Text]] = []
+    for row in comparison.rows_of(match):
+        rows.append([match.b_side, *_row_texts(row)])
+    bits = fmt.MISSING
+    if match.pairs:
+        bits = f"{match.same_bits} of {match.pairs}"
+    rows.append(["", "same bits", "", "", bits, "", "", "", ""])
+    return rows
 
 
 def _label(match: Match) -> str:
@@ -72,7 +85,7 @@ def _label(match: Match) -> str:
 
 
 def _row_texts(row: Row) -> list[str | Text]:
-    """Return the texts of a row, one for each of `COLUMNS`."""
+    """Return the texts of one metric's row, one for each of `COLUMNS`."""
     verdict = row.verdict
     unpaired = "" if verdict.estimate.paired else " unpaired"
     return [
@@ -87,16 +100,26 @@ def _row_texts(row: Row) -> list[str | Text]:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    """Return what the sides differ in, what is missing, notes, and how to read the table."""
-    remarks = [f"other {difference}" for difference in comparison.differences]
-    remarks += [f"[yellow]missing[/] {escape(missing)}" for missing in comparison.missing]
-    remarks += [escape(note) for note in comparison.notes]
+    """Return what the sides differ in, what is missing, notes, and how to read the table.
+
+    Each is a line in Rich's markup. Names of cells and values of conditions come from users and are
+    escaped.
+    """
+    remarks = []
+    for difference in comparison.differences:
+        remarks.append(f"other {escape(difference)}")
+    for missing in comparison.missing:
+        remarks.append(f"[yellow]missing[/] {escape(missing)}")
+    remarks += map(escape, comparison.notes)
     remarks.append(f"[dim]{_legend(comparison)}[/]")
     return remarks
 
 
 def _legend(comparison: Comparison) -> str:
-    """Return what counts as a change, and how a change is detected."""
+    """Return what counts as a change, and how a change is detected.
+
+    It stands below every table, as verdicts depend on options that are not in it.
+    """
     rules = comparison.rules
     return (
         f"a change: significant at {rules.alpha:.0%}, {CORRECTIONS[rules.correction]}, and of at"
@@ -107,7 +130,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _conclusion(comparison: Comparison) -> str:
-    """Return the meaning of the exit code."""
+    """Return the meaning of the exit code (`Comparison.exit_code`): cells that are worse by name."""
     worse = [row for row in comparison.rows if row.verdict.outcome == "worse"]
     if worse:
         return "; ".join(f"{row.b.cell.label}: {row.verdict.label}" for row in worse)
@@ -119,7 +142,10 @@ def _conclusion(comparison: Comparison) -> str:
 
 
 def print_json(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> None:
-    """Print all that the table shows and what it is computed from; infinite bounds are null."""
+    """Print all that the table shows and what it is computed from, as JSON for other programs.
+
+    Numbers are not rounded. JSON has no infinity: a bound or an effect without a limit is null.
+    """
     content = {
         "a": a_name,
         "b": list(b_names),
@@ -134,6 +160,7 @@ def print_json(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> N
 
 
 def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
+    """Return a match with the rows of its metrics."""
     return {
         "b_side": match.b_side,
         "a": _json_cell(match.a),
@@ -145,6 +172,7 @@ def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
 
 
 def _json_cell(result: CellResult) -> dict[str, Any]:
+    """Return a cell with the spread of its trials' log throughputs, None where it is unknown."""
     content: dict[str, Any] = {
         "cell": result.cell.id,
         "label": result.cell.label,
@@ -163,6 +191,7 @@ def _json_cell(result: CellResult) -> dict[str, Any]:
 
 
 def _json_row(row: Row) -> dict[str, Any]:
+    """Return one metric: the means, the effect with its interval, and the verdict with p-values."""
     verdict = row.verdict
     low, high = verdict.interval or (None, None)
     return {
@@ -196,7 +225,8 @@ def show_saved(saved: Sequence[Saved]) -> None:
     console = Console(highlight=False)
     for baseline in saved:
         action = "replaced" if baseline.replaced else "saved"
-        path, label = escape(str(baseline.path)), escape(baseline.result.cell.label)
+        path = escape(str(baseline.path))
+        label = escape(baseline.result.cell.label)
         warning = ""
         if len(baseline.result.trials) < 2:
             warning = " [yellow](one trial: no later run can be shown to be faster or slower)[/]"
@@ -204,7 +234,7 @@ def show_saved(saved: Sequence[Saved]) -> None:
 
 
 def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
-    """Print one row a baseline."""
+    """Print one row a baseline; `baselines` are their files with what they hold."""
     columns = ["hardware", "cell", "label", "samples/s", "trials", "code"]
     table = make_table(columns, ["samples/s", "trials"])
     for path, result in baselines:

@@ -1,4 +1,8 @@
-"""`harness compare SWEEP --effects`: what each axis contributes."""
+"""`harness compare SWEEP --effects`: what each axis contributes.
+
+The effects are ratios of throughput from a model of all cells together
+(`harness.statistics.attribution`); the table says which of them are certain.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ LEGEND = (
 
 
 def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> None:
-    """Print a table for each workload: a line for every level of an axis, then for every two."""
+    """Print a table for each workload: a line for every level of an axis, then for every two.
+
+    `attributions` are by the workload's label. With `as_json` they are printed as JSON instead.
+    """
     if as_json:
         content = {label: asdict(attribution) for label, attribution in attributions.items()}
         print(json.dumps(content, indent=1, allow_nan=False))

@@ -1,4 +1,4 @@
-"""Where the time of each cell goes: a bar and a table."""
+"""`harness show SWEEP --phases`: where the time of each cell's steps goes, as a bar and a table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ PHASES = {
 
 
 def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
-    """Print the shares of each cell's phases, its stragglers and when it became steady."""
+    """Print the shares of each cell's phases, its stragglers and when it became steady.
+
+    Shares are of the measured steps' time, in the mean over ranks and over the trials that are done.
+    """
     console = Console(highlight=False)
     summaries = _summaries_by_cell(sweep, records)
     shares = {cell_id: _mean_shares(summaries[cell_id]) for cell_id in summaries}
@@ -52,7 +55,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
         table.add_row(
             cell.id,
             cell.workload.label,
-            *(str(getattr(cell.axes, axis)) for axis in axes),
+            *fmt.axis_texts(cell, axes),
             _bar(cell_shares),
             *(fmt.share(cell_shares.get(phase)) for phase in phases),
             _straggler(summaries[cell.id]),
@@ -76,9 +79,12 @@ def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, lis
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:
     """Return the mean share of each phase that any of the trials has; one that lacks it has 0."""
+    measured: set[str] = set()
+    for summary in summaries:
+        measured.update(summary.shares)
     shares = {}
     for phase in PHASES:
-        if any(phase in summary.shares for summary in summaries):
+        if phase in measured:
             shares[phase] = fmean(summary.shares.get(phase, 0.0) for summary in summaries)
     return shares
 
@@ -129,7 +135,11 @@ def _legend(phases: Sequence[str]) -> Text:
 
 
 def _straggler(summaries: Sequence[Summary]) -> str:
-    """Return the mean skew, and the rank that the others waited for if it was always the same."""
+    """Return the mean skew, and the rank that the others waited for if it was always the same.
+
+    The skew is the share of its time that another rank spent waiting for the slowest one. One that
+    is slowest in every trial points at its node or GPU.
+    """
     slowest = [summary.slowest for summary in summaries if summary.slowest]
     if not slowest:
         return fmt.MISSING
@@ -141,7 +151,11 @@ def _straggler(summaries: Sequence[Summary]) -> str:
 
 
 def _steadiness(summaries: Sequence[Summary]) -> Text:
-    """Return the step from which all trials were steady, or how many never were."""
+    """Return the step from which all trials were steady, or how many never were.
+
+    A trial that never settles is measured all the same, from its last steps, and is not to be
+    trusted much; that is why it is yellow.
+    """
     if not summaries:
         return Text(fmt.MISSING)
     never = sum(summary.settled is False for summary in summaries)

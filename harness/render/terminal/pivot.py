@@ -1,4 +1,4 @@
-"""A sweep at a glance: throughput with some axes across and the others down."""
+"""`harness show SWEEP --across AXIS`: throughput with some axes across and the others down."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
 
 
 def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
-    """Return the throughput of each other column relative to the first one, a row a workload."""
+    """Return a table of the throughput of each other column relative to the first, a row a workload.
+
+    Axes that are not across differ between the pairs of a ratio and not within one, so that the
+    ratio is the mean effect of what is across.
+    """
     down = _axes_down(sweep, across)
     first_column, *other_columns = _columns(sweep, across)
     titles = [f"{' '.join(column)} : {' '.join(first_column)}" for column in other_columns]
@@ -78,7 +82,10 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
 def _paired_throughputs(
     records: Sequence[Record], across: Sequence[str], down: Sequence[str]
 ) -> dict[str, dict[Pairing, dict[Values, float]]]:
-    """Return throughputs by workload, then by all that a pair shares, then by column."""
+    """Return throughputs by workload, then by all that a pair shares, then by column.
+
+    Of trials that are done; two trials are a pair if they are alike in all but the axes across.
+    """
     workloads: dict[str, dict[Pairing, dict[Values, float]]] = {}
     for record in records:
         measured = record.summary.throughput if record.summary else None
@@ -94,7 +101,11 @@ def _paired_throughputs(
 def _mean_ratio(
     rows: Sequence[Mapping[Values, float]], column: Values, first_column: Values
 ) -> str:
-    """Return the geometric mean ratio of two columns over pairs: `1.23 [1.20, 1.26], 3 pairs`."""
+    """Return the geometric mean ratio of two columns over pairs: `1.23 [1.20, 1.26], 3 pairs`.
+
+    A pair is a row that has both columns. What a seed brings is the same on both sides of a pair and
+    cancels, so that every pair counts, repeats of a seed included.
+    """
     logs = []
     for row in rows:
         if column in row and first_column in row:
@@ -130,4 +141,4 @@ def _columns(sweep: Sweep, across: Sequence[str]) -> list[Values]:
 
 def _values(cell: Cell, axes: Sequence[str]) -> Values:
     """Return the values of some axes of a cell as text."""
-    return tuple(str(getattr(cell.axes, axis)) for axis in axes)
+    return tuple(fmt.axis_texts(cell, axes))

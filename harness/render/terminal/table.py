@@ -1,4 +1,8 @@
-"""Tables for the terminal: the cells of a plan, the results of a sweep."""
+"""Tables for the terminal: the cells of a plan, the results of a sweep.
+
+`harness plan` imports this module and must start at once, so that what loads SciPy is imported by
+the functions that need it.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +41,20 @@ WIDEST = 1000  # columns, more than any table takes
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table in full: a narrow terminal wraps its lines rather than cutting its texts."""
+    """Print a table in full: a narrow terminal wraps its lines rather than cutting its texts.
+
+    Rich fits a table to the console by cutting cells; a console as wide as the table prevents that.
+    """
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
     Console(width=max(console.width, natural_width), highlight=False).print(table)
 
 
 def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
-    """Return an empty table; `numbers` are the columns that are aligned to the right."""
+    """Return an empty table; `numbers` are the columns that are aligned to the right.
+
+    They may name columns that the table does not have.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right_aligned = set(numbers)
     for column in columns:
@@ -62,18 +72,21 @@ def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
     columns = ["cell", "workload", *axes, "length", "estimate"]
     table = make_table(columns, [*NUMERIC_AXES, "estimate"])
     for cell in sweep.cells:
-        values = [str(getattr(cell.axes, axis)) for axis in axes]
-        seconds = estimates.get(cell.id)
-        estimate = "unknown" if seconds is None else fmt.duration(seconds)
-        table.add_row(cell.id, cell.workload.label, *values, str(cell.length), estimate)
+        estimate = "unknown"
+        if cell.id in estimates:
+            estimate = fmt.duration(estimates[cell.id])
+        row = [*fmt.axis_texts(cell, axes), str(cell.length), estimate]
+        table.add_row(cell.id, cell.workload.label, *row)
     return table
 
 
 def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
-    Means of two or more seeds or repeats have their 95% interval; the best cell of each workload
-    is marked.
+    Means have their 95% interval where there are two or more independent values
+    (`harness.statistics.trials`). The fastest and the most accurate cell of each workload are
+    marked. Model FLOPs utilization has a column where any trial has one. Where workloads have
+    different target metrics, each value has its metric's name before it.
     """
     from harness.analysis.sweep_result import SweepResult  # loads SciPy, which a plan does not need
 
@@ -92,17 +105,16 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         cell = cell_result.cell
         done = result.done_records(cell)
         step_seconds = _mean_summary(done, "step_p50")
-        mfu = [_mean_summary(done, MFU_COLUMNS[title]) for title in mfu_columns]
         metric = fmt.metric(cell_result.metric)
         if len(targets) > 1 and cell_result.metric and cell_result.target:
             metric = f"{cell_result.target.name} {metric}"
         table.add_row(
             cell.id,
             cell.workload.label,
-            *(str(getattr(cell.axes, axis)) for axis in axes),
+            *fmt.axis_texts(cell, axes),
             _marked(fmt.throughput(cell_result.throughput), is_best=cell.id in fastest),
             fmt.milliseconds(step_seconds),
-            *map(_mfu_text, mfu),
+            *(_mean_utilization(done, MFU_COLUMNS[title]) for title in mfu_columns),
             _marked(metric, is_best=cell.id in most_accurate),
             _trial_counts(cell_result),
         )
@@ -120,9 +132,15 @@ def _mean_summary(records: Sequence[Record], field: str) -> float | None:
     return fmean(values) if values else None
 
 
-def _mfu_text(utilization: float | None) -> str:
-    """Return a utilization in percent with three significant digits."""
-    return fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%"
+def _mean_utilization(records: Sequence[Record], field: str) -> str:
+    """Return the mean of a model FLOPs utilization in percent, with three significant digits.
+
+    Not with a fixed number of decimals: on CPUs it can be a small fraction of a percent.
+    """
+    utilization = _mean_summary(records, field)
+    if utilization is None:
+        return fmt.MISSING
+    return f"{utilization * 100:.3g}%"
 
 
 def _trial_counts(cell_result: CellResult) -> Text:
@@ -152,4 +170,6 @@ def _best_cells(result: SweepResult) -> tuple[set[str], set[str]]:
 
 def _marked(text: str, *, is_best: bool) -> Text:
     """Return the text with a star, or with room for one so that columns stay aligned."""
-    return Text(f"{text} ★", style="bold green") if is_best else Text(f"{text}  ")
+    if is_best:
+        return Text(f"{text} ★", style="bold green")
+    return Text(f"{text}  ")
