@@ -16,7 +16,7 @@ from tests.cli.test_readme import printed
 from tests.support.tree import TOP
 
 CI = TOP / "harness" / "gate" / "ci"
-STEP = 0.1  # seconds, slept rather than computed, so that it hardly matters what else this machine does
+STEP = 0.04  # seconds, slept rather than computed, so that it hardly matters what else this machine does
 SWEEP = """
 name: spiral
 workloads:
