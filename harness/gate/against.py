@@ -1,8 +1,7 @@
-"""`harness gate --against REV`: every cell of a sweep, this working tree against another revision of it."""
+"""`harness gate --against REV`: measures every cell of a sweep in the working tree against another revision of it."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from harness.core.errors import HarnessError
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.gate.worktree import Tree, find_top, resolve_commit, worktree
+from harness.gate.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -23,69 +22,72 @@ WORKING_TREE = "the working tree"
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """What `harness gate` was asked for."""
+    """The options of `harness gate`."""
 
-    revision: str
-    min_effect: float = 0.01
+    revision: str  # to measure against
+    min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
     budget_seconds: float = 30.0  # of measuring, for each cell
-    compare_bits: bool = False  # whether other losses fail
+    compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too
-    order_seed: int | None = None  # of the random order, for a run to be repeated
+    order_seed: int | None = None  # of the random order of arms, to repeat a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a gate measures on, and how far it can be trusted there, in words."""
+    """What a gate measures on, and how far it can be trusted there."""
 
-    hardware: str  # its key
-    torch: str
-    certificate: str
+    hardware: str  # the key of this machine
+    torch: str  # version
+    certificate: str  # the A/A certificate of this machine, as a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellOutcome:
-    """On one cell. `control` is the revision against itself."""
+    """What was measured of one cell."""
 
     cell: Cell
-    measured: PairedResult
-    control: PairedResult | None = None
+    measured: PairedResult  # the working tree (B) against the revision (A)
+    control: PairedResult | None = None  # the revision against itself
 
     @property
     def control_disagrees(self) -> bool:
-        """Whether the control on_progress equal code apart, or failed: then its cell's speed says nothing."""
-        return self.control is not None and (
-            self.control.verdict in ("faster", "slower") or bool(self.control.failure)
-        )
+        """Whether the control failed or found a difference between equal code: then the cell's speed proves nothing."""
+        if self.control is None:
+            return False
+        return self.control.verdict in ("faster", "slower") or bool(self.control.failure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutcome:
-    """What a gate says."""
+    """What a gate decides, cell by cell."""
 
     options: GateOptions
     conditions: Conditions
-    commit: str  # what `options.revision` stands for
+    commit: str  # the full id of `options.revision`
     cells: Sequence[CellOutcome]
 
-    def has_failed(self, one: CellOutcome) -> bool:
-        differs = self.options.compare_bits and one.measured.same_bits is False
-        return (
-            one.measured.failure is not None
-            or differs
-            or (one.measured.verdict == "slower" and not one.control_disagrees)
-        )
+    def has_failed(self, outcome: CellOutcome) -> bool:
+        """Whether a cell could not be measured, computes other losses where that matters, or is slower."""
+        if outcome.measured.failure is not None:
+            return True
+        if self.options.compare_bits and outcome.measured.same_bits is False:
+            return True
+        return outcome.measured.verdict == "slower" and not outcome.control_disagrees
 
-    def is_inconclusive(self, one: CellOutcome) -> bool:
-        return not self.has_failed(one) and (
-            one.control_disagrees or one.measured.verdict == "inconclusive"
-        )
+    def is_inconclusive(self, outcome: CellOutcome) -> bool:
+        """Whether a cell neither fails nor passes."""
+        if self.has_failed(outcome):
+            return False
+        return outcome.control_disagrees or outcome.measured.verdict == "inconclusive"
 
     @property
     def exit_code(self) -> int:
-        """1 if a cell failed, else 3 if one can't be on_progress, else 0."""
-        if any(self.has_failed(one) for one in self.cells):
+        """1 if a cell failed, else 3 if one is inconclusive, else 0."""
+        if any(self.has_failed(outcome) for outcome in self.cells):
             return 1
-        return 3 if any(self.is_inconclusive(one) for one in self.cells) else 0
+        if any(self.is_inconclusive(outcome) for outcome in self.cells):
+            return 3
+        return 0
 
 
 def gate(
@@ -93,50 +95,68 @@ def gate(
     profile: Profile,
     options: GateOptions,
     conditions: Conditions,
-    top_of: Path,
+    inside: Path,
     on_progress: Callable[[Cell, str], None],
 ) -> GateOutcome:
-    """Measure; raises BadInput for a revision that there is not. A side that fails, fails its cell."""
-    top = find_top(top_of)
-    commit = resolve_commit(top, options.revision)
-    rng = np.random.default_rng(options.order_seed)
-    budget = Budget(
-        min_effect=options.min_effect,
-        seconds=options.budget_seconds,
-        alpha=ALPHA / len(sweep.cells),
-    )
-    here = Tree(name=WORKING_TREE, top=top, path=top)
-    place = Path(tempfile.mkdtemp(prefix="harness-gate-"))
-    try:
-        with worktree(top, options.revision, place / "tree") as there:
-            cells = []
-            for cell in sweep.cells:
+    """Measure all cells in the repository that `inside` lies in.
 
-                def run_paired(a: Tree, b: Tree, words: str, cell: Cell = cell) -> PairedResult:
-                    def tell(found: str) -> None:
-                        on_progress(cell, f"{words}: {found}")
+    An arm that fails, fails its cell. Raises BadInput outside of a repository and for a revision that does not exist.
+    """
+    repository = find_repository(inside)
+    commit = resolve_commit(repository, options.revision)
+    gauge = _Gauge(sweep, profile, options, on_progress)
+    working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
+    outcomes = []
+    with (
+        tempfile.TemporaryDirectory(prefix="harness-gate-", ignore_cleanup_errors=True) as folder,
+        checked_out(repository, options.revision, Path(folder) / "tree") as revision,
+    ):
+        for cell in sweep.cells:
+            control = None
+            if options.control:
+                control = gauge.measure(cell, revision, revision, "control")
+            measured = gauge.measure(cell, revision, working_tree, "measuring")
+            outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
+    return GateOutcome(options=options, conditions=conditions, commit=commit, cells=outcomes)
 
-                    tell("starting")
-                    try:
-                        return measure(
-                            cell,
-                            sweep.seeds[0],
-                            {"a": a, "b": b},
-                            sweep.base_folder,
-                            profile,
-                            budget,
-                            rng,
-                            tell,
-                        )
-                    except HarnessError as error:
-                        return PairedResult(failure=str(error))
 
-                control = run_paired(there, there, "control") if options.control else None
-                cells.append(
-                    CellOutcome(
-                        cell=cell, measured=run_paired(there, here, "measuring"), control=control
-                    )
-                )
-            return GateOutcome(options=options, conditions=conditions, commit=commit, cells=cells)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+class _Gauge:
+    """Measures cells of one sweep with the same options, each with its share of the error that all may make."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        profile: Profile,
+        options: GateOptions,
+        on_progress: Callable[[Cell, str], None],
+    ) -> None:
+        self.sweep = sweep
+        self.profile = profile
+        self.on_progress = on_progress
+        self.rng = np.random.default_rng(options.order_seed)
+        self.budget = Budget(
+            min_effect=options.min_effect,
+            seconds=options.budget_seconds,
+            alpha=ALPHA / len(sweep.cells),
+        )
+
+    def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
+        """Measure a cell in two trees; the result holds the failure of an arm."""
+
+        def report(text: str) -> None:
+            self.on_progress(cell, f"{activity}: {text}")
+
+        report("starting")
+        try:
+            return measure(
+                cell,
+                self.sweep.seeds[0],
+                {"a": a, "b": b},
+                self.sweep.base_folder,
+                self.profile,
+                self.budget,
+                self.rng,
+                report,
+            )
+        except HarnessError as error:
+            return PairedResult(failure=str(error))

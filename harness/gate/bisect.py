@@ -1,7 +1,7 @@
-"""`harness bisect GOOD BAD`: which commit made a cell slower, or changed its losses.
+"""`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
-Every commit is measured against GOOD and never against a neighbour: git asks the same question of each, and many small
-losses in a row would hide between neighbours.
+Every commit is measured against GOOD and never against a neighbor: so git asks the same question of each, and many
+small regressions in a row cannot hide between neighbors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.gate.history import Bisection, Commit, Mark, describe_commit, resolve_ends
 from harness.gate.judge import Finding, Judge, LossJudge, SpeedJudge, TrainingSetup
-from harness.gate.worktree import Tree, find_top, worktree
+from harness.gate.worktree import Tree, checked_out, find_repository
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -27,54 +27,59 @@ from harness.statistics.verdict import ALPHA
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOptions:
-    """What `harness bisect` was asked for."""
+    """The options of `harness bisect`."""
 
-    good: str
-    bad: str
-    min_effect: float = 0.01
+    good: str  # a revision
+    bad: str  # a revision
+    min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
     budget_seconds: float = 30.0  # of measuring, for each commit
     compare_bits: bool = False  # whether other losses are looked for, not speed
-    first_parent: bool = False
-    order_seed: int | None = None  # of the random order, for a run to be repeated
+    first_parent: bool = False  # whether a merge is one change
+    order_seed: int | None = None  # of the random order of arms, to repeat a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A commit that was tried, against GOOD, and what git says is left."""
+    """A commit that was tried against GOOD."""
 
     commit: Commit
     finding: Finding
-    remaining: str
+    remaining: str  # what git says is left to try
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOutcome:
-    """The first bad commit against its parent; or several suspects, with what can't be tried between them."""
+    """The first bad commit; or several suspects, if commits between them could not be tried."""
 
     options: BisectOptions
     cell: Cell
     steps: Sequence[Step]
     suspects: Sequence[Commit]  # the first bad commit is one of them
-    against_parent: Finding | None  # of a single suspect
+    against_parent: Finding | None  # the only suspect against its own parent
 
     @property
     def exit_code(self) -> int:
         """0 for a commit that is bad against its own parent too, else 3."""
-        return 0 if self.against_parent is not None and self.against_parent.mark == "bad" else 3
+        if self.against_parent is not None and self.against_parent.mark == "bad":
+            return 0
+        return 3
 
     def count_marked(self, mark: Mark) -> int:
+        """Return how many commits were found to be so."""
         return sum(step.finding.mark == mark for step in self.steps)
 
 
 class BisectListener(Protocol):
+    """Shows somebody what a bisect does."""
+
     def on_comparison_start(self, what: str) -> None:
-        """A comparison begins."""
+        """Two revisions are going to be compared."""
 
     def on_progress(self, words: str) -> None:
-        """How far it is."""
+        """The comparison has come so far."""
 
     def on_step_end(self, step: Step) -> None:
-        """A commit is over."""
+        """A commit has been tried."""
 
 
 def bisect(
@@ -82,14 +87,17 @@ def bisect(
     cell: Cell,
     profile: Profile,
     options: BisectOptions,
-    top_of: Path,
+    inside: Path,
     listener: BisectListener,
 ) -> BisectOutcome:
-    """Measure; raises BadInput for ends between which there is nothing to find, Inconclusive where that can't be told,
-    HarnessError where an end fails. A commit between them that fails, or can't be told, is skipped."""
-    top = find_top(top_of)
-    good, bad = resolve_ends(top, options.good, options.bad)
-    bench = TrainingSetup(
+    """Find the first bad commit of the repository that `inside` lies in.
+
+    A commit between the ends that fails or is inconclusive is skipped. Raises BadInput if there is nothing to find
+    between the ends, Inconclusive if that is not certain, HarnessError if an end fails.
+    """
+    repository = find_repository(inside)
+    good, bad = resolve_ends(repository, options.good, options.bad)
+    setup = TrainingSetup(
         cell=cell,
         seed=sweep.seeds[0],
         base=sweep.base_folder,
@@ -97,83 +105,124 @@ def bisect(
         on_progress=listener.on_progress,
     )
     with (
-        tempfile.TemporaryDirectory(prefix="harness-bisect-") as name,
-        _tree(top, Path(name), good) as reference,
+        tempfile.TemporaryDirectory(prefix="harness-bisect-") as folder,
+        _check_out(repository, Path(folder), good) as reference,
     ):
+        search = _Search(repository, Path(folder), options, listener, reference)
         git = Bisection(reference.path, good.id, bad.id, first_parent=options.first_parent)
-        first = _judge(options, bench, comparisons=2 + git.commit_count.bit_length())
-        listener.on_comparison_start(f"{options.bad} against {options.good}")
-        with _tree(top, Path(name), bad) as tree:
-            found = _hold_ends(options, first, reference, tree)
-        judge = first.narrowed(found)
+        judge_of_ends = make_judge(options, setup, comparisons=2 + git.commit_count.bit_length())
+        finding = search.compare_ends(judge_of_ends, bad)
+        judge = judge_of_ends.narrowed(finding)
         if options.compare_bits and judge(reference, reference).mark == "bad":
             raise Inconclusive(
-                f"GOOD {options.good}: found other losses whenever it trains, so nothing can be told by them"
+                f"GOOD {options.good}: found other losses whenever it trains, so comparing losses proves nothing"
             )
-        steps = [Step(commit=bad, finding=found, remaining=git.remaining)]
-        listener.on_step_end(steps[0])
-        while not git.suspects:
-            one = describe_commit(top, git.next_commit)
-            listener.on_comparison_start(f"{one.short} against {options.good}")
-            with _tree(top, Path(name), one) as tree:
-                found = _hold(judge, reference, tree)
-            git.mark(found.mark)
-            steps.append(Step(commit=one, finding=found, remaining=git.remaining))
-            listener.on_step_end(steps[-1])
-        suspects = [describe_commit(top, suspect) for suspect in git.suspects]
-        own = None
+        search.add_step(Step(commit=bad, finding=finding, remaining=git.remaining))
+        search.narrow_down(judge, git)
+        suspects = [describe_commit(repository, suspect) for suspect in git.suspects]
+        against_parent = None
         if len(suspects) == 1:
-            listener.on_comparison_start(f"{suspects[0].short} against its parent")
-            with (
-                _tree(top, Path(name) / "parent", describe_commit(top, f"{suspects[0].id}^")) as a,
-                _tree(top, Path(name), suspects[0]) as b,
-            ):
-                own = _hold(judge if options.compare_bits else first, a, b)
+            judge_of_parent = judge if options.compare_bits else judge_of_ends
+            against_parent = search.compare_with_parent(judge_of_parent, suspects[0])
     return BisectOutcome(
-        options=options, cell=cell, steps=steps, suspects=suspects, against_parent=own
+        options=options,
+        cell=cell,
+        steps=search.steps,
+        suspects=suspects,
+        against_parent=against_parent,
     )
 
 
-def _judge(
-    options: BisectOptions, bench: TrainingSetup, comparisons: int
+def make_judge(
+    options: BisectOptions, setup: TrainingSetup, comparisons: int
 ) -> SpeedJudge | LossJudge:
-    """An error in any comparison misleads all, so they share ALPHA: each for the two times that it may be tried."""
+    """Return the judge of the ends.
+
+    An error in any comparison misleads the whole search. So all of them share ALPHA, and each of them its share between
+    the two times that it may be measured.
+    """
     if options.compare_bits:
-        return LossJudge(bench=bench, seconds=options.budget_seconds)
-    alpha, rng = ALPHA / (2 * comparisons), np.random.default_rng(options.order_seed)
+        return LossJudge(setup=setup, seconds=options.budget_seconds)
     return SpeedJudge(
-        bench=bench,
+        setup=setup,
         min_effect=options.min_effect,
         seconds=options.budget_seconds,
-        alpha=alpha,
-        rng=rng,
+        alpha=ALPHA / (2 * comparisons),
+        rng=np.random.default_rng(options.order_seed),
     )
 
 
-def _hold_ends(options: BisectOptions, judge: Judge, good: Tree, bad: Tree) -> Finding:
-    """Nothing but a bad BAD comes back."""
-    said = f"BAD {options.bad} against GOOD {options.good}"
-    try:
-        found = judge(good, bad)
-    except HarnessError as error:
-        raise HarnessError(f"{said}: {error}") from None
-    if found.mark == "skip":
-        raise Inconclusive(
-            f"{said}: {found.description}; more time (--budget) or a quieter machine would tell"
-        )
-    if found.mark == "good":
-        kind = "computes other losses" if options.compare_bits else "is slower"
-        raise BadInput(f"{said}: {found.description}; allowed: a revision that {kind}")
-    return found
+class _Search:
+    """Compares commits of one repository with GOOD, and keeps the steps."""
+
+    def __init__(
+        self,
+        repository: Path,
+        folder: Path,
+        options: BisectOptions,
+        listener: BisectListener,
+        reference: Tree,
+    ) -> None:
+        self.repository = repository
+        self.folder = folder  # where commits are checked out
+        self.options = options
+        self.listener = listener
+        self.reference = reference  # GOOD, checked out
+        self.steps: list[Step] = []
+
+    def add_step(self, step: Step) -> None:
+        """Keep a step and show it."""
+        self.steps.append(step)
+        self.listener.on_step_end(step)
+
+    def compare_ends(self, judge: Judge, bad: Commit) -> Finding:
+        """Return the finding on BAD, which is bad; see `bisect` for what is raised otherwise."""
+        options = self.options
+        self.listener.on_comparison_start(f"{options.bad} against {options.good}")
+        context = f"BAD {options.bad} against GOOD {options.good}"
+        with _check_out(self.repository, self.folder, bad) as tree:
+            try:
+                finding = judge(self.reference, tree)
+            except HarnessError as error:
+                raise HarnessError(f"{context}: {error}") from None
+        if finding.mark == "skip":
+            raise Inconclusive(
+                f"{context}: {finding.description}; allow more time (--budget) or use a quieter machine"
+            )
+        if finding.mark == "good":
+            change = "computes other losses" if options.compare_bits else "is slower"
+            raise BadInput(f"{context}: {finding.description}; allowed: a revision that {change}")
+        return finding
+
+    def narrow_down(self, judge: Judge, git: Bisection) -> None:
+        """Try the commits that git asks for until it names suspects."""
+        while not git.suspects:
+            commit = describe_commit(self.repository, git.next_commit)
+            self.listener.on_comparison_start(f"{commit.short} against {self.options.good}")
+            with _check_out(self.repository, self.folder, commit) as tree:
+                finding = _judge_or_skip(judge, self.reference, tree)
+            git.mark(finding.mark)
+            self.add_step(Step(commit=commit, finding=finding, remaining=git.remaining))
+
+    def compare_with_parent(self, judge: Judge, commit: Commit) -> Finding:
+        """Return the finding on a commit against its own parent."""
+        self.listener.on_comparison_start(f"{commit.short} against its parent")
+        parent = describe_commit(self.repository, f"{commit.id}^")
+        with (
+            _check_out(self.repository, self.folder / "parent", parent) as a,
+            _check_out(self.repository, self.folder, commit) as b,
+        ):
+            return _judge_or_skip(judge, a, b)
 
 
-def _hold(judge: Judge, a: Tree, b: Tree) -> Finding:
+def _judge_or_skip(judge: Judge, a: Tree, b: Tree) -> Finding:
+    """Return the finding on b; one that fails is skipped."""
     try:
         return judge(a, b)
     except HarnessError as error:
         return Finding(mark="skip", description=f"failed: {error}")
 
 
-def _tree(top: Path, place: Path, one: Commit) -> AbstractContextManager[Tree]:
-    """A fresh one for each, so that nothing of another is left in it; at a path of its own, for Python's caches."""
-    return worktree(top, one.short, place / one.short)
+def _check_out(repository: Path, folder: Path, commit: Commit) -> AbstractContextManager[Tree]:
+    """Check a commit out at a path that no other commit had: nothing of another one is left, in Python's caches either."""
+    return checked_out(repository, commit.short, folder / commit.short)

@@ -1,4 +1,4 @@
-"""The commits between two revisions, and git's own bisect over them."""
+"""Reads the commits between two revisions and runs git's own bisect over them."""
 
 from __future__ import annotations
 
@@ -12,86 +12,92 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.gate.worktree import resolve_commit, run_git
 
 Mark = Literal["good", "bad", "skip"]
-SUSPECT = re.compile(
-    r"^# (?:possible )?first bad commit: \[(\w+)\]", re.MULTILINE
-)  # in git's log of a bisect
+# A line of `git bisect log`.
+SUSPECT = re.compile(r"^# (?:possible )?first bad commit: \[(\w+)\]", re.MULTILINE)
+FORMAT = "%H%x00%h%x00%an <%ae>%x00%aI%x00%s"  # of `git show`: the fields of a `Commit`, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What git knows of it."""
+    """A commit, as git shows it."""
 
     id: str
-    short: str  # as much of the id as tells it from the others
+    short: str  # as much of the id as is unambiguous
     author: str
     date: str  # ISO 8601
     subject: str
 
 
-def describe_commit(top: Path, revision: str) -> Commit:
-    """A revision that is known to exist."""
-    said = run_git(
-        top, "show", "--no-patch", "--format=%H%x00%h%x00%an <%ae>%x00%aI%x00%s", revision
-    ).stdout
-    return Commit(
-        **dict(
-            zip(("id", "short", "author", "date", "subject"), said.strip().split("\0"), strict=True)
-        )
-    )
+def describe_commit(repository: Path, revision: str) -> Commit:
+    """Return the commit of a revision that exists."""
+    shown = run_git(repository, "show", "--no-patch", f"--format={FORMAT}", revision).stdout
+    commit_id, short, author, date, subject = shown.strip().split("\0")
+    return Commit(id=commit_id, short=short, author=author, date=date, subject=subject)
 
 
-def resolve_ends(top: Path, good: str, bad: str) -> tuple[Commit, Commit]:
-    """The two commits; raises BadInput unless BAD came from GOOD."""
-    first, last = (
-        resolve_commit(top, name, given) for name, given in ((good, "GOOD"), (bad, "BAD"))
-    )
-    if first == last:
+def resolve_ends(repository: Path, good: str, bad: str) -> tuple[Commit, Commit]:
+    """Return the commits of GOOD and BAD; raises BadInput unless GOOD is an ancestor of BAD."""
+    good_id = resolve_commit(repository, good, "GOOD")
+    bad_id = resolve_commit(repository, bad, "BAD")
+    if good_id == bad_id:
         raise BadInput(
-            f"BAD {bad}: found the same commit as GOOD {good}; allowed: one that came from it"
+            f"BAD {bad}: found the same commit as GOOD {good}; allowed: a descendant of it"
         )
-    if not _is_ancestor(top, first, last):
-        turned = (
-            " (did you mean them the other way round?)" if _is_ancestor(top, last, first) else ""
-        )
+    if not _is_ancestor(repository, good_id, bad_id):
+        hint = ""
+        if _is_ancestor(repository, bad_id, good_id):
+            hint = " (did you mean them the other way round?)"
         raise BadInput(
-            f"GOOD {good}: found no ancestor of BAD {bad}{turned}; allowed: a commit that BAD came from"
+            f"GOOD {good}: found no ancestor of BAD {bad}{hint}; allowed: an ancestor of BAD"
         )
-    return describe_commit(top, first), describe_commit(top, last)
+    return describe_commit(repository, good_id), describe_commit(repository, bad_id)
 
 
-def _is_ancestor(top: Path, first: str, last: str) -> bool:
-    return run_git(top, "merge-base", "--is-ancestor", first, last).returncode == 0
+def _is_ancestor(repository: Path, ancestor: str, descendant: str) -> bool:
+    """Whether one commit is an ancestor of another."""
+    done = run_git(repository, "merge-base", "--is-ancestor", ancestor, descendant)
+    return done.returncode == 0
 
 
 class Bisection:
-    """git's bisect in a worktree of its own: neither its files nor any other worktree's bisect are touched."""
+    """git's bisect in a worktree of its own.
 
-    def __init__(self, folder: Path, good: str, bad: str, *, first_parent: bool) -> None:
-        self.folder = folder
-        line = ["--first-parent"] if first_parent else []
-        self.remaining = self._tell("start", "--no-checkout", *line, bad, good)
-        self.commit_count = int(
-            run_git(folder, "rev-list", "--count", *line, bad, f"^{good}").stdout
-        )  # BAD is one of them
+    Neither that worktree's files are touched nor any other worktree's bisect.
+    """
+
+    def __init__(self, worktree: Path, good: str, bad: str, *, first_parent: bool) -> None:
+        self.worktree = worktree
+        options = ["--first-parent"] if first_parent else []
+        # What git says remains, as in `Bisecting: 3 revisions left to test after this (roughly 2 steps)`.
+        self.remaining = self._run("start", "--no-checkout", *options, bad, good)
+        counted = run_git(worktree, "rev-list", "--count", *options, bad, f"^{good}").stdout
+        self.commit_count = int(counted)  # BAD is one of them, GOOD is not
 
     @property
     def next_commit(self) -> str:
-        """The commit to try."""
-        return resolve_commit(self.folder, "BISECT_HEAD")
+        """Return the id of the commit to try."""
+        return resolve_commit(self.worktree, "BISECT_HEAD")
 
     def mark(self, mark: Mark) -> None:
-        """Say what `next` is."""
-        self.remaining = self._tell(mark)
+        """Tell git what `next_commit` is."""
+        self.remaining = self._run(mark)
 
     @property
     def suspects(self) -> Sequence[str]:
-        """The first bad commit, or all that it can be once the others between are skipped; empty before."""
-        return SUSPECT.findall(run_git(self.folder, "bisect", "log").stdout)
+        """Return the id of the first bad commit, or of all that may be it if those between were skipped.
 
-    def _tell(self, *words: str) -> str:
-        """What git says is left, as in `Bisecting: 3 revisions left to test after this (roughly 2 steps)`."""
-        done = run_git(self.folder, "bisect", *words)
-        if done.returncode and not self.suspects:  # it is 2 where only skipped ones are left
-            raise HarnessError(f"git bisect {words[0]}: {one_line(done.stderr or done.stdout)}")
-        said, *_ = [*done.stdout.splitlines(), ""]
-        return said if said.startswith("Bisecting:") else ""
+        Empty as long as there is a commit to try.
+        """
+        return SUSPECT.findall(run_git(self.worktree, "bisect", "log").stdout)
+
+    def _run(self, *arguments: str) -> str:
+        """Run a command of `git bisect` and return what it says remains, if anything."""
+        done = run_git(self.worktree, "bisect", *arguments)
+        # git ends with exit code 2 where only skipped commits are left, which is no failure.
+        if done.returncode and not self.suspects:
+            message = one_line(done.stderr or done.stdout)
+            raise HarnessError(f"git bisect {arguments[0]}: {message}")
+        lines = done.stdout.splitlines()
+        if lines and lines[0].startswith("Bisecting:"):
+            return lines[0]
+        return ""

@@ -1,4 +1,4 @@
-"""What makes a commit a bad one: that it is slower than a good one, or that its losses are others."""
+"""Judges what makes a commit a bad one: that it is slower than a good one, or that it computes other losses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 
-LONGER = 3  # times the budget, for what could not be told
-STRIDE = 20  # steps between two looks at the losses
+EXTENSION = 3  # how many times the budget an inconclusive commit is measured for, once
+STRIDE = 20  # steps between two comparisons of the losses
 MARKS: Mapping[SpeedVerdict, Mark] = {
     "slower": "bad",
     "faster": "good",
@@ -29,102 +29,135 @@ MARKS: Mapping[SpeedVerdict, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Of one revision against another, in words too. `steps_until_divergence`: after how many of them the losses had become others."""
+    """What a judge says of one revision against another."""
 
     mark: Mark
     description: str
-    measurement: PairedResult | None = None
-    steps_until_divergence: int | None = None
+    measurement: PairedResult | None = None  # of their speed, if that was judged
+    steps_until_divergence: int | None = None  # within which the losses had become others
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """What any two revisions train on."""
+    """What any two revisions train."""
 
     cell: Cell
     seed: int
-    base: Path
+    base: Path  # the folder that the cell's paths are relative to
     profile: Profile
     on_progress: Callable[[str], None]
 
 
 class Judge(Protocol):
+    """Tells good commits from bad ones."""
+
     def __call__(self, a: Tree, b: Tree) -> Finding:
-        """Whether b is bad where a is good; raises HarnessError if a rank fails."""
+        """Say whether b is bad where a is good; raises HarnessError if a rank fails."""
 
     def narrowed(self, bad: Finding) -> Self:
-        """For the commits between, once it is known how bad the last one is."""
+        """Return the judge of the commits in between, once it is known how bad the last one is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedJudge:
-    """Bad is what trains slower by what matters; between two ends, by half of what is certain to be lost between them.
+    """Calls a commit bad that trains slower by at least `min_effect`.
 
-    Far from either end few pairs tell, and of several losses a large one is found. The estimate itself would not do: it
-    is too large where measuring stopped early.
+    Between two ends, a commit is bad from half of what is certain to be lost between them. That is as far from either
+    end as can be, so few pairs suffice, and of several regressions a large one is found. Half of the estimate would not
+    do: it is too large where measuring stopped early.
     """
 
-    bench: TrainingSetup
+    setup: TrainingSetup
     min_effect: float
-    seconds: float  # of measuring; what can't be told is measured `LONGER` times as long, once
+    seconds: (
+        float  # of measuring; an inconclusive commit is measured `EXTENSION` times as long, once
+    )
     alpha: float
     rng: np.random.Generator
 
     def __call__(self, a: Tree, b: Tree) -> Finding:
-        one = self.bench
-        for seconds in (self.seconds, LONGER * self.seconds):
-            budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
-            trees = {"a": a, "b": b}
-            found = measure(
-                one.cell, one.seed, trees, one.base, one.profile, budget, self.rng, one.on_progress
-            )
-            if self._mark(found) != "skip":
-                break
-        return Finding(mark=self._mark(found), description=self._words(found), measurement=found)
-
-    def _mark(self, found: PairedResult) -> Mark:
-        """Whether it is faster, if it may be, is not the question."""
-        certain = found.low is not None and found.low > 1 - self.min_effect
-        return "good" if certain else MARKS[found.verdict]
+        measured = self._measure(a, b, self.seconds)
+        if self._mark(measured) == "skip":
+            measured = self._measure(a, b, EXTENSION * self.seconds)
+        return Finding(
+            mark=self._mark(measured),
+            description=self._describe(measured),
+            measurement=measured,
+        )
 
     def narrowed(self, bad: Finding) -> Self:
-        high = bad.measurement.high if bad.measurement and bad.measurement.high else 1.0
-        return replace(self, min_effect=max(self.min_effect, 1 - math.sqrt(high)))
+        """Return a judge whose `min_effect` is half of the certain loss, if that is larger."""
+        certain_ratio = 1.0
+        if bad.measurement is not None and bad.measurement.high:
+            certain_ratio = bad.measurement.high
+        half_of_loss = 1 - math.sqrt(certain_ratio)  # half on the logarithmic scale
+        return replace(self, min_effect=max(self.min_effect, half_of_loss))
 
-    def _words(self, found: PairedResult) -> str:
-        if found.verdict == "same":
-            return f"as fast, to within {self.min_effect:.1%}"
-        low, high = (
-            "anything" if bound is None else f"{bound - 1:+.1%}"
-            for bound in (found.low, found.high)
+    def _measure(self, a: Tree, b: Tree, seconds: float) -> PairedResult:
+        setup = self.setup
+        budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
+        return measure(
+            setup.cell,
+            setup.seed,
+            {"a": a, "b": b},
+            setup.base,
+            setup.profile,
+            budget,
+            self.rng,
+            setup.on_progress,
         )
-        if found.verdict == "inconclusive" and self._mark(found) == "good":
+
+    def _mark(self, measured: PairedResult) -> Mark:
+        """Return `good` as soon as it is certain that b is not slower: how much faster it may be does not matter."""
+        if measured.low is not None and measured.low > 1 - self.min_effect:
+            return "good"
+        return MARKS[measured.verdict]
+
+    def _describe(self, measured: PairedResult) -> str:
+        if measured.verdict == "same":
+            return f"as fast, to within {self.min_effect:.1%}"
+        low = _signed_percent(measured.low)
+        high = _signed_percent(measured.high)
+        if measured.verdict != "inconclusive":
+            change = abs((measured.ratio or 1) - 1)
+            return f"{change:.1%} {measured.verdict} ({low} to {high})"
+        if self._mark(measured) == "good":
             return f"not slower by {self.min_effect:.1%} ({low} to {high})"
-        if found.verdict == "inconclusive":
-            return f"can't be told after {found.seconds:.0f} s: between {low} and {high}"
-        return f"{abs((found.ratio or 1) - 1):.1%} {found.verdict} ({low} to {high})"
+        return f"inconclusive after {measured.seconds:.0f} s: between {low} and {high}"
+
+
+def _signed_percent(ratio: float | None) -> str:
+    """Return a bound of a ratio as a change, as in `-4.8%`."""
+    return "anything" if ratio is None else f"{ratio - 1:+.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossJudge:
-    """Bad is what computes other losses; between two ends, within as many steps as it took between them."""
+    """Calls a commit bad that computes other losses.
 
-    bench: TrainingSetup
-    seconds: float  # of training before the losses count as the same
-    most: float = math.inf  # steps
+    Between two ends, they must differ within as many steps as they did between the ends.
+    """
+
+    setup: TrainingSetup
+    seconds: float  # of training, after which losses that are still the same count as the same
+    max_steps: int | None = None  # instead of `seconds`, once it is known
 
     def __call__(self, a: Tree, b: Tree) -> Finding:
-        one, steps, spent = self.bench, 0, 0.0
+        setup = self.setup
         trees = {"a": a, "b": b}
+        steps = 0
+        spent = 0.0
         with (
-            PairStarter(one.cell, one.seed, trees, one.base, one.profile) as starter,
-            starter.pair("ab") as found,
+            PairStarter(setup.cell, setup.seed, trees, setup.base, setup.profile) as starter,
+            starter.pair("ab") as arms,
         ):
-            while steps < self.most and (spent < self.seconds or math.isfinite(self.most)):
-                turns = [found[key].train(STRIDE) for key in "ab"]
-                steps, spent = steps + STRIDE, spent + sum(sum(turn.seconds) for turn in turns)
-                one.on_progress(f"{steps} steps")
-                if turns[0].losses != turns[1].losses:
+            while self._continues(steps, spent):
+                turn_a = arms["a"].train(STRIDE)
+                turn_b = arms["b"].train(STRIDE)
+                steps += STRIDE
+                spent += sum(turn_a.seconds) + sum(turn_b.seconds)
+                setup.on_progress(f"{steps} steps")
+                if turn_a.losses != turn_b.losses:
                     return Finding(
                         mark="bad",
                         description=f"other losses within {steps} steps",
@@ -133,4 +166,11 @@ class LossJudge:
         return Finding(mark="good", description=f"the same losses for {steps} steps")
 
     def narrowed(self, bad: Finding) -> Self:
-        return replace(self, most=bad.steps_until_divergence or math.inf)
+        """Return a judge that trains for as many steps as it took `bad` to differ."""
+        return replace(self, max_steps=bad.steps_until_divergence)
+
+    def _continues(self, steps: int, spent: float) -> bool:
+        """Whether to train on after so many steps, which took so many seconds."""
+        if self.max_steps is not None:
+            return steps < self.max_steps
+        return spent < self.seconds

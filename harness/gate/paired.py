@@ -1,4 +1,4 @@
-"""Two revisions measured against each other: pairs of fresh processes, in turn, until it is certain."""
+"""Measures two revisions against each other: pairs of fresh processes that train in turn, until it is certain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.gate.arms import Arm, PairStarter
 from harness.gate.worktree import Tree
@@ -18,13 +19,16 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import confidence_sequence, decide, log_ratio
 
-WINDOW = 0.001  # seconds that a window should take at least; the shorter, the more alike are those beside each other
-FEWEST = 2  # steps of a window at least, those not counted that its turn begins with
-TURNS = 8  # windows of a pair of processes at least
-WARM = 0.2  # seconds that each side trains before anything counts
-WARM_STEPS, MOST_WARM = 5, 200  # of a turn then, and in all at most
-PAIRS = 20  # of processes that a budget is for
-SHORTEST = 0.1  # seconds that a pair measures at least, as it takes ten times as long to start
+# Seconds that a window takes at least. The shorter windows are, the more alike are the conditions of neighbors.
+WINDOW_SECONDS = 0.001
+MIN_WINDOW_STEPS = 2  # beside the uncounted steps at the start of its turn
+MIN_WINDOWS = 8  # of a pair of arms
+WARM_UP_SECONDS = 0.2  # that each arm trains at least before anything counts
+WARM_UP_STEPS = 5  # of one turn
+MAX_WARM_UP_STEPS = 200  # in all
+PAIRS_PER_BUDGET = 20  # how many pairs of arms a budget is divided into
+MIN_PAIR_SECONDS = 0.1  # of measuring; starting a pair takes ten times as long
+
 SpeedVerdict = Literal["faster", "slower", "same", "inconclusive"]
 VERDICTS: dict[str, SpeedVerdict] = {
     "up": "faster",
@@ -32,55 +36,56 @@ VERDICTS: dict[str, SpeedVerdict] = {
     "same": "same",
     "undecided": "inconclusive",
 }
+StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Arm]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop. `alpha` is the chance of a false alarm for one cell."""
+    """When to stop measuring a cell."""
 
-    min_effect: float  # change of throughput that matters, a fraction
-    seconds: float  # of measuring, for one cell
-    alpha: float
+    min_effect: float  # smallest change of throughput that matters, a fraction
+    seconds: float  # of measuring
+    alpha: float  # chance of a false alarm
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedResult:
-    """What was found for a cell: B's throughput as a multiple of A's, with an interval that holds at all looks at once.
-
-    `seconds` went into measured windows. `same_bits`: whether all losses were alike. `words` if a side failed.
-    """
+    """How fast arm B trains a cell, as a multiple of arm A's throughput."""
 
     verdict: SpeedVerdict = "inconclusive"
-    ratio: float | None = None
-    low: float | None = None  # None too where little has been measured
+    ratio: float | None = None  # throughput of B over that of A
+    # The interval of the ratio, which holds at all looks at once; None where too little has been measured.
+    low: float | None = None
     high: float | None = None
     a_rate: float | None = None  # samples/s
-    b_rate: float | None = None
+    b_rate: float | None = None  # samples/s
     pairs: int = 0  # of processes
-    windows: int = 0  # in all of them
-    seconds: float = 0.0
-    same_bits: bool | None = None
-    failure: str | None = None
-    log_ratios: Sequence[float] = field(default=(), repr=False)  # one a pair
+    windows: int = 0  # of all pairs together
+    seconds: float = 0.0  # in the windows
+    same_bits: bool | None = None  # whether both arms computed the same losses
+    failure: str | None = None  # why it could not be measured
+    log_ratios: Sequence[float] = field(default=(), repr=False)  # one for each pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSample:
-    """What one pair of processes measured: a step's mean seconds in each window, the two sides in turn, (windows,)."""
+    """What one pair of arms measured."""
 
-    step_seconds: np.ndarray
-    b_first: bool
-    seconds: float
+    step_seconds: NDArray[np.float64]  # mean of a step in each window, the arms in turn, (windows,)
+    b_first: bool  # whether the first window is B's
+    seconds: float  # in all windows
     same_bits: bool
 
     @property
     def log_ratio(self) -> float:
-        """How much faster B is."""
+        """Return the logarithm of B's throughput over A's."""
         return float(log_ratio(self.step_seconds, b_first=self.b_first))
 
     def log_rate(self, key: str) -> float:
-        """The mean log of a side's steps/s."""
-        return -float(np.log(self.step_seconds[(key == "b") != self.b_first :: 2]).mean())
+        """Return the mean logarithm of an arm's steps/s."""
+        has_first_window = (key == "b") == self.b_first
+        offset = 0 if has_first_window else 1
+        return -float(np.log(self.step_seconds[offset::2]).mean())
 
 
 def measure(
@@ -91,91 +96,123 @@ def measure(
     profile: Profile,
     budget: Budget,
     rng: np.random.Generator,
-    on_progress: Callable[[str], None] = lambda words: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
-    """The trees `a` and `b` against each other; raises HarnessError if a rank fails."""
+    """Measure a cell in the trees `a` and `b`; raises HarnessError if a rank fails."""
     with PairStarter(cell, seed, trees, base, profile) as starter:
         return run_paired(cell, starter.pair, budget, rng, on_progress)
 
 
 def run_paired(
     cell: Cell,
-    pair: Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Arm]]],
+    start_pair: StartPair,
     budget: Budget,
     rng: np.random.Generator,
-    on_progress: Callable[[str], None] = lambda words: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
-    """Fresh pairs of processes, one after the other, until the ratio is known well enough or the budget is spent.
+    """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is spent.
 
-    A pair of processes is the unit, however many windows it trains: where a process lies in memory makes it faster or
-    slower for as long as it lives, so that windows of one pair are not independent of each other and would be as sure of
-    that as of a change. One pair gives one value, the mean log ratio of its windows; nothing is kept between pairs, and
-    chance says which side starts first, so that values are independent and of equal sides as likely to be up as down.
+    The unit is a pair of arms, however many windows it trains: where a process lies in memory makes it faster or slower
+    for as long as it lives, so windows of one pair are not independent of each other, and would prove that placement
+    as if it were a change. One pair gives one value, the mean log ratio of its windows. Nothing is kept between pairs,
+    and chance says which arm starts first. So values are independent, and for equal arms as likely up as down.
     """
-    taken: list[PairSample] = []
+    samples: list[PairSample] = []
     decision = "undecided"
-    prepared = (
-        cell.axes.num_workers * cell.axes.prefetch_factor
-    )  # batches, while the other side trained
-    cold = max(1, prepared)  # at least one step finds the other side's caches
-    while decision == "undecided" and sum(one.seconds for one in taken) < budget.seconds:
-        with pair(rng.permutation(["a", "b"]).tolist()) as found:  # who starts and warms up first
-            counted = _warm(found)
-            taken.append(_sample(found, cold, counted, max(SHORTEST, budget.seconds / PAIRS)))
-        ratios = np.asarray([one.log_ratio for one in taken])
+    # Batches that loader workers prepared while the other arm trained cost a turn's first steps nothing; and at least
+    # one step finds the other arm's data in the caches.
+    prepared = cell.axes.num_workers * cell.axes.prefetch_factor
+    uncounted = max(1, prepared)
+    seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
+    spent = 0.0
+    while decision == "undecided" and spent < budget.seconds:
+        order: list[str] = rng.permutation(["a", "b"]).tolist()
+        with start_pair(order) as arms:
+            counted = warm_up(arms)
+            sample = sample_pair(arms, uncounted, counted, seconds_per_pair)
+        samples.append(sample)
+        spent += sample.seconds
+        ratios = np.asarray([sample.log_ratio for sample in samples])
         decision = decide(ratios, budget.min_effect, budget.alpha)
-        on_progress(f"{len(taken)} pairs, {math.expm1(float(ratios.mean())):+.1%}")
-    return _paired(cell, taken, VERDICTS[decision], budget)
+        on_progress(f"{len(samples)} pairs, {math.expm1(float(ratios.mean())):+.1%}")
+    return summarize_pairs(cell, samples, VERDICTS[decision], budget)
 
 
-def _warm(found: Mapping[str, Arm]) -> int:
-    """The steps to count in a window, once all sides are warm: as many of the fastest one as take `WINDOW` seconds."""
-    spent = dict.fromkeys(found, 0.0)
-    fastest, turns = math.inf, 0
-    while turns < 2 or (min(spent.values()) < WARM and turns * WARM_STEPS < MOST_WARM):
-        for key, side in found.items():  # all the same steps, so that losses can be compared
-            seconds = side.train(WARM_STEPS).seconds
-            spent[key] += sum(seconds)
-            fastest = min(fastest, float(np.median(seconds)))
+def warm_up(arms: Mapping[str, Arm]) -> int:
+    """Train all arms until they are warm; return the steps to count in a window.
+
+    That is as many steps of the fastest arm as take `WINDOW_SECONDS`. Both arms train the same number of steps, so that
+    their losses can be compared afterwards.
+    """
+    seconds = dict.fromkeys(arms, 0.0)
+    fastest_step = math.inf
+    steps = 0
+    turns = 0
+    while turns < 2 or (min(seconds.values()) < WARM_UP_SECONDS and steps < MAX_WARM_UP_STEPS):
+        for key, arm in arms.items():
+            turn = arm.train(WARM_UP_STEPS)
+            seconds[key] += sum(turn.seconds)
+            fastest_step = min(fastest_step, float(np.median(turn.seconds)))
+        steps += WARM_UP_STEPS
         turns += 1
-    return max(FEWEST, math.ceil(WINDOW / fastest))
+    return max(MIN_WINDOW_STEPS, math.ceil(WINDOW_SECONDS / fastest_step))
 
 
-def _sample(found: Mapping[str, Arm], cold: int, counted: int, seconds: float) -> PairSample:
-    """Blocks in turn for so long, but `TURNS` at least; the `cold` steps that a turn begins with are not counted."""
-    step: list[float] = []
-    same_bits, spent = True, 0.0
-    while len(step) < TURNS or spent < seconds:
-        turns = [side.train(cold + counted) for side in found.values()]
-        step += [fmean(turn.seconds[cold:]) for turn in turns]
-        same_bits = same_bits and len({turn.losses for turn in turns}) == 1
-        spent += sum(sum(turn.seconds[cold:]) for turn in turns)
+def sample_pair(
+    arms: Mapping[str, Arm], uncounted: int, counted: int, seconds: float
+) -> PairSample:
+    """Let the arms train windows in turn for so many seconds, `MIN_WINDOWS` at least.
+
+    The `uncounted` steps that a turn begins with belong to no window.
+    """
+    step_seconds: list[float] = []
+    same_bits = True
+    spent = 0.0
+    while len(step_seconds) < MIN_WINDOWS or spent < seconds:
+        losses = set()
+        for arm in arms.values():
+            turn = arm.train(uncounted + counted)
+            window = turn.seconds[uncounted:]
+            step_seconds.append(fmean(window))
+            spent += sum(window)
+            losses.add(turn.losses)
+        same_bits = same_bits and len(losses) == 1
+    first_arm = next(iter(arms))
     return PairSample(
-        step_seconds=np.asarray(step),
-        b_first=next(iter(found)) == "b",
+        step_seconds=np.asarray(step_seconds),
+        b_first=first_arm == "b",
         seconds=spent,
         same_bits=same_bits,
     )
 
 
-def _paired(
-    cell: Cell, taken: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
+def summarize_pairs(
+    cell: Cell, samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
 ) -> PairedResult:
-    ratios = np.asarray([one.log_ratio for one in taken])
-    low, high = (float(bounds[-1]) for bounds in confidence_sequence(ratios, budget.alpha))
-    a_rate, b_rate = (
-        cell.axes.batch_size * math.exp(fmean(one.log_rate(key) for one in taken)) for key in "ab"
-    )
+    """Return what all pairs measured together."""
+    ratios = np.asarray([sample.log_ratio for sample in samples])
+    lows, highs = confidence_sequence(ratios, budget.alpha)
     return PairedResult(
         verdict=verdict,
         ratio=math.exp(float(ratios.mean())),
-        low=math.exp(low) if math.isfinite(low) else None,
-        high=math.exp(high) if math.isfinite(high) else None,
-        a_rate=a_rate,
-        b_rate=b_rate,
-        pairs=len(taken),
-        windows=sum(len(one.step_seconds) for one in taken),
-        seconds=sum(one.seconds for one in taken),
-        same_bits=all(one.same_bits for one in taken),
-        log_ratios=[float(value) for value in ratios],
+        low=_finite_exp(float(lows[-1])),
+        high=_finite_exp(float(highs[-1])),
+        a_rate=_mean_rate(cell, samples, "a"),
+        b_rate=_mean_rate(cell, samples, "b"),
+        pairs=len(samples),
+        windows=sum(len(sample.step_seconds) for sample in samples),
+        seconds=sum(sample.seconds for sample in samples),
+        same_bits=all(sample.same_bits for sample in samples),
+        log_ratios=[float(ratio) for ratio in ratios],
     )
+
+
+def _mean_rate(cell: Cell, samples: Sequence[PairSample], key: str) -> float:
+    """Return an arm's throughput in samples/s, the geometric mean over pairs."""
+    log_rates = [sample.log_rate(key) for sample in samples]
+    return cell.axes.batch_size * math.exp(fmean(log_rates))
+
+
+def _finite_exp(bound: float) -> float | None:
+    """Return the exponential of a bound, None if the bound is infinite."""
+    return math.exp(bound) if math.isfinite(bound) else None

@@ -1,4 +1,4 @@
-"""Another revision of a repository beside the working tree."""
+"""Checks out another revision of a repository beside its working tree."""
 
 from __future__ import annotations
 
@@ -15,77 +15,90 @@ from harness.core.errors import BadInput, one_line
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A tree of files that code runs from: the working tree `top`, or `path` with another revision of it."""
+    """A tree of files that code runs from: a repository's working tree, or another revision of it."""
 
-    name: str  # for people: a revision as they gave it, or the working tree
-    top: Path
-    path: Path
+    name: str  # for people: a revision as they typed it, or the working tree
+    top: Path  # of the repository's working tree
+    path: Path  # of this tree: `top`, or where another revision is checked out
 
     def counterpart(self, path: Path) -> Path:
-        """What stands in this tree for a path of the working tree; a path outside stays."""
+        """Return what this tree has in place of a path of the working tree; a path outside of it stays."""
         path = path.absolute()
-        return self.path / path.relative_to(self.top) if path.is_relative_to(self.top) else path
+        if not path.is_relative_to(self.top):
+            return path
+        return self.path / path.relative_to(self.top)
 
     @property
     def python_path(self) -> str:
-        """This tree and the folders of it that this process imports from, then everybody's PYTHONPATH."""
-        ours = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
-        within = [
-            self.counterpart(entry) for entry in ours if entry.absolute().is_relative_to(self.top)
-        ]
-        before = [
-            str(self.counterpart(Path(entry)))
-            for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            if entry
-        ]
-        kept = [str(entry) for entry in within if "site-packages" not in entry.parts]
-        return os.pathsep.join(dict.fromkeys([str(self.path), *kept, *before]))
+        """Return the PYTHONPATH of a process that runs this tree's code.
+
+        It has the tree itself, the folders of it that correspond to those of the working tree which this process
+        imports from, then what PYTHONPATH has.
+        """
+        entries = [str(self.path)]
+        for entry in sys.path:
+            folder = Path(entry)
+            if entry and folder.is_dir() and folder.absolute().is_relative_to(self.top):
+                counterpart = self.counterpart(folder)
+                if "site-packages" not in counterpart.parts:
+                    entries.append(str(counterpart))
+        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            if entry:
+                entries.append(str(self.counterpart(Path(entry))))
+        return os.pathsep.join(dict.fromkeys(entries))
 
 
-def find_top(path: Path) -> Path:
-    """The top of the repository that holds a path; raises BadInput outside of any."""
+def find_repository(path: Path) -> Path:
+    """Return the top folder of the repository that a path is in; raises BadInput outside of any."""
     folder = path if path.is_dir() else path.parent
-    return Path(_git(folder, "rev-parse", "--show-toplevel", what=f"{folder}: no git repository"))
+    top = _git_output(
+        folder, "rev-parse", "--show-toplevel", context=f"{folder}: no git repository"
+    )
+    return Path(top)
 
 
-def resolve_commit(top: Path, revision: str, given: str = "--against") -> str:
-    """Its full id; raises BadInput, with the argument that it was given as, for a revision that there is not."""
-    what = f"{given} {revision}: no such revision"
-    return _git(
-        top,
+def resolve_commit(repository: Path, revision: str, argument: str = "--against") -> str:
+    """Return the full id of a revision's commit.
+
+    Raises BadInput, which names the command line's argument, for a revision that does not exist.
+    """
+    return _git_output(
+        repository,
         "rev-parse",
         "--verify",
         "--quiet",
         "--end-of-options",
         f"{revision}^{{commit}}",
-        what=what,
+        context=f"{argument} {revision}: no such revision",
     )
 
 
 @contextmanager
-def worktree(top: Path, revision: str, folder: Path) -> Iterator[Tree]:
-    """The revision checked out in `folder`, for as long as the block lasts; raises BadInput."""
-    commit = resolve_commit(top, revision)
+def checked_out(repository: Path, revision: str, folder: Path) -> Iterator[Tree]:
+    """Check a revision out in `folder` for as long as the context lasts; raises BadInput."""
+    commit = resolve_commit(repository, revision)
+    context = f"--against {revision}"
     try:
-        _git(top, "worktree", "add", "--detach", str(folder), commit, what=f"--against {revision}")
-        yield Tree(name=revision, top=top, path=folder)
-    finally:  # forced twice: one whose making was interrupted is locked
-        run_git(top, "worktree", "remove", "--force", "--force", str(folder))
+        _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
+        yield Tree(name=revision, top=repository, path=folder)
+    finally:
+        # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is interrupted.
+        run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """git as it ended, in English."""
+    """Run git in a folder and return how it ended, with messages in English."""
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
-    )
+    variables = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
-def _git(folder: Path, *arguments: str, what: str) -> str:
+def _git_output(folder: Path, *arguments: str, context: str) -> str:
+    """Return what git prints; raises BadInput, which begins with `context`, if git fails."""
     done = run_git(folder, *arguments)
-    if done.returncode:
-        said = one_line(done.stderr)
-        raise BadInput(
-            f"{what}{': ' + said if said else '; allowed: what git rev-parse knows (in CI: fetch-depth: 0)'}"
-        )
-    return done.stdout.strip()
+    if done.returncode == 0:
+        return done.stdout.strip()
+    message = one_line(done.stderr)
+    if message:
+        raise BadInput(f"{context}: {message}")
+    raise BadInput(f"{context}; allowed: what git rev-parse knows (in CI: fetch-depth: 0)")

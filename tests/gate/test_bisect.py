@@ -57,7 +57,7 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_judge", lambda asked, bench, comparisons: Reading())
+    monkeypatch.setattr(module, "make_judge", lambda asked, bench, comparisons: Reading())
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_ends_between_which_there_is_nothing_to_find(repository: Repository) -> 
         BadInput, match=r"^BAD 1 against GOOD 0: fast; allowed: a revision that is slower$"
     ):
         search(repository, "0", "1")
-    with pytest.raises(Inconclusive, match=r"^BAD 2 against GOOD 0: noisy; more time"):
+    with pytest.raises(Inconclusive, match=r"^BAD 2 against GOOD 0: noisy; allow more time"):
         search(repository, "0", "2")
     with pytest.raises(HarnessError, match="its ranks did not start"):
         search(repository, "0", "3")
@@ -230,7 +230,7 @@ class TestSlower:
             on_progress=lambda words: None,
         )
         return SpeedJudge(
-            bench=bench, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
+            setup=bench, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
         ), budgets
 
     def test_what_cannot_be_told_is_measured_longer_once(

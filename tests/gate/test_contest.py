@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.gate.arms import Arm, Turn
-from harness.gate.paired import WARM_STEPS, Budget, PairedResult, run_paired
+from harness.gate.paired import WARM_UP_STEPS, Budget, PairedResult, run_paired
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
 
@@ -22,7 +22,7 @@ STEP = 0.005  # seconds
 
 @pytest.fixture(autouse=True)
 def soon_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.gate.paired.WARM", 0.0)
+    monkeypatch.setattr("harness.gate.paired.WARM_UP_SECONDS", 0.0)
 
 
 @dataclass
@@ -120,7 +120,7 @@ def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
     machine = Machine(rng=np.random.default_rng(5))
     budget = Budget(min_effect=0.5, seconds=0.1, alpha=0.05)
     one = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
-    assert set(machine.turns) == {WARM_STEPS, steps}
+    assert set(machine.turns) == {WARM_UP_STEPS, steps}
     assert one.seconds == pytest.approx(2 * STEP * one.windows, rel=0.05)
 
 

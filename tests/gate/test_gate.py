@@ -15,7 +15,7 @@ import pytest
 from harness.core.errors import BadInput, one_line
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult, SpeedVerdict
-from harness.gate.worktree import Tree, find_top, worktree
+from harness.gate.worktree import Tree, checked_out, find_repository
 from harness.render.terminal import gate as view
 from tests.factories import make_cell
 from tests.support.commands import harness
@@ -175,7 +175,7 @@ def test_what_it_was_measured_on_and_how_far_to_trust_it_is_said_everywhere(
 def test_the_other_tree_is_the_revision_and_goes_away(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "repository")
     repository.write(0.5)
-    with worktree(repository.path, "HEAD", tmp_path / "other") as tree:
+    with checked_out(repository.path, "HEAD", tmp_path / "other") as tree:
         there = tree.counterpart(repository.path / "own.py")
         assert there == tmp_path / "other" / "own.py"
         assert "SLOWER = 0.0" in there.read_text(encoding="utf-8")
@@ -208,4 +208,4 @@ def test_a_revision_that_there_is_not(tmp_path: Path) -> None:
 
 def test_a_folder_without_git(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no git repository"):
-        find_top(tmp_path)
+        find_repository(tmp_path)

@@ -86,12 +86,12 @@ def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with line_sides(tmp_path, step_seconds=0.004) as (_, found):
-        monkeypatch.setattr(paired, "WINDOW", 0.02)
-        counted = paired._warm(found)
+        monkeypatch.setattr(paired, "WINDOW_SECONDS", 0.02)
+        counted = paired.warm_up(found)
         turns = [found[key].train(1 + counted) for key in "ab"]
         assert turns[0].losses == turns[1].losses
-        assert counted > paired.FEWEST
-        assert sum(turns[1].seconds[1:]) > paired.WINDOW
+        assert counted > paired.MIN_WINDOW_STEPS
+        assert sum(turns[1].seconds[1:]) > paired.WINDOW_SECONDS
 
 
 def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: P
         )
     assert one.verdict == "slower"
     assert len(heard) == one.pairs == len(one.log_ratios) >= 3
-    assert one.windows >= paired.TURNS * one.pairs
+    assert one.windows >= paired.MIN_WINDOWS * one.pairs
     assert one.ratio is not None
     assert one.ratio < 0.8
 
