@@ -1,4 +1,6 @@
-"""`harness gate --against REV`: measures every cell of a sweep in the working tree against another revision of it."""
+"""`harness gate --against REV`: measures every cell of a sweep in the working tree against another
+revision of it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class CellOutcome:
 
     @property
     def control_disagrees(self) -> bool:
-        """Whether the control failed or found a difference between equal code: then the cell's speed proves nothing."""
+        """Whether the control failed or found a difference between equal code: then the cell's
+        speed proves nothing.
+        """
         if self.control is None:
             return False
         return self.control.verdict in ("faster", "slower") or bool(self.control.failure)
@@ -67,7 +71,9 @@ class GateOutcome:
     cells: Sequence[CellOutcome]
 
     def has_failed(self, outcome: CellOutcome) -> bool:
-        """Whether a cell could not be measured, computes other losses where that matters, or is slower."""
+        """Whether a cell could not be measured, computes other losses where that matters, or is
+        slower.
+        """
         if outcome.measured.failure is not None:
             return True
         if self.options.compare_bits and outcome.measured.same_bits is False:
@@ -100,7 +106,8 @@ def gate(
 ) -> GateOutcome:
     """Measure all cells in the repository that `inside` lies in.
 
-    An arm that fails, fails its cell. Raises BadInput outside of a repository and for a revision that does not exist.
+    An arm that fails, fails its cell. Raises BadInput outside of a repository and for a revision
+    that does not exist.
     """
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
@@ -121,7 +128,9 @@ def gate(
 
 
 class _Gauge:
-    """Measures cells of one sweep with the same options, each with its share of the error that all may make."""
+    """Measures cells of one sweep with the same options, each with its share of the error that all
+    may make.
+    """
 
     def __init__(
         self,

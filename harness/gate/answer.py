@@ -1,4 +1,4 @@
-"""Whether a cell passes, from a comparison of a run (B) with its baseline (A)."""
+"""Decides whether a cell passes, from a comparison of a run (B) with its baseline (A)."""
 
 from __future__ import annotations
 
@@ -18,104 +18,141 @@ SEVERITY: Sequence[Outcome] = ("pass", "warn", "fail")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reason:
+    """One thing that a gate notes of a cell, and what follows from it."""
+
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a gate says of one cell: the reasons first, if it doesn't pass, then what was measured."""
+    """What a gate says of one cell."""
 
     outcome: Outcome = "pass"
-    reasons: Sequence[str] = ()
-    measured: Sequence[str] = ()
+    reasons: Sequence[str] = ()  # why it does not pass
+    measured: Sequence[str] = ()  # what was measured and passes
     rows: Sequence[Row] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
+        """Return a line for each reason, then one for each passing measurement."""
         return "\n".join([*self.reasons, *self.measured])
 
 
-def judge_cell(cell: Cell, limits: Limits, found: Comparison, expected: int) -> Answer:
-    """Of a cell of `expected` trials in the run; nothing that was not measured passes."""
-    told: list[tuple[Outcome, str]] = []
-    one = next((one for one in found.matches if cell.id in (one.a.cell.id, one.b.cell.id)), None)
-    if one is None:
+def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_trials: int) -> Answer:
+    """Return the answer on a cell that has `expected_trials` in the run; nothing that was not
+    measured passes.
+    """
+    match = _match_of(cell, comparison)
+    if match is None:
         return Answer(
             outcome=OUTCOMES[limits.missing],
             reasons=["no baseline of this cell: harness baseline save"],
         )
-    rows = found.rows_of(one)
-    told += _trials(one, expected)
-    told += [_row(row, limits) for row in rows]
-    told += _unmeasured(one, rows, limits)
-    if limits.bits != "ignore" and one.same_bits < max(one.pairs, 1):
-        told.append(
-            (OUTCOMES[limits.bits], f"other bits: {one.same_bits} of {one.pairs} pairs end alike")
-        )
-    told += [
-        ("warn", words) for words in found.differences if not words.startswith("code: ")
-    ]  # which a gate is for
-    told += [("warn", words) for words in found.notes if words.startswith(f"{one.b.cell.label}: ")]
-    outcome: Outcome = max((kind for kind, _ in told), key=SEVERITY.index, default="pass")
+    rows = comparison.rows_of(match)
+    reasons = _judge_trials(match, expected_trials)
+    for row in rows:
+        reasons.append(_judge_row(row, limits))
+    reasons += _judge_unmeasured(match, rows, limits)
+    if limits.bits != "ignore" and match.same_bits < max(match.pairs, 1):
+        text = f"other bits: {match.same_bits} of {match.pairs} pairs end alike"
+        reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
+    reasons += _warnings(match, comparison)
+    outcome: Outcome = "pass"
+    for reason in reasons:
+        outcome = max(outcome, reason.outcome, key=SEVERITY.index)
     return Answer(
         outcome=outcome,
-        reasons=[words for kind, words in told if kind != "pass"],
-        measured=[words for kind, words in told if kind == "pass"],
+        reasons=[reason.text for reason in reasons if reason.outcome != "pass"],
+        measured=[reason.text for reason in reasons if reason.outcome == "pass"],
         rows=rows,
     )
 
 
-def _trials(one: Match, expected: int) -> list[tuple[Outcome, str]]:
-    """What became of the run's trials that count for nothing."""
-    there = len(one.b.trials) + sum(one.b.left_out.values())
-    told: list[tuple[Outcome, str]] = [
-        ("warn" if status == "invalid" else "fail", f"{count} of {expected} trials {status}")
-        for status, count in one.b.left_out.items()
-    ]
-    if there < expected:
-        told.append(("fail", f"{expected - there} of {expected} trials have no record"))
-    return told
+def _match_of(cell: Cell, comparison: Comparison) -> Match | None:
+    """Return the match that a cell is one side of."""
+    for match in comparison.matches:
+        if cell.id in (match.a.cell.id, match.b.cell.id):
+            return match
+    return None
 
 
-def _row(row: Row, limits: Limits) -> tuple[Outcome, str]:
-    words = describe_row(row)
+def _judge_trials(match: Match, expected: int) -> list[Reason]:
+    """Return what became of those of the run's trials that do not count."""
+    reasons = []
+    for status, count in match.b.left_out.items():
+        outcome: Outcome = "warn" if status == "invalid" else "fail"
+        reasons.append(Reason(outcome=outcome, text=f"{count} of {expected} trials {status}"))
+    recorded = len(match.b.trials) + sum(match.b.left_out.values())
+    if recorded < expected:
+        text = f"{expected - recorded} of {expected} trials have no record"
+        reasons.append(Reason(outcome="fail", text=text))
+    return reasons
+
+
+def _judge_row(row: Row, limits: Limits) -> Reason:
+    """Return what follows from the verdict on one metric."""
+    text = describe_row(row)
     outcome = row.verdict.outcome
     if outcome == "worse":
-        return "fail", words
-    if outcome == "inconclusive":
-        if (
-            row.verdict.question.estimate.standard_error is None
-        ):  # no more of the same would ever tell
-            return "fail", f"{words}: more seeds or repeats are needed, in the baseline too"
-        return OUTCOMES[limits.inconclusive], words
-    return "pass", words
+        return Reason(outcome="fail", text=text)
+    if outcome != "inconclusive":
+        return Reason(outcome="pass", text=text)
+    if row.verdict.question.estimate.standard_error is None:
+        # A single value has no interval, and no further run with as few would be more certain.
+        text = f"{text}: more seeds or repeats are needed, in the baseline too"
+        return Reason(outcome="fail", text=text)
+    return Reason(outcome=OUTCOMES[limits.inconclusive], text=text)
 
 
-def _unmeasured(one: Match, rows: Sequence[Row], limits: Limits) -> list[tuple[Outcome, str]]:
+def _judge_unmeasured(match: Match, rows: Sequence[Row], limits: Limits) -> list[Reason]:
+    """Return a reason for each metric that one side lacks."""
     measured = {row.verdict.question.metric.name for row in rows}
-    lacking = [] if SPEED.name in measured else ["throughput"]
-    target = one.a.target or one.b.target
+    lacking = []
+    if SPEED.name not in measured:
+        lacking.append("throughput")
+    target = match.a.target or match.b.target
     if target is not None and target.name not in measured:
         lacking.append(target.name)
-    return [(OUTCOMES[limits.missing], f"{name}: not measured on both sides") for name in lacking]
+    outcome = OUTCOMES[limits.missing]
+    return [Reason(outcome=outcome, text=f"{name}: not measured on both sides") for name in lacking]
+
+
+def _warnings(match: Match, comparison: Comparison) -> list[Reason]:
+    """Return the differences between the conditions of the sides, and the notes on this cell.
+
+    Other code is no such difference: it is what a gate is for.
+    """
+    prefix = f"{match.b.cell.label}: "
+    texts = [text for text in comparison.differences if not text.startswith("code: ")]
+    texts += [note for note in comparison.notes if note.startswith(prefix)]
+    return [Reason(outcome="warn", text=text) for text in texts]
 
 
 def describe_row(row: Row) -> str:
-    """`slower: samples/s 19,024 -> 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters: 1.0%`."""
-    verdict, metric, estimate = (
-        row.verdict,
-        row.verdict.question.metric,
-        row.verdict.question.estimate,
-    )
-    count = f"{estimate.count} {'pairs' if estimate.paired else 'trials a side'}"
+    """Return `slower: samples/s 19,024 → 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters:
+    1.0%`.
+    """
+    verdict = row.verdict
+    metric = verdict.question.metric
+    estimate = verdict.question.estimate
     if metric.relative:
-        a, b, change = (
-            f"{row.mean_a:,.0f}",
-            f"{row.mean_b:,.0f}",
-            f"{metric.back_transform(estimate.value) - 1:+.2%}",
-        )
+        change = f"{metric.back_transform(estimate.value) - 1:+.2%}"
+        means = f"{row.mean_a:,.0f} → {row.mean_b:,.0f}"
         interval = f"{verdict.low - 1:+.2%} to {verdict.high - 1:+.2%}"
-        matters = f"{metric.min_effect:.2%}"
+        min_effect = f"{metric.min_effect:.2%}"
     else:
-        a, b, change = f"{row.mean_a:.4f}", f"{row.mean_b:.4f}", f"{estimate.value:+.4f}"
-        interval, matters = f"{verdict.low:+.4f} to {verdict.high:+.4f}", f"{metric.min_effect:g}"
-    known = f" ({interval})" if estimate.standard_error is not None else ""
+        change = f"{estimate.value:+.4f}"
+        means = f"{row.mean_a:.4f} → {row.mean_b:.4f}"
+        interval = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
+        min_effect = f"{metric.min_effect:g}"
+    if estimate.standard_error is not None:
+        change += f" ({interval})"
     if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
-        known += ", certain for this cell alone but not over all of them"
-    return f"{verdict.label}: {metric.name} {a} → {b}, {change}{known}, {count}; what matters: {matters}"
+        change += ", certain for this cell alone but not over all of them"
+    unit = "pairs" if estimate.paired else "trials a side"
+    return (
+        f"{verdict.label}: {metric.name} {means}, {change}, {estimate.count} {unit};"
+        f" what matters: {min_effect}"
+    )

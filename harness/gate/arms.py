@@ -1,4 +1,6 @@
-"""Starts pairs of arms, the ranks of two trees of files, and lets them train in turn: only one arm trains at a time."""
+"""Starts pairs of arms, the ranks of two trees of files, and lets them train in turn: only one arm
+trains at a time.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class Arm:
         return Turn(seconds=slowest, losses=" ".join(answer["losses"] for answer in answers))
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
-        """Return a rank's next message; raises HarnessError if it fails, ends or is silent for `timeout` seconds."""
+        """Return a rank's next message; raises HarnessError if it fails, ends or is silent for
+        `timeout` seconds.
+        """
         self.sockets[rank].settimeout(timeout)
         try:
             line = self.lines[rank].readline()
@@ -100,14 +104,16 @@ class ArmRank:
 class PairStarter:
     """Starts pairs of arms, the ranks of both from one forkserver; to be used as a context.
 
-    As the ranks of both arms come from one process, neither arm has its libraries in better places in memory. What
-    chance decides about a process is drawn anew with every pair.
+    As the ranks of both arms come from one process, neither arm has its libraries in better places
+    in memory. What chance decides about a process is drawn anew with every pair.
     """
 
     def __init__(
         self, cell: Cell, seed: int, trees: Mapping[str, Tree], base: Path, profile: Profile
     ) -> None:
-        """Prepare to train a cell from `trees`; `base` is the folder that the cell's paths are relative to."""
+        """Prepare to train a cell from `trees`; `base` is the folder that the cell's paths are
+        relative to.
+        """
         self.cell = cell
         self.seed = seed
         self.trees = trees
@@ -161,8 +167,9 @@ class PairStarter:
     def _draw_cores(self) -> list[list[int]]:
         """Return the cores of each rank, which it shares with the same rank of the other arm alone.
 
-        What disturbs one core leaves another one undisturbed, and would be taken for a difference between the arms.
-        The first core is drawn at random, as another gate may run on this machine.
+        What disturbs one core leaves another one undisturbed, and would be taken for a difference
+        between the arms. The first core is drawn at random, as another gate may run on this
+        machine.
         """
         axes = self.cell.axes
         usable = sorted(os.sched_getaffinity(0))
@@ -228,7 +235,8 @@ class PairStarter:
             ended = [name for name, process in processes.items() if process.poll() is not None]
             if self.server.has_ended:
                 raise self.server.error()
-            # A rank that has ended may have connected before that, and its message says why it ended.
+            # A rank that has ended may have connected before that, and its message says why it
+            # ended.
             while select.select([self.listening], [], [], 0)[0]:
                 connection, _ = self.listening.accept()
                 connect_rank(connection, arms, stack)

@@ -1,7 +1,7 @@
 """`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
-Every commit is measured against GOOD and never against a neighbor: so git asks the same question of each, and many
-small regressions in a row cannot hide between neighbors.
+Every commit is measured against GOOD and never against a neighbor: so git asks the same question of
+each, and many small regressions in a row cannot hide between neighbors.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def bisect(
 ) -> BisectOutcome:
     """Find the first bad commit of the repository that `inside` lies in.
 
-    A commit between the ends that fails or is inconclusive is skipped. Raises BadInput if there is nothing to find
-    between the ends, Inconclusive if that is not certain, HarnessError if an end fails.
+    A commit between the ends that fails or is inconclusive is skipped. Raises BadInput if there is
+    nothing to find between the ends, Inconclusive if that is not certain, HarnessError if an end
+    fails.
     """
     repository = find_repository(inside)
     good, bad = resolve_ends(repository, options.good, options.bad)
@@ -138,8 +139,8 @@ def make_judge(
 ) -> SpeedJudge | LossJudge:
     """Return the judge of the ends.
 
-    An error in any comparison misleads the whole search. So all of them share ALPHA, and each of them its share between
-    the two times that it may be measured.
+    An error in any comparison misleads the whole search. So all of them share ALPHA, and each of
+    them its share between the two times that it may be measured.
     """
     if options.compare_bits:
         return LossJudge(setup=setup, seconds=options.budget_seconds)
@@ -224,5 +225,7 @@ def _judge_or_skip(judge: Judge, a: Tree, b: Tree) -> Finding:
 
 
 def _check_out(repository: Path, folder: Path, commit: Commit) -> AbstractContextManager[Tree]:
-    """Check a commit out at a path that no other commit had: nothing of another one is left, in Python's caches either."""
+    """Check a commit out at a path that no other commit had: nothing of another one is left, in
+    Python's caches either.
+    """
     return checked_out(repository, commit.short, folder / commit.short)

@@ -1,4 +1,4 @@
-"""`harness certify`: code measured against itself, many times, as a gate would measure it."""
+"""`harness certify`: measures code against itself, many times, as a gate would measure it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from harness.core.paths import Results
 from harness.gate.against import Conditions
 from harness.gate.arms import PairStarter
-from harness.gate.paired import Budget, run_paired
+from harness.gate.paired import Budget, PairedResult, run_paired
 from harness.gate.worktree import Tree
-from harness.hardware import certificate
+from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, Comparison
 from harness.hardware.machine import Device, machine_key
 from harness.records.environment import Hardware, Software
@@ -27,84 +27,120 @@ from harness.statistics.verdict import ALPHA
 
 
 def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
+    """Return what all comparisons of a certificate have in common."""
     return CertifySettings(
         cell=cell.id, label=cell.label, seconds=seconds, min_effect=min_effect, alpha=ALPHA
     )
 
 
 def prepare(
-    results: Results, profile: Profile, asked: CertifySettings, *, anew: bool
+    results: Results, profile: Profile, wanted: CertifySettings, *, anew: bool
 ) -> Certificate:
-    """What is known of this machine under the same settings and versions, or an empty certificate; raises BadInput for
-    one that can't be read."""
+    """Return this machine's certificate under these settings and versions, an empty one if there is
+    none.
+
+    `anew` ignores an earlier one. Raises BadInput for one that can't be read.
+    """
     from harness.records.environment import describe_code, describe_software
 
-    (hardware, device), software = _hardware(profile), describe_software()
+    machine = _describe_machine(profile)
+    software = describe_software()
     versions = Software(
         python=software.python,
         torch=software.torch,
         cuda=software.cuda,
         packages=software.packages,
     )
-    fresh = Certificate(
-        device=device,
-        hardware=hardware,
+    empty = Certificate(
+        device=machine.device,
+        hardware=machine.hardware,
         software=versions,
         code=describe_code(),
-        settings=asked,
+        settings=wanted,
     )
-    before = None if anew else certificate.read(results, fresh.key)
-    return before if before is not None and before.continues(fresh) else fresh
+    if anew:
+        return empty
+    earlier = certificates.read(results, empty.key)
+    if earlier is None or not earlier.continues(empty):
+        return empty
+    return earlier
 
 
 def describe_conditions(results: Results, profile: Profile) -> Conditions:
-    """This machine, as ranks of this profile use it; loads torch. Raises BadInput for an unreadable certificate."""
+    """Return what a gate with this profile measures on; raises BadInput for a certificate that
+    can't be read.
+
+    Loads torch.
+    """
     from harness.records.environment import describe_software
 
-    hardware = machine_key(*_hardware(profile))
-    (cited,) = certificate.citation_lines(results, [hardware])
-    return Conditions(hardware=hardware, torch=describe_software().torch, certificate=cited)
+    machine = _describe_machine(profile)
+    key = machine_key(machine.hardware, machine.device)
+    (citation,) = certificates.citation_lines(results, [key])
+    return Conditions(hardware=key, torch=describe_software().torch, certificate=citation)
 
 
-def _hardware(profile: Profile) -> tuple[Hardware, Device]:
+@dataclass(frozen=True, kw_only=True)
+class _MachineDescription:
+    """This machine, as ranks of a profile use it."""
+
+    hardware: Hardware
+    device: Device
+
+
+def _describe_machine(profile: Profile) -> _MachineDescription:
+    """Return this machine and the device that the profile's ranks train on."""
     from harness.records.environment import describe_hardware
 
-    found = describe_hardware()
-    return found, "cuda" if found.gpus and profile.device != "cpu" else "cpu"
+    hardware = describe_hardware()
+    device: Device = "cpu"
+    if hardware.gpus and profile.device != "cpu":
+        device = "cuda"
+    return _MachineDescription(hardware=hardware, device=device)
 
 
 def certify(
     results: Results,
     sweep: Sweep,
     profile: Profile,
-    begun: Certificate,
+    certificate: Certificate,
     count: int,
     on_progress: Callable[[Certificate], None],
 ) -> Certificate:
-    """Compare the sweep's first cell with itself until there are `count` comparisons. Each is on disk as soon as it is
-    made, so that an interrupted run is gone on with. Raises HarnessError if a rank fails."""
-    here = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
+    """Compare the sweep's first cell with itself until the certificate has `count` comparisons.
+
+    Each is on disk as soon as it is made, so that a later run resumes an interrupted one. Raises
+    HarnessError if a rank fails.
+    """
+    cell = sweep.cells[0]
+    this_code = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
+    trees = {"a": this_code, "b": this_code}
     budget = Budget(
-        min_effect=begun.settings.min_effect,
-        seconds=begun.settings.seconds,
-        alpha=begun.settings.alpha,
+        min_effect=certificate.settings.min_effect,
+        seconds=certificate.settings.seconds,
+        alpha=certificate.settings.alpha,
     )
-    found, rng = begun, np.random.default_rng()
-    with PairStarter(
-        sweep.cells[0], sweep.seeds[0], {"a": here, "b": here}, sweep.base_folder, profile
-    ) as starter:
-        while len(found.comparisons) < count:
-            one = run_paired(sweep.cells[0], starter.pair, budget, rng)
-            comparison = Comparison(
-                verdict=one.verdict,
-                log_ratio=float(np.mean(one.log_ratios)),
-                rate=math.sqrt((one.a_rate or 0.0) * (one.b_rate or 0.0)),
-                pairs=one.pairs,
-                seconds=one.seconds,
-                ended=time.time(),
-                load=os.getloadavg()[0],
-            )
-            found = replace(found, comparisons=[*found.comparisons, comparison])
-            certificate.write(results, found)
-            on_progress(found)
-    return found
+    rng = np.random.default_rng()
+    with PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter:
+        while len(certificate.comparisons) < count:
+            measured = run_paired(cell, starter.pair, budget, rng)
+            comparisons = [*certificate.comparisons, _comparison(measured)]
+            certificate = replace(certificate, comparisons=comparisons)
+            certificates.write(results, certificate)
+            on_progress(certificate)
+    return certificate
+
+
+def _comparison(measured: PairedResult) -> Comparison:
+    """Return what a certificate keeps of a measurement that has just ended."""
+    a_rate = measured.a_rate or 0.0
+    b_rate = measured.b_rate or 0.0
+    return Comparison(
+        verdict=measured.verdict,
+        log_ratio=float(np.mean(measured.log_ratios)),
+        rate=math.sqrt(a_rate * b_rate),
+        pairs=measured.pairs,
+        seconds=measured.seconds,
+        ended=time.time(),
+        load=os.getloadavg()[0],
+    )

@@ -68,7 +68,8 @@ class Bisection:
     def __init__(self, worktree: Path, good: str, bad: str, *, first_parent: bool) -> None:
         self.worktree = worktree
         options = ["--first-parent"] if first_parent else []
-        # What git says remains, as in `Bisecting: 3 revisions left to test after this (roughly 2 steps)`.
+        # What git says remains, as in `Bisecting: 3 revisions left to test after this (roughly 2
+        # steps)`.
         self.remaining = self._run("start", "--no-checkout", *options, bad, good)
         counted = run_git(worktree, "rev-list", "--count", *options, bad, f"^{good}").stdout
         self.commit_count = int(counted)  # BAD is one of them, GOOD is not
@@ -84,7 +85,8 @@ class Bisection:
 
     @property
     def suspects(self) -> Sequence[str]:
-        """Return the id of the first bad commit, or of all that may be it if those between were skipped.
+        """Return the id of the first bad commit, or of all that may be it if those between were
+        skipped.
 
         Empty as long as there is a commit to try.
         """

@@ -1,4 +1,6 @@
-"""Judges what makes a commit a bad one: that it is slower than a good one, or that it computes other losses."""
+"""Judges what makes a commit a bad one: that it is slower than a good one, or that it computes
+other losses.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ class Judge(Protocol):
 class SpeedJudge:
     """Calls a commit bad that trains slower by at least `min_effect`.
 
-    Between two ends, a commit is bad from half of what is certain to be lost between them. That is as far from either
-    end as can be, so few pairs suffice, and of several regressions a large one is found. Half of the estimate would not
-    do: it is too large where measuring stopped early.
+    Between two ends, a commit is bad from half of what is certain to be lost between them. That is
+    as far from either end as can be, so few pairs suffice, and of several regressions a large one
+    is found. Half of the estimate would not do: it is too large where measuring stopped early.
     """
 
     setup: TrainingSetup
@@ -108,7 +110,9 @@ class SpeedJudge:
         )
 
     def _mark(self, measured: PairedResult) -> Mark:
-        """Return `good` as soon as it is certain that b is not slower: how much faster it may be does not matter."""
+        """Return `good` as soon as it is certain that b is not slower: how much faster it may be
+        does not matter.
+        """
         if measured.low is not None and measured.low > 1 - self.min_effect:
             return "good"
         return MARKS[measured.verdict]

@@ -1,4 +1,6 @@
-"""What a gate lets through: `gate.yaml`, a small file beside the baselines and committed with them."""
+"""Reads what a gate lets through: `gate.yaml`, a small file beside the baselines and committed with
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, parse_percentage
 from harness.spec.cell import Cell
-from harness.spec.document import read_document
+from harness.spec.document import Document, read_document
 from workloads.options import Between, Strict
 
 GATE_FILE_NAME = "gate.yaml"
@@ -20,7 +22,7 @@ Margin = Annotated[float, Between(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class CellOverrides(Strict):
-    """What the file may say of the cells that a pattern names; what it leaves out is as for all."""
+    """What the file may set for the cells that match a pattern; None leaves what holds for all."""
 
     min_effect: float | str | None = None
     accuracy_margin: Margin | None = None
@@ -32,25 +34,28 @@ class CellOverrides(Strict):
 class GateFile(Strict):
     """The keys of the file and their defaults."""
 
-    min_effect: float | str = "1%"  # change of throughput that matters
-    accuracy_margin: Margin = 0.01  # the same for the target metric, in its unit
-    bits: Policy = "ignore"  # final parameters that differ from the baseline's
+    # The smallest change of throughput that matters, as a percentage.
+    min_effect: float | str = "1%"
+    # The smallest change of the target metric that matters, in the metric's unit.
+    accuracy_margin: Margin = 0.01
+    # Final parameters that differ from the baseline's.
+    bits: Policy = "ignore"
+    # Cells whose verdict is inconclusive.
     inconclusive: Policy = "warn"
-    missing: Policy = "fail"  # cells that the run or the baseline lacks
-    across: list[str] = field(
-        default_factory=list
-    )  # differences that are allowed, as --across takes them
-    cells: dict[str, CellOverrides] = field(
-        default_factory=dict
-    )  # by id, label or pattern (`mlp * bf16 *`); the last one wins
+    # Cells that the run or the baseline lacks.
+    missing: Policy = "fail"
+    # Conditions that may differ, as --across takes them.
+    across: list[str] = field(default_factory=list)
+    # Exceptions by a cell's id, label or a pattern of labels (`mlp * bf16 *`); the last one wins.
+    cells: dict[str, CellOverrides] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one cell: `min_effect` is a fraction of throughput."""
+    """What the gate lets through of one cell."""
 
-    min_effect: float
-    accuracy_margin: float
+    min_effect: float  # of throughput, a fraction
+    accuracy_margin: float  # in the unit of the target metric
     bits: Policy
     inconclusive: Policy
     missing: Policy
@@ -58,54 +63,66 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The file as it was read, and its place for those who are told of it."""
+    """A gate file that was read."""
 
     file: GateFile
-    source: str
+    source: str  # the file's path, or `defaults`, for messages
 
     def limits(self, cell: Cell) -> Limits:
-        """Raises BadInput for a share that is none."""
-        found: dict[str, Any] = {name: getattr(self.file, name) for name in _names(Limits)}
-        for pattern, some in self.file.cells.items():
-            if pattern == cell.id or fnmatchcase(cell.label, pattern):
-                given = {name: getattr(some, name) for name in _names(CellOverrides)}
-                found |= {name: value for name, value in given.items() if value is not None}
-        return Limits(
-            **found
-            | {
-                "min_effect": parse_percentage(
-                    str(found["min_effect"]), f"{self.source}: min_effect"
-                )
-            }
-        )
+        """Return the limits of a cell; raises BadInput for a `min_effect` that is no percentage."""
+        values: dict[str, Any] = _values(self.file, _names(Limits))
+        for pattern, overrides in self.file.cells.items():
+            if _matches(pattern, cell):
+                for name, value in _values(overrides, _names(CellOverrides)).items():
+                    if value is not None:
+                        values[name] = value
+        context = f"{self.source}: min_effect"
+        values["min_effect"] = parse_percentage(str(values["min_effect"]), context)
+        return Limits(**values)
 
 
 def read_gate(path: Path | None) -> Gate:
-    """The gate that a file describes, or the one of defaults; raises BadInput."""
+    """Return the gate that a file describes, or the one of defaults; raises BadInput."""
     if path is None:
         return Gate(file=GateFile(), source="defaults")
     document = read_document(path)
     file: GateFile = document.validate(GateFile, document.content)
-    for key, value in [
-        ((), file.min_effect),
-        *((("cells", name), some.min_effect) for name, some in file.cells.items()),
-    ]:
-        if value is not None:
-            try:
-                parse_percentage(str(value), "")
-            except BadInput as error:
-                raise document.error((*key, "min_effect"), str(error).removeprefix(": ")) from None
+    _check_min_effect(document, (), file.min_effect)
+    for pattern, overrides in file.cells.items():
+        _check_min_effect(document, ("cells", pattern), overrides.min_effect)
     return Gate(file=file, source=str(path))
 
 
+def _check_min_effect(document: Document, keys: tuple[str, ...], value: float | str | None) -> None:
+    """Raise BadInput, which names file, line and key, for a `min_effect` that is no percentage."""
+    if value is None:
+        return
+    try:
+        parse_percentage(str(value), "")
+    except BadInput as error:
+        message = str(error).removeprefix(": ")
+        raise document.error((*keys, "min_effect"), message) from None
+
+
 def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
-    """The patterns that name none of the cells."""
-    return [
-        pattern
-        for pattern in gate.file.cells
-        if not any(pattern == cell.id or fnmatchcase(cell.label, pattern) for cell in cells)
-    ]
+    """Return the patterns that match none of the cells."""
+    unused = []
+    for pattern in gate.file.cells:
+        if not any(_matches(pattern, cell) for cell in cells):
+            unused.append(pattern)
+    return unused
+
+
+def _matches(pattern: str, cell: Cell) -> bool:
+    """Whether a pattern is a cell's id or matches its label."""
+    return pattern == cell.id or fnmatchcase(cell.label, pattern)
 
 
 def _names(kind: Any) -> list[str]:
-    return [one.name for one in fields(kind)]
+    """Return the names of a dataclass's fields."""
+    return [field.name for field in fields(kind)]
+
+
+def _values(instance: object, names: Sequence[str]) -> dict[str, Any]:
+    """Return an object's attributes of these names."""
+    return {name: getattr(instance, name) for name in names}

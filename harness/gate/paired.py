@@ -1,4 +1,6 @@
-"""Measures two revisions against each other: pairs of fresh processes that train in turn, until it is certain."""
+"""Measures two revisions against each other: pairs of fresh processes that train in turn, until it
+is certain.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import confidence_sequence, decide, log_ratio
 
-# Seconds that a window takes at least. The shorter windows are, the more alike are the conditions of neighbors.
+# Seconds that a window takes at least. The shorter windows are, the more alike are the conditions
+# of neighbors.
 WINDOW_SECONDS = 0.001
 MIN_WINDOW_STEPS = 2  # beside the uncounted steps at the start of its turn
 MIN_WINDOWS = 8  # of a pair of arms
@@ -54,7 +57,8 @@ class PairedResult:
 
     verdict: SpeedVerdict = "inconclusive"
     ratio: float | None = None  # throughput of B over that of A
-    # The interval of the ratio, which holds at all looks at once; None where too little has been measured.
+    # The interval of the ratio, which holds at all looks at once; None where too little has been
+    # measured.
     low: float | None = None
     high: float | None = None
     a_rate: float | None = None  # samples/s
@@ -110,17 +114,19 @@ def run_paired(
     rng: np.random.Generator,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
-    """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is spent.
+    """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is
+    spent.
 
-    The unit is a pair of arms, however many windows it trains: where a process lies in memory makes it faster or slower
-    for as long as it lives, so windows of one pair are not independent of each other, and would prove that placement
-    as if it were a change. One pair gives one value, the mean log ratio of its windows. Nothing is kept between pairs,
-    and chance says which arm starts first. So values are independent, and for equal arms as likely up as down.
+    The unit is a pair of arms, however many windows it trains: where a process lies in memory makes
+    it faster or slower for as long as it lives, so windows of one pair are not independent of each
+    other, and would prove that placement as if it were a change. One pair gives one value, the mean
+    log ratio of its windows. Nothing is kept between pairs, and chance says which arm starts first.
+    So values are independent, and for equal arms as likely up as down.
     """
     samples: list[PairSample] = []
     decision = "undecided"
-    # Batches that loader workers prepared while the other arm trained cost a turn's first steps nothing; and at least
-    # one step finds the other arm's data in the caches.
+    # Batches that loader workers prepared while the other arm trained cost a turn's first steps
+    # nothing; and at least one step finds the other arm's data in the caches.
     prepared = cell.axes.num_workers * cell.axes.prefetch_factor
     uncounted = max(1, prepared)
     seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
@@ -141,8 +147,8 @@ def run_paired(
 def warm_up(arms: Mapping[str, Arm]) -> int:
     """Train all arms until they are warm; return the steps to count in a window.
 
-    That is as many steps of the fastest arm as take `WINDOW_SECONDS`. Both arms train the same number of steps, so that
-    their losses can be compared afterwards.
+    That is as many steps of the fastest arm as take `WINDOW_SECONDS`. Both arms train the same
+    number of steps, so that their losses can be compared afterwards.
     """
     seconds = dict.fromkeys(arms, 0.0)
     fastest_step = math.inf

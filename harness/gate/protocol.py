@@ -1,7 +1,8 @@
 """What the two sides of a gate must agree on, as an arm may be of another revision than the gate.
 
-A rank of an arm is started with the arguments FOLDER SOCKET ARM; FOLDER has its `trial.json`. It connects to SOCKET and
-says which protocol it speaks before it reads anything else. All messages are lines of JSON.
+A rank of an arm is started with the arguments FOLDER SOCKET ARM; FOLDER has its `trial.json`. It
+connects to SOCKET and says which protocol it speaks before it reads anything else. All messages are
+lines of JSON.
 """
 
 from __future__ import annotations

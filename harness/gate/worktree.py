@@ -22,7 +22,9 @@ class Tree:
     path: Path  # of this tree: `top`, or where another revision is checked out
 
     def counterpart(self, path: Path) -> Path:
-        """Return what this tree has in place of a path of the working tree; a path outside of it stays."""
+        """Return what this tree has in place of a path of the working tree; a path outside of it
+        stays.
+        """
         path = path.absolute()
         if not path.is_relative_to(self.top):
             return path
@@ -32,8 +34,8 @@ class Tree:
     def python_path(self) -> str:
         """Return the PYTHONPATH of a process that runs this tree's code.
 
-        It has the tree itself, the folders of it that correspond to those of the working tree which this process
-        imports from, then what PYTHONPATH has.
+        It has the tree itself, the folders of it that correspond to those of the working tree which
+        this process imports from, then what PYTHONPATH has.
         """
         entries = [str(self.path)]
         for entry in sys.path:
@@ -82,7 +84,8 @@ def checked_out(repository: Path, revision: str, folder: Path) -> Iterator[Tree]
         _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
         yield Tree(name=revision, top=repository, path=folder)
     finally:
-        # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is interrupted.
+        # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
+        # interrupted.
         run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
 
 

@@ -1,4 +1,6 @@
-"""torchrun, and what it alone knows of failed ranks: `python -m harness.launch.agent FAILURES TORCHRUN_ARGUMENT…`."""
+"""torchrun, and what it alone knows of failed ranks: `python -m harness.launch.agent FAILURES
+TORCHRUN_ARGUMENT…`.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,10 @@ def assemble(
     observed_failures: Sequence[Failure] = (),
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
-    """The record of an ended trial. `ended_by` says why it was ended, if it was, `observed_failures` which ranks
-    the launcher saw end; a trial that is done and breaks one of `rules` is invalid; `peaks` are machines by key."""
+    """The record of an ended trial. `ended_by` says why it was ended, if it was,
+    `observed_failures` which ranks the launcher saw end; a trial that is done and breaks one of
+    `rules` is invalid; `peaks` are machines by key.
+    """
     trial = assignment.trial
     ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
     failure = ended_by or _failure(
@@ -74,7 +76,9 @@ def assemble(
 def _phases(
     ranks: Sequence[RankResult], started: float, summary: Summary | None
 ) -> dict[str, float]:
-    """Of the rank that took longest; steps before the window are warm-up, in so far as they did not compile."""
+    """Of the rank that took longest; steps before the window are warm-up, in so far as they did not
+    compile.
+    """
     phases = {"startup": max((0.0, *(result.entered_at - started for result in ranks)))}
     for result in ranks:
         for name, seconds in result.phases.items():
@@ -107,8 +111,10 @@ def _failure(
     unreadable: Sequence[Failure],
     world_size: int,
 ) -> Failure | None:
-    """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a rank that was
-    killed or exited without a word, else the earliest error that a rank has told of, else what is lost."""
+    """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a
+    rank that was killed or exited without a word, else the earliest error that a rank has told of,
+    else what is lost.
+    """
     ended = [
         failure
         for failure in observed_failures

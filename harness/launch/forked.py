@@ -1,7 +1,8 @@
-"""The ranks of a trial, forked from one process: `python -m harness.launch.forked FAILURES RANKS MODULE ARGUMENT…`.
+"""The ranks of a trial, forked from one process: `python -m harness.launch.forked FAILURES RANKS
+MODULE ARGUMENT…`.
 
-It stands for torchrun on one machine where it was itself forked from a process that has torch loaded, so that no rank
-loads it once more.
+It stands for torchrun on one machine where it was itself forked from a process that has torch
+loaded, so that no rank loads it once more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def main() -> None:
             listening.close()
             be_rank(rank, int(size), port, module, arguments)
         running[pid] = rank
-    # Ranks that call before the store answers wait in the queue of a port that nobody else can take.
+    # Ranks that call before the store answers wait in the queue of a port that nobody else can
+    # take.
     store = TCPStore(
         HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
@@ -72,7 +74,9 @@ def be_rank(rank: int, size: int, port: int, module: str, arguments: Sequence[st
 
 
 def watch(running: dict[int, int]) -> dict[str, dict[str, Any]]:
-    """Wait for the ranks, given by process; ends the others of one that fails. Returns those that failed, in order."""
+    """Wait for the ranks, given by process; ends the others of one that fails. Returns those that
+    failed, in order.
+    """
     found: dict[str, dict[str, Any]] = {}
     next_signal, due, asked = signal.SIGTERM, 0.0, False
     while running:

@@ -1,7 +1,8 @@
 """Starts forkservers and has them fork processes.
 
-Loading torch and what training needs of it takes seconds of CPU time in every process; a fork takes milliseconds. What
-a forkserver is and what it understands is in `forkserver_process`, the program that it runs.
+Loading torch and what training needs of it takes seconds of CPU time in every process; a fork takes
+milliseconds. What a forkserver is and what it understands is in `forkserver_process`, the program
+that it runs.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class ForkServer:
     ) -> None:
         """Start it, with `variables` as its environment, to load the modules `preload`.
 
-        It imports from `import_path` before all else; what it forks inherits `blocked_signals`. Without a `log` it
-        gets one of its own, which is removed when the forkserver is closed, unless an error has named it.
+        It imports from `import_path` before all else; what it forks inherits `blocked_signals`.
+        Without a `log` it gets one of its own, which is removed when the forkserver is closed,
+        unless an error has named it.
         """
         self._log_folder: Path | None = None  # of a log of its own
         if log is None:
@@ -85,7 +87,9 @@ class ForkServer:
         self._send(setup)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
-        """Return new processes in the order of the requests; raises HarnessError if the forkserver has ended."""
+        """Return new processes in the order of the requests; raises HarnessError if the forkserver
+        has ended.
+        """
         self._send([asdict(request) for request in requests])
         try:
             while not self._forked:
@@ -195,8 +199,8 @@ def shared_server(
 ) -> ForkServer:
     """Return a forkserver as `ForkServer` starts it, one that runs already if there is one.
 
-    There is one for each set of modules and each addition to this process's environment, because libraries read
-    variables when they are loaded. It runs until this process ends.
+    There is one for each set of modules and each addition to this process's environment, because
+    libraries read variables when they are loaded. It runs until this process ends.
     """
     added = {
         name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value
@@ -224,7 +228,8 @@ _servers: dict[str, ForkServer] = {}
 
 
 def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-    """Start `python -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the worker loaded.
+    """Start `python -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
+    worker loaded.
 
     Raises HarnessError if the forkserver does not start.
     """

@@ -1,18 +1,21 @@
 """The forkserver: a process that loads modules once and then forks processes that have them loaded.
 
-Started as `python forkserver_process.py` with a socket as its standard input. It imports nothing of the harness, so
-that a process that it forks can import the harness from any tree; what to load, the starter says.
+Started as `python forkserver_process.py` with a socket as its standard input. It imports nothing of
+the harness, so that a process that it forks can import the harness from any tree; what to load, the
+starter says.
 
 Each message is a line of JSON. The starter sends first
 
     {"preload": [MODULE, ...], "import_path": [FOLDER, ...], "blocked_signals": [NUMBER, ...]}
 
-and then, as often as it likes, a list of processes to fork together, each an object with the parameters of
-`become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same order. When a process has ended,
-`{"pid": PID, "exit_code": CODE}` follows; a negative code is the signal that ended it. When the starter closes the
-socket, the forkserver ends, and all that it has forked with it.
+and then, as often as it likes, a list of processes to fork together, each an object with the
+parameters of `become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same
+order. When a process has ended, `{"pid": PID, "exit_code": CODE}` follows; a negative code is the
+signal that ended it. When the starter closes the socket, the forkserver ends, and all that it has
+forked with it.
 
-The forkserver computes nothing and has one thread only, so what it forks is as if it had just loaded the same modules.
+The forkserver computes nothing and has one thread only, so what it forks is as if it had just
+loaded the same modules.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def main() -> None:
 
 
 class Lines:
-    """Reads lines from a socket. A file object would hide from `select` the lines that it has read ahead."""
+    """Reads lines from a socket. A file object would hide from `select` the lines that it has read
+    ahead.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -91,7 +96,9 @@ class Lines:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import what takes long; end this process if that has started a thread, which a fork would lose."""
+    """Import what takes long; end this process if that has started a thread, which a fork would
+    lose.
+    """
     before = os.environ.get(OPENBLAS)
     os.environ[OPENBLAS] = "1"  # NumPy's OpenBLAS starts its threads when it is loaded
     for module in modules:
@@ -112,7 +119,8 @@ def fork(process: Mapping[str, Any], common_path: Sequence[str]) -> int:
     pid = os.fork()
     if not pid:
         become_process(**process, common_path=common_path)
-    # Both sides set the group: it exists before the child does anything and before the starter hears of the number.
+    # Both sides set the group: it exists before the child does anything and before the starter
+    # hears of the number.
     os.setpgid(pid, pid)
     return pid
 
@@ -130,10 +138,10 @@ def become_process(
 ) -> NoReturn:
     """Run `module` as `python -m` would, in a forked process; end with its exit code.
 
-    It runs in `folder` with `variables` as its whole environment. It imports from `import_path`, then from its own
-    PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports from. It uses `cores`
-    only (those of the forkserver if there are none) and adds its output to `log`. It leads a process group and ends
-    with the forkserver.
+    It runs in `folder` with `variables` as its whole environment. It imports from `import_path`,
+    then from its own PYTHONPATH, then from `common_path`, which is where any process of this
+    interpreter imports from. It uses `cores` only (those of the forkserver if there are none) and
+    adds its output to `log`. It leads a process group and ends with the forkserver.
     """
     exit_code = 1
     try:
@@ -166,7 +174,9 @@ def become_process(
 
 
 def _close_files() -> None:
-    """Close all files but the standard three: the forkserver's sockets must not stay open in what it forks."""
+    """Close all files but the standard three: the forkserver's sockets must not stay open in what
+    it forks.
+    """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
         if int(name) > 2:
             with suppress(OSError):  # the folder that was listed is closed already
@@ -174,7 +184,9 @@ def _close_files() -> None:
 
 
 def _exit_code(ending: SystemExit) -> int:
-    """Return the exit code that Python gives such a process; print the message, if it has one, as Python does."""
+    """Return the exit code that Python gives such a process; print the message, if it has one, as
+    Python does.
+    """
     if ending.code is None:
         return 0
     if isinstance(ending.code, int):

@@ -36,7 +36,8 @@ class Launcher(Protocol):
         """Run such a command, with its output added to `log`, at the head of a process group."""
 
     def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
-        """What the launcher alone knows of ranks that have ended: those that were killed, the first one first.
+        """What the launcher alone knows of ranks that have ended: those that were killed, the first
+        one first.
 
         `words` are what the command wrote.
         """

@@ -1,4 +1,6 @@
-"""`harness peak` on this machine: starts the ranks that measure, follows them, keeps what they found."""
+"""`harness peak` on this machine: starts the ranks that measure, follows them, keeps what they
+found.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ProbeResult:
 
 
 def choose_rank_count(profile: Profile, asked: int | None) -> int:
-    """The ranks that all-reduce: as asked, or one per GPU, or two on a CPU that holds them. Raises BadInput."""
+    """The ranks that all-reduce: as asked, or one per GPU, or two on a CPU that holds them. Raises
+    BadInput.
+    """
     held, what = available_slots(profile)
     if asked is None:
         return max(1, held if profile.device != "cpu" and count_gpus() else min(2, held))
@@ -57,7 +61,8 @@ def measure(
 ) -> tuple[Path, Machine]:
     """The record's path and the record, once it is on disk; `told` hears what is being measured.
 
-    Raises BadInput if results can't be written, HarnessError with a rank's own words if one fails; its log stays.
+    Raises BadInput if results can't be written, HarnessError with a rank's own words if one fails;
+    its log stays.
     """
     try:
         results.peaks.mkdir(parents=True, exist_ok=True)

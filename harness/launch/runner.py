@@ -74,9 +74,9 @@ class Runner:
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Each trial's record once it is on disk and the listener has been told.
 
-        A trial whose measurement is invalid runs again at the end of its block, as often as the profile says, and
-        then yields another record. One whose ranks were interrupted goes on at once. `fresh` forgets what earlier
-        attempts left.
+        A trial whose measurement is invalid runs again at the end of its block, as often as the
+        profile says, and then yields another record. One whose ranks were interrupted goes on at
+        once. `fresh` forgets what earlier attempts left.
         """
         queue, first = list(pending), dict(self.first_attempts)
         while queue and not self.stop_reason():
@@ -133,7 +133,9 @@ class Runner:
         return _keep(place, found)
 
     def record_interruption(self, trial: Trial, why: str, host: str | None = None) -> None:
-        """Record an attempt that ended with whoever ran it as interrupted, so that the next one is another attempt."""
+        """Record an attempt that ended with whoever ran it as interrupted, so that the next one is
+        another attempt.
+        """
         place = self.folder.trial_folder(trial.id)
         attempt, known = _attempt(place), read_record_if_exists(place.record_path)
         if attempt is None or (known is not None and known.attempt >= attempt):
@@ -238,9 +240,11 @@ def _words(place: TrialFolder, since: int) -> str:
 
 
 def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
-    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless `fresh`.
+    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless
+    `fresh`.
 
-    The record of the attempt before stays until the next one replaces it; one that is invalid is kept beside it.
+    The record of the attempt before stays until the next one replaces it; one that is invalid is
+    kept beside it.
     """
     previous_failures: list[Failure] = []
     if place.record_path.exists() and not fresh:

@@ -1,4 +1,6 @@
-"""Runs the self-test: trials whose every phase takes a planned time, until they are measured as planned."""
+"""Runs the self-test: trials whose every phase takes a planned time, until they are measured as
+planned.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ def run(
 ) -> list[Record]:
     """Run the ready sweep `selftest` at these world sizes and return a record of each.
 
-    A trial that was not measured as planned runs again, `MAX_ATTEMPTS` times in all; the record is that of its last
-    attempt. Nothing that earlier runs left is reused. Ranks sleep, so more of them than the machine has slots do no
-    harm. Raises BadInput for a number of ranks that the sweep does not allow.
+    A trial that was not measured as planned runs again, `MAX_ATTEMPTS` times in all; the record is
+    that of its last attempt. Nothing that earlier runs left is reused. Ranks sleep, so more of them
+    than the machine has slots do no harm. Raises BadInput for a number of ranks that the sweep does
+    not allow.
     """
     numbers = ",".join(str(number) for number in ranks)
     sweep = spec.load_sweep(spec.ready_sweeps()["selftest"], [f"world_size={numbers}"])

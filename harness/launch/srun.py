@@ -1,4 +1,5 @@
-"""The launcher inside a job: the ranks of each trial are the tasks of one Slurm step, a task a rank.
+"""The launcher inside a job: the ranks of each trial are the tasks of one Slurm step, a task a
+rank.
 
 Slurm itself starts, binds, signals and ends them on every node, so that no torchrun stands between.
 """
@@ -51,7 +52,9 @@ class Srun:
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
     ) -> list[str]:
-        """Nodes are filled one after the other, from the job's first on, which is the one that `address` names."""
+        """Nodes are filled one after the other, from the job's first on, which is the one that
+        `address` names.
+        """
         here = min(ranks, self.ranks_per_node)
         return [
             "srun", f"--nodes={-(-ranks // self.ranks_per_node)}", f"--ntasks={ranks}", f"--ntasks-per-node={here}",
@@ -76,7 +79,9 @@ class Srun:
 
 
 def parse_failures(words: str, at: float) -> list[Failure]:
-    """Why a step ended, as far as what srun wrote tells; of ranks that exited by themselves, each one."""
+    """Why a step ended, as far as what srun wrote tells; of ranks that exited by themselves, each
+    one.
+    """
     task, step = TASK_ENDED.search(words), STEP_ENDED.search(words)
     where: dict[str, Any] = {"rank": int(task["rank"]), "host": task["host"]} if task else {}
     if found := NODE_FAILURE.search(words):
@@ -117,7 +122,9 @@ def parse_failures(words: str, at: float) -> list[Failure]:
 
 
 def cancelled_by_user(message: str) -> bool:
-    """Whether an interruption that `parse_failures` has told of was somebody's wish: Slurm gives no reason then."""
+    """Whether an interruption that `parse_failures` has told of was somebody's wish: Slurm gives no
+    reason then.
+    """
     return message.endswith(f"{BY_SLURM}cancelled")
 
 

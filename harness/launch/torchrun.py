@@ -1,4 +1,6 @@
-"""The local launcher: the ranks of each trial are fresh processes of this machine, started by torchrun or forked."""
+"""The local launcher: the ranks of each trial are fresh processes of this machine, started by
+torchrun or forked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from harness.training.interruption import SIGNAL
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """Of the caller's environment, with `environment` on top. `fork` has ranks forked instead: see `forked`."""
+    """Of the caller's environment, with `environment` on top. `fork` has ranks forked instead: see
+    `forked`.
+    """
 
     environment: Mapping[str, str]
     fork: bool = False

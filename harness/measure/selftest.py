@@ -1,4 +1,6 @@
-"""Holds what the harness measured of a trial of `workloads.timetable` against the times that its options plan."""
+"""Holds what the harness measured of a trial of `workloads.timetable` against the times that its
+options plan.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from harness.measure.summary import unpack
 from harness.records.record import Record, Summary
 
 TOLERANCE = 0.01  # largest relative error of a quantity that passes
-# The median step of the workload's rhythm, in mean steps: four of five steps take 0.75 of one, every fifth takes 2.
+# The median step of the workload's rhythm, in mean steps: four of five steps take 0.75 of one,
+# every fifth takes 2.
 MEDIAN_OF_RHYTHM = 0.75
 
 
@@ -69,10 +72,11 @@ def check_record(record: Record) -> list[Check]:
 
 
 def waiting_share(record: Record) -> float | None:
-    """Return the share of the window that ranks wait for the straggler; None if it was not measured.
+    """Return the share of the window that ranks wait for the straggler; None if it was not
+    measured.
 
-    The straggler's own communication is the sending itself, which all ranks share and which nothing plans: it is
-    subtracted.
+    The straggler's own communication is the sending itself, which all ranks share and which nothing
+    plans: it is subtracted.
     """
     summary = record.summary
     if summary is None or "communication" not in summary.shares:
