@@ -24,7 +24,7 @@ from pathlib import Path
 from harness.core.paths import Results
 from harness.tracking import Tracker
 results = Results(Path(sys.argv[1]))
-Tracker(results).deliver(results.sweep("demo"))
+Tracker(results).deliver(results.sweep_folder("demo"))
 """
 
 
