@@ -1,4 +1,8 @@
-"""One look for all plots. Matplotlib is imported when the first plot is drawn."""
+"""One look for all plots: colors, markers, axes and the format of files.
+
+Matplotlib is imported when the first plot is drawn, as it takes longer than most commands. Its
+`Figure` is used without pyplot, which keeps every figure in memory and wants a display.
+"""
 
 from __future__ import annotations
 

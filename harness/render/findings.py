@@ -1,4 +1,8 @@
-"""Puts what is certain about a workload's cells into sentences, for the report and for MLflow."""
+"""Puts what is certain about a workload's cells into sentences, for the report and for MLflow.
+
+The model of results decides which cell won and whether that is certain. Here it is only said, so that
+every renderer says the same of the same result. Texts are plain: escaping is up to the renderer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from harness.statistics.verdict import ALPHA
 MAX_NAMES = 3  # cells or effects that a sentence names; of more, only the number
 VERDICT_ORDER = ("faster", "slower", "same", "inconclusive")
 
-CellName = Callable[[Cell], str]  # how a renderer calls a cell
+# How a renderer calls a cell: the report by the axes that differ, MLflow by the whole label.
+CellName = Callable[[Cell], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +35,16 @@ class Finding:
 
 def findings(result: SweepResult, name: CellName) -> list[Finding]:
     """Return the finding on each workload of which a cell was measured."""
-    return [
-        _finding(result, workload, name)
-        for workload in result.workloads
-        if result.ranking(workload)
-    ]
+    measured = filter(result.ranking, result.workloads)
+    return [_finding(result, workload, name) for workload in measured]
 
 
 def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
-    winner, *others = result.ranking(workload)
+    """Return the finding on one workload; its sentences go from the winner to the axes."""
+    winner, *rivals = result.ranking(workload)
     sentences = [_speed_sentence(result, workload, name)]
     is_certain = None
-    if others:
+    if rivals:
         is_certain = result.is_winner_certain(workload)
         sentences.append(_certainty_sentence(result, workload, name))
     sentences += _accuracy_sentences(result, winner)
@@ -53,11 +56,15 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
 
 
 def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
-    """Say how fast the fastest cell is, and how it compares with the reference."""
-    winner, *others = result.ranking(workload)
+    """Say how fast the fastest cell is, and how it compares with the reference.
+
+    The verdict at the end of the sentence is the one of the comparison, over all cells together. It
+    can be inconclusive where the interval of this cell alone leaves out 1.
+    """
+    winner, *rivals = result.ranking(workload)
     assert winner.throughput is not None  # a cell without one has no rank
     speed = f"{fmt.samples_per_second(winner.throughput.mean)} samples/s"
-    if not others:
+    if not rivals:
         return f"{name(winner.cell)} reaches {speed}; no other cell was measured."
     fastest = f"Fastest is {name(winner.cell)} with {speed}"
     row = result.throughput_row(winner.cell)
@@ -72,10 +79,12 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
 
 
 def _certainty_sentence(result: SweepResult, workload: str, name: CellName) -> str:
-    """Say whether the fastest cell is certain to be the fastest."""
-    _, *others = result.ranking(workload)
+    """Say whether the fastest cell is certain to be the fastest, and if not, which may be it."""
+    rivals = result.ranking(workload)[1:]
     if result.is_winner_certain(workload):
-        slower = "the other cell" if len(others) == 1 else f"each of the other {len(others)} cells"
+        slower = f"each of the other {len(rivals)} cells"
+        if len(rivals) == 1:
+            slower = "the other cell"
         return f"That is certain at {1 - ALPHA:.0%}: {slower} is slower."
     if result.has_single_trials(workload):
         return "Not certain: one trial per cell shows no variation; add seeds or repeats."
@@ -88,7 +97,10 @@ def _certainty_sentence(result: SweepResult, workload: str, name: CellName) -> s
 
 
 def _accuracy_sentences(result: SweepResult, winner: CellResult) -> list[str]:
-    """Say what target metric the fastest cell reaches, and how it compares with the reference."""
+    """Say what target metric the fastest cell reaches, and how it compares with the reference.
+
+    Speed at the cost of accuracy is no win; this sentence shows it next to the speed.
+    """
     if winner.metric is None or winner.target is None:
         return []
     value = f"It reaches {winner.target.name} {fmt.metric_value(winner.metric.mean)}"
@@ -99,6 +111,7 @@ def _accuracy_sentences(result: SweepResult, winner: CellResult) -> list[str]:
 
 
 def _metric_comparison(row: Row) -> str:
+    """Return the end of a sentence that compares the target metric with the reference's."""
     reference = f"the reference's {fmt.metric_value(row.mean_a)}"
     outcome = row.verdict.outcome
     if outcome == "inconclusive":
@@ -109,7 +122,10 @@ def _metric_comparison(row: Row) -> str:
 
 
 def _verdict_sentences(result: SweepResult, workload: str) -> list[str]:
-    """Say how many cells of the workload have which verdict on their throughput."""
+    """Say how many cells of the workload have which verdict on their throughput.
+
+    There is no sentence for a workload with a single measured cell.
+    """
     labels = []
     for cell_result in result.workloads[workload]:
         row = result.throughput_row(cell_result.cell)
@@ -122,12 +138,16 @@ def _verdict_sentences(result: SweepResult, workload: str) -> list[str]:
 
 
 def _effect_sentences(result: SweepResult, workload: str) -> list[str]:
-    """Say what the axes with the largest certain effects contribute."""
+    """Say what the axes with the largest certain effects contribute, at most MAX_NAMES of them.
+
+    Effects that are not certain are left to the section with their intervals.
+    """
     if workload not in result.attributions:
         return []
-    effects = result.attributions[workload].main_effects
-    certain = [effect for effect in effects if effect.is_certain]
-    if not certain:
+    clauses = []
+    for effect in result.attributions[workload].main_effects:
+        if effect.is_certain:
+            clauses.append(fmt.effect_sentence(effect))
+    if not clauses:
         return []
-    clauses = [fmt.effect_sentence(effect) for effect in certain[:MAX_NAMES]]
-    return [f"On average over the other axes, {'; '.join(clauses)}."]
+    return [f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}."]

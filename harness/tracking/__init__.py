@@ -1,4 +1,15 @@
-"""MLflow as a view of the records: filled from them, at any time, as often as one likes."""
+"""MLflow as a view of the records: filled from them at any time, as often as one likes.
+
+The records on disk are the truth; MLflow shows them. A sweep is an experiment, with one run for the
+sweep, below it one for each cell, and below each cell one for each of its trials.
+
+`tracker`   brings a sweep's runs up to date (`Tracker.deliver`) and reads records back.
+`runs`      finds the runs of a sweep in MLflow and writes what differs.
+`contents`  decides what a run shows, as plain data; `scalars` is the table of its numbers.
+`verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
+`pages`     makes MLflow's own pages open on the cells, with the columns that matter.
+`connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
+"""
 
 from harness.tracking.connect import TrackerDown
 from harness.tracking.pages import page

@@ -1,4 +1,8 @@
-"""Collects the files that go with a trial's run in MLflow, without secrets and of bounded size."""
+"""Collects the files that go with a trial's run in MLflow, without secrets and of bounded size.
+
+They are written into a temporary folder, which is then uploaded as a whole: secrets have to be
+removed from texts on the way, and the files of the trial stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,9 @@ def collect_files(
 ) -> None:
     """Write the files that go with a trial's run into the folder `target`.
 
-    They are the record, the environment, the end of each log, and what the profiler left. `clean`
-    removes secrets from a text.
+    They are the record (`recall` reads it back), the environment, the end of each log, and what the
+    profiler left. `clean` removes secrets from a text. A trial that failed early lacks some of
+    them.
     """
     text = trial_folder.record_path.read_text(encoding="utf-8")
     (target / RECORD_FILE).write_text(clean(text), encoding="utf-8")
@@ -38,7 +43,10 @@ def collect_files(
 
 
 def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]) -> None:
-    """Copy a profiler's tables and traces; a note takes the place of a trace that is too large."""
+    """Copy a profiler's tables and traces, which only trials with `--profile` have.
+
+    A trace that is too large is replaced by a note that says where it is.
+    """
     for file in sorted(trial_folder.trace_folder.glob("rank*")):
         destination = target / trial_folder.trace_folder.name / file.name
         destination.parent.mkdir(exist_ok=True)
@@ -57,7 +65,10 @@ def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[s
 
 
 def read_tail(log: Path) -> str:
-    """Return the last LOG_BYTES of a log, from the beginning of a line."""
+    """Return the last LOG_BYTES of a log, from the beginning of a line.
+
+    A log that is cut begins with a line that says so. Bytes that are no UTF-8 are replaced.
+    """
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - LOG_BYTES))

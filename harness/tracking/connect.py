@@ -1,4 +1,7 @@
-"""Connects to MLflow: quickly or not at all, and without MLflow's own output on the terminal."""
+"""Connects to MLflow: quickly or not at all, and without MLflow's own output on the terminal.
+
+MLflow is imported inside functions only, because that takes longer than most commands.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from harness.records.environment import CREDENTIALS_IN_URL
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+# The schemes of a tracking URI, by what answers it.
 WEB_SCHEMES = ("http", "https")
 SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -40,11 +44,16 @@ class TrackerDown(HarnessError):
 
 
 def check_uri(uri: str) -> None:
-    """Raise BadInput for a tracking URI that no store can have. Connects to nothing."""
+    """Raise BadInput for a tracking URI that no store can have. Connects to nothing.
+
+    A store is a web server, Databricks, a database that MLflow supports, or one of the schemes that
+    an installed plugin has registered. A folder of files (`file://`) is refused, because MLflow has
+    deprecated it.
+    """
     scheme = urlsplit(uri).scheme.partition("+")[0]  # `postgresql` of `postgresql+psycopg2://…`
     if uri == "databricks":  # the one URI that is a bare word
         scheme = uri
-    plugins = {entry.name for entry in metadata.entry_points(group="mlflow.tracking_store")}
+    plugins = metadata.entry_points(group="mlflow.tracking_store").names
     if scheme not in {*SERVERS, *DATABASES, *plugins}:
         allowed = ", ".join(f"{name}://" for name in (*WEB_SCHEMES, *DATABASES))
         raise BadInput(
@@ -58,12 +67,18 @@ def check_uri(uri: str) -> None:
 
 
 def is_server(uri: str) -> bool:
-    """Return whether the URI names an MLflow server, not a database that this process opens."""
+    """Return whether the URI names an MLflow server, not a database that this process opens.
+
+    A server decides itself where artifacts are stored, and serves pages of its own.
+    """
     return uri.partition(":")[0] in SERVERS
 
 
 def without_credentials(uri: str) -> str:
-    """Return the URI as it may be printed: without a user name or a password."""
+    """Return the URI as it may be printed: without a user name or a password.
+
+    `https://me:secret@host/x` becomes `https://host/x`.
+    """
     return CREDENTIALS_IN_URL.sub("", uri)
 
 
@@ -72,11 +87,16 @@ def quiet(*, timeout: int = REQUEST_TIMEOUT) -> Iterator[None]:
     """Keep MLflow from printing, warning, reporting home and waiting for minutes.
 
     `timeout` is in seconds, for each request to a server. Environment variables that the user has
-    set stay as they are.
+    set stay as they are, and all are as before when the block ends.
+
+    MLflow reads its settings from the environment at each request, not once, which is why they are
+    set here and not passed on. Its loggers would print a traceback for each retry.
     """
-    settings = SETTINGS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
+    added = []
+    for name, value in (SETTINGS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}).items():
+        if name not in os.environ:
+            os.environ[name] = value
+            added.append(name)
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic", "urllib3")]
     levels: list[int] = []
     try:
@@ -102,6 +122,10 @@ def errors_in_one_line(
     uri: str, trouble: str, error_type: type[HarnessError] = TrackerDown
 ) -> Iterator[None]:
     """Turn whatever MLflow raises into one `error_type`: `MLflow at URI TROUBLE: reason`.
+
+    MLflow raises its own exceptions, SQLAlchemy's for a database, and the operating system's for a
+    connection. All other exceptions are programming errors and keep their traceback. Credentials
+    in the URI, and wherever MLflow repeats it, are removed.
 
     Use it inside `quiet` only, because it imports MLflow.
     """
@@ -130,7 +154,10 @@ def _reason(error: BaseException) -> str:
 
 
 def check_exists(uri: str) -> None:
-    """Raise BadInput for a SQLite database that does not exist, which MLflow would create."""
+    """Raise BadInput for a SQLite database that does not exist.
+
+    MLflow would create it, so that a mistyped path would look like a store without runs.
+    """
     file = uri.partition(SQLITE_PREFIX)[2]
     if file and not Path(file).exists():
         raise BadInput(
@@ -140,7 +167,11 @@ def check_exists(uri: str) -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """Return a client of a store that answers; raise within seconds if it does not."""
+    """Return a client of a store that answers; raise within seconds if it does not.
+
+    What is raised is MLflow's, SQLAlchemy's or the operating system's error: use it inside
+    `errors_in_one_line`.
+    """
     from mlflow import MlflowClient
 
     scheme = uri.partition(":")[0].partition("+")[0]
@@ -150,7 +181,11 @@ def connect(uri: str) -> MlflowClient:
 
 
 def _check_database_answers(uri: str) -> None:
-    """Open the database once. MLflow itself would retry for 100 s before it reports an error."""
+    """Open the database once, and list its tables, which fails for a file that is no database.
+
+    MLflow itself would retry for 100 s before it reports an error. A database server is connected
+    to by hand before that, because its driver may have no timeout of its own.
+    """
     import sqlalchemy
 
     url = sqlalchemy.make_url(uri)

@@ -1,4 +1,8 @@
-"""What MLflow shows of a sweep, as plain data made from records: names, params, tags and metrics."""
+"""What MLflow shows of a sweep, as plain data made from records: names, params, tags and metrics.
+
+Nothing here talks to MLflow, so that all of it is tested without a store. The runs of a sweep and of
+its cells are made from outlines of records, which are read once and kept while a sweep is running.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContents:
-    """All that one MLflow run shows."""
+    """All that one MLflow run shows, except the files that are stored with it."""
 
     name: str
     kind: str  # sweep, cell or trial
@@ -97,20 +101,27 @@ class TrialOutline:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest of a record file and of the way in which a run shows it."""
+    """Return the digest of a record file and of the way in which a run shows it.
+
+    A trial's run carries it as a tag. A run whose tag differs is written again.
+    """
     return hashlib.sha256(b"%d\0" % LAYOUT + content).hexdigest()
 
 
 def trial_contents(record: Record, *, repeats: int) -> RunContents:
-    """Return what the run of one trial shows. `repeats` is the sweep's number of repeats."""
+    """Return what the run of one trial shows: its params, numbers and curves.
+
+    `repeats` is the sweep's number of repeats. A run is named after its cell and seed, and after
+    its repeat only where there are several.
+    """
     trial = record.trial
     name = f"{trial.cell.label} seed {trial.seed}"
     if repeats > 1 or trial.repeat:
         name += f" repeat {trial.repeat}"
     ended = _milliseconds(record.ended)
-    points = [
-        Point(name=key, value=value, at=ended, step=0) for key, value in scalars(record).items()
-    ]
+    points = []
+    for number, value in scalars(record).items():
+        points.append(Point(name=number, value=value, at=ended, step=0))
     points += curves(record)
     return RunContents(
         name=name,
@@ -126,7 +137,10 @@ def trial_contents(record: Record, *, repeats: int) -> RunContents:
 
 
 def _trial_tags(record: Record) -> dict[str, Any]:
-    """Return the tags of a trial's run; those that are None are left out later."""
+    """Return the tags of a trial's run; `_texts` leaves out those that are None.
+
+    Tags of MLflow's own (`mlflow.…`) fill columns of its pages: the description and the commit.
+    """
     tags: dict[str, Any] = {
         "harness.status": record.status,
         "harness.cell": record.trial.cell.id,
@@ -176,6 +190,7 @@ def cell_contents(
     metrics = {name: rounded(value) for name, value in metrics.items()}
     metrics |= _count_by_status(outlines)
     cell_id = outlines[-1].cell_id
+    # A trial's id is its cell's id with seed and repeat: `mlp-45dbdb38d5-s0-r1`.
     planned_of_cell = [trial for trial in planned if trial.startswith(f"{cell_id}-s")]
     return _group_contents(
         "cell", cell_id, cell.label, outlines, planned_of_cell, metrics, tags, params(cell)
@@ -210,7 +225,10 @@ def sweep_contents(
 
 
 def is_complete(outlines: Sequence[TrialOutline], planned: Iterable[str]) -> bool:
-    """Return whether all planned trials have ended; an interrupted one can go on."""
+    """Return whether all planned trials have ended.
+
+    An interrupted trial has not: the next run or submission of the sweep resumes it.
+    """
     ended = {outline.trial for outline in outlines if outline.status != "interrupted"}
     return set(planned) <= ended
 
@@ -220,7 +238,12 @@ def result_of(
 ) -> SweepResult | None:
     """Return the result of a complete sweep, None before its last trial has ended.
 
-    Before that, every trial could change the verdicts on all cells.
+    Before that, every trial could change the verdicts on all cells, and each delivery would have to
+    bring the runs of all cells up to date.
+
+    The order of the trials is the sweep's, because the first cell of a workload is the reference.
+    Records of trials that the sweep no longer plans are left out. Without a sweep.json (`spec` is
+    empty) all records count, from the earliest to the latest.
     """
     planned = list(spec.get("trials", ()))
     if not is_complete(outlines, planned):
@@ -267,6 +290,7 @@ def _group_contents(
 
 
 def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:
+    """Return the number of trials in each status, zeros included: `trials_done`, …"""
     counts = Counter(outline.status for outline in outlines)
     return {f"trials_{status}": counts[status] for status in MLFLOW_STATUS}
 
@@ -274,7 +298,8 @@ def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:
 def params(cell: Cell) -> dict[str, str]:
     """Return all that decides a cell's result, each as its own param.
 
-    Axes have their own names; options and data settings are prefixed, as in `options.dropout`.
+    Axes have their own names (`precision`), so that MLflow's filters read as a sweep file does.
+    Options and data settings are prefixed, as in `options.dropout` and `data.source`.
     """
     workload = cell.workload
     settings: dict[str, Any] = {
@@ -295,8 +320,11 @@ def params(cell: Cell) -> dict[str, str]:
 def curves(record: Record) -> list[Point]:
     """Return the loss at every step, thinned, and every metric of every evaluation.
 
-    A metric of the test set that has the name of a single number, or of the training loss, gets the
-    prefix `test_`.
+    In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
+    prefix `test_` if its name is that of a single number or of the training loss.
+
+    The loss has at most CURVE_POINTS points, its first and last step among them. Steps count from 1
+    and are those after which the value was true.
     """
     times = _step_times(record)
     points = []
@@ -317,7 +345,10 @@ def curves(record: Record) -> list[Point]:
 
 
 def evenly_spaced(count: int, limit: int) -> list[int]:
-    """Return at most `limit` of the indices below `count`, both ends among them."""
+    """Return at most `limit` of the indices below `count`, both ends among them.
+
+    Their distances differ by at most 1.
+    """
     indices = np.linspace(0, count - 1, min(count, limit)).round().astype(int)
     unique: list[int] = np.unique(indices).tolist()
     return unique
@@ -326,8 +357,10 @@ def evenly_spaced(count: int, limit: int) -> list[int]:
 def _step_times(record: Record) -> list[int]:
     """Return when each step had ended, from step 0 on, in milliseconds since the epoch.
 
-    It is the sum of the phases before training and of the times of all steps and evaluations so
-    far: the record holds durations, not moments.
+    The record holds durations, not moments. So the time of a step is the trial's start, the phases
+    before training, and the durations of all steps and evaluations so far. Steps are those of the
+    first rank that has measured them; phases such as checkpoints are not counted, so that the end
+    of a curve is somewhat before the end of its run.
     """
     evaluations = _evaluations(record)
     steps = max([0, *(evaluation.step for evaluation in evaluations)])
@@ -356,7 +389,8 @@ def _evaluations(record: Record) -> Sequence[Evaluation]:
 def _trial_note(record: Record) -> str | None:
     """Return the description of a trial's run in Markdown, None if all went well.
 
-    It says why the trial failed or is invalid, and where it was interrupted.
+    It says why the trial failed, or which rules of validity it broke, and where it was interrupted.
+    MLflow shows it at the top of the run's page.
     """
     paragraphs: list[str] = []
     if record.failure:
@@ -370,12 +404,14 @@ def _trial_note(record: Record) -> str | None:
 
 
 def _failure_note(failure: Failure) -> str:
+    """Return the error in bold, and the end of its traceback if there is one."""
     if not failure.traceback:
         return f"**{failure}**"
     return f"**{failure}**\n\n```\n{failure.traceback[-TRACEBACK_LENGTH:]}\n```"
 
 
 def _list(heading: str, items: Sequence[str]) -> str:
+    """Return a list in Markdown under a bold heading."""
     lines = "".join(f"\n- {item}" for item in items)
     return f"**{heading}**{lines}"
 
@@ -388,12 +424,18 @@ def _interruptions(record: Record) -> list[str]:
 
 
 def _interruption_note(interruption: Interruption) -> str:
-    cause = interruption.signal or "its end"
-    return f"interrupted by {cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
+    """Say where an attempt ended and what that cost, by which signal if there was one."""
+    cause = "ended without a signal"
+    if interruption.signal:
+        cause = f"interrupted by {interruption.signal}"
+    return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as MLflow stores them: as texts, under names that it takes, without None."""
+    """Return values as MLflow stores them: as texts of bounded length, without those that are None.
+
+    What is no text is written as JSON: `true`, `64`, `[256, 128]`.
+    """
     texts = {}
     for name, value in values.items():
         if value is not None:

@@ -27,13 +27,15 @@ OUTCOME_COLORS = {
 def draw_board(result: SweepResult, workload: str, path: Path) -> None:
     """Draw the throughput of a workload's cells with 95% intervals into a PNG file.
 
-    The fastest cell is at the top. The color is that of the verdict.
+    The fastest cell is at the top, and its verdict to the right. The color is that of the verdict
+    on throughput; the reference is black.
     """
     fastest = result.ranking(workload)[:MAX_CELLS]
     chart.save_png(_draw(result, list(reversed(fastest))), path)
 
 
 def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
+    """Return a figure whose height grows with the number of cells; the throughput begins at 0."""
     figure = chart.new_figure(9.0, 1.1 + 0.26 * len(from_the_bottom))
     axes = figure.subplots()
     for height, cell_result in enumerate(from_the_bottom):

@@ -1,4 +1,8 @@
-"""Descriptions of runs in Markdown: the leader board, what each axis contributes, a comparison."""
+"""Descriptions of runs in Markdown: the leader board, what each axis contributes, a comparison.
+
+MLflow shows a run's description at the top of its page, with Markdown and a little HTML. All numbers
+and verdicts come from the model of results, all texts for them from `harness.render`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "95% interval"
 def describe(description: str, result: SweepResult, max_length: int) -> str:
     """Return the sweep's description with its winners, leader boards and attributions.
 
-    The tables are as long as `max_length` characters of Markdown allow.
+    The tables are as long as `max_length` characters of Markdown allow: MLflow's servers refuse a
+    longer tag. Labels of cells vary too much in length to compute that, so lengths are tried.
     """
     text = description
     for max_rows in MAX_ROWS:
@@ -34,6 +39,7 @@ def describe(description: str, result: SweepResult, max_length: int) -> str:
 
 
 def _describe(description: str, result: SweepResult, max_rows: int) -> str:
+    """Return the description with tables of at most `max_rows` rows each."""
     paragraphs = [description]
     for finding in findings(result, lambda cell: cell.label):
         winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
@@ -46,7 +52,10 @@ def _describe(description: str, result: SweepResult, max_rows: int) -> str:
 
 
 def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
-    """Return a table of the measured cells of a workload, from the fastest to the slowest."""
+    """Return a table of the measured cells of a workload, from the fastest to the slowest.
+
+    Only the first `max_rows` cells are listed. Without a measured cell the text is empty.
+    """
     rows = []
     for cell_result in result.ranking(workload):
         cell = cell_result.cell
@@ -86,11 +95,15 @@ def _effects(attribution: Attribution, max_rows: int) -> str:
 
 
 def _levels(levels: Mapping[str, Any]) -> str:
+    """Return levels of axes as text: `precision=bf16 with strategy=ddp`."""
     return escape_markdown(fmt.axis_levels(levels))
 
 
 def comparison_note(rows: Sequence[Row]) -> str:
-    """Return the verdicts on a cell against the reference, for the description of the cell's run."""
+    """Return the verdicts on a cell against the reference, for the description of the cell's run.
+
+    A row of `rows` is a metric: throughput, and the target metric if there is one.
+    """
     lines = []
     for row in rows:
         reference_mean, mean = fmt.mean_values(row)
@@ -118,6 +131,7 @@ def _shortened_table(columns: Sequence[str], rows: Sequence[Sequence[str]], max_
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in the Markdown of GitHub, which MLflow renders."""
     separator = " | ".join(["---"] * len(columns))
     lines = [_table_line(columns), f"| {separator} |"]
     lines += [_table_line(row) for row in rows]
@@ -125,12 +139,17 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _table_line(fields: Sequence[str]) -> str:
+    """Return one line of a table, with a gap after each field but the last."""
     joined = f"{GAP} | ".join(fields)
     return f"| {joined} |"
 
 
 def escape_markdown(text: str) -> str:
-    """Return a user's text on one line, without meaning to Markdown or HTML."""
+    """Return a user's text on one line, without meaning to Markdown or HTML.
+
+    Labels of workloads and names of options are chosen by users: a bar would split a table's cell,
+    a tag would be rendered.
+    """
     for letter in "\\|`*_[]":
         text = text.replace(letter, f"\\{letter}")
     text = text.replace("&", "&amp;").replace("<", "&lt;")

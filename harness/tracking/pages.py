@@ -1,4 +1,8 @@
-"""How MLflow's own pages open on a sweep: its cells side by side, and the columns that differ."""
+"""How MLflow's own pages open on a sweep: its cells side by side, and the columns that differ.
+
+MLflow keeps a view that somebody shares as JSON in a tag of the experiment, and opens it for an
+address that names it. The format is not documented, so that a browser test opens the page.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,8 @@ MARGIN = 40  # pixels of a column besides its letters
 def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
     """Return the address of a sweep's cells in MLflow's pages, or of one run.
 
-    `base` is the address of the server.
+    `base` is the address of the server. Without `run_id`, the page opens on the view that
+    `experiment_tags` has stored with the experiment.
     """
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
     workflow = "workflowType=machine_learning"
@@ -42,14 +47,14 @@ def experiment_tags(outlines: Sequence[TrialOutline]) -> dict[str, str]:
     """Return the tags of an experiment that make `page` open on the cells of its sweep.
 
     The view is sorted by name, because MLflow folds runs under their parents as long as they are
-    sorted by time.
+    sorted by time. Its filter leaves out the runs of trials and of the sweep.
     """
-    cells = {outline.cell_id: outline.cell for outline in outlines}
+    cells: dict[str, Cell] = {}
+    for outline in outlines:
+        cells[outline.cell_id] = outline.cell
     targets = _target_metrics(outlines)
     columns = _columns(list(cells.values()), targets)
-    widths = {column: MARGIN + LETTER_WIDTH * len(name) for column, name in columns.items()}
-    longest_label = max(len(cell.label) for cell in cells.values())
-    widths[NAME_COLUMN] = 2 * MARGIN + LETTER_WIDTH * longest_label
+    widths = _column_widths(columns, list(cells.values()))
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
         "orderByKey": "tags.`mlflow.runName`",
@@ -71,13 +76,16 @@ def experiment_tags(outlines: Sequence[TrialOutline]) -> dict[str, str]:
 
 
 def _target_metrics(outlines: Sequence[TrialOutline]) -> list[str]:
-    """Return the names of what trials ended at: the target metrics and the loss."""
-    names = {name for outline in outlines for name in outline.scalars}
-    return sorted(name for name in names if name.startswith("final_"))
+    """Return the names of what trials ended at, sorted: the target metrics and the loss."""
+    names = set().union(*(outline.scalars for outline in outlines))
+    return sorted(filter(lambda name: name.startswith("final_"), names))
 
 
 def _columns(cells: Sequence[Cell], targets: Sequence[str]) -> dict[str, str]:
-    """Return MLflow's keys of the table's columns with their names, in their order."""
+    """Return MLflow's keys of the table's columns with their names, in their order.
+
+    First comes what was measured, then the verdicts, then the params in which the cells differ.
+    """
     columns = _metric_columns((RATE, *INTERVAL))
     columns |= VERDICT_COLUMNS
     columns |= _metric_columns(targets)
@@ -86,20 +94,37 @@ def _columns(cells: Sequence[Cell], targets: Sequence[str]) -> dict[str, str]:
     return columns
 
 
+def _column_widths(columns: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, int]:
+    """Return the width of each column in pixels, so that no name is cut off.
+
+    MLflow gives every column the same width by default.
+    """
+    widths = {}
+    for column, name in columns.items():
+        widths[column] = MARGIN + LETTER_WIDTH * len(name)
+    longest_label = max(cells, key=lambda cell: len(cell.label)).label
+    widths[NAME_COLUMN] = 2 * MARGIN + LETTER_WIDTH * len(longest_label)
+    return widths
+
+
 def _metric_columns(names: Sequence[str]) -> dict[str, str]:
+    """Return MLflow's keys of metrics' columns with their names."""
     return {f"metrics.`{name}`": name for name in names}
 
 
 def _varying_params(cells: Sequence[Cell]) -> list[str]:
-    """Return the params that differ between cells, without options, data settings and `uses`."""
-    settings: list[Mapping[str, str]] = [params(cell) for cell in cells]
-    names = dict.fromkeys(name for cell_settings in settings for name in cell_settings)
+    """Return the params that differ between cells, in the order of the first cell's params.
+
+    Options, data settings and `uses` are left out: they follow from the workload's label.
+    """
+    values: dict[str, set[str]] = {}  # by param
+    for cell in cells:
+        for name, value in params(cell).items():
+            values.setdefault(name, set()).add(value)
     varying = []
-    for name in names:
-        if "." in name or name == "uses":
-            continue
-        values = {cell_settings.get(name) for cell_settings in settings}
-        if len(values) > 1:
+    for name, different in values.items():
+        is_axis = "." not in name and name != "uses"
+        if is_axis and len(different) > 1:
             varying.append(name)
     return varying
 

@@ -1,4 +1,8 @@
-"""Reads records back from MLflow, so that the numbers of a run are those of the disk."""
+"""Reads records back from MLflow, so that the numbers of a run are those of the disk.
+
+The metrics of a cell are rounded, and none has the step times behind it. So commands that compare
+runs do not use metrics: every trial's run has its record as a file, and that is read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
 def records_of(client: MlflowClient, run_id: str) -> list[Record]:
     """Return the record of a trial's run, or the records of a cell's or a sweep's trials.
 
-    The records of a sweep come in the order of its trials.
+    The records of a sweep come in the order of its trials, as its sweep.json lists them; trials
+    that have not run yet are left out.
 
     Raises BadInput for a run of something else, a deleted run, and a record that is missing,
     incomplete or of another schema.
@@ -57,6 +62,7 @@ def records_of(client: MlflowClient, run_id: str) -> list[Record]:
 
 
 def _read_record(client: MlflowClient, run: Run) -> Record:
+    """Return the record that is stored with a trial's run; raise BadInput if it is not usable."""
     name = f"MLflow run {run.info.run_id}"
     if RECORD_TAG not in run.data.tags or not is_complete_run(run):
         raise BadInput(
@@ -66,7 +72,10 @@ def _read_record(client: MlflowClient, run: Run) -> Record:
 
 
 def _read_file(client: MlflowClient, run: Run, name: str) -> str:
-    """Return the text of a file that is stored with a run."""
+    """Return the text of a file that is stored with a run; raise BadInput if it is missing.
+
+    The artifacts' own repository is used: the client would ask for the run again to find it.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     files: Any = get_artifact_repository(run.info.artifact_uri, client.tracking_uri)

@@ -1,7 +1,8 @@
 """The runs of one sweep in MLflow: found by their tags, and brought up to date where they differ.
 
-MLflow itself is asked what it has. Every write can be the last one before the process dies, so the
-next delivery completes whatever an earlier one left unfinished.
+MLflow itself is asked what it has, as nothing about deliveries is stored elsewhere. Every write can
+be the last one before the process dies. So each run carries tags that say what it shows, written
+after what they speak of, and the next delivery completes whatever an earlier one left unfinished.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class SweepRuns:
-    """The runs of one sweep from one results folder, in one experiment."""
+    """The runs of one sweep from one results folder, in one experiment.
+
+    Runs are found by tags: `harness.origin` for the results folder, `harness.kind` for what a run
+    is of, and `harness.sweep`, `harness.cell` or `harness.trial` for which one.
+    """
 
     def __init__(
         self,
@@ -76,7 +81,11 @@ class SweepRuns:
         self.existing: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
 
     def find_existing(self, cells: set[str] | None) -> None:
-        """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`."""
+        """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`.
+
+        A run of a sweep delivers after each trial, and a large sweep has thousands of runs. So for a
+        single cell only its own runs and the sweep's are asked for.
+        """
         mine = f"tags.`harness.origin` = '{self.origin}'"
         filters = [mine]
         if cells is not None and len(cells) == 1:
@@ -100,6 +109,8 @@ class SweepRuns:
 
         `outlines` are those of all trials on disk. `records` are records by trial that need not be
         read again. Returns the id of the sweep's run, and how many trials were written.
+
+        The order matters to whoever looks on: a parent is there before its children.
         """
         result = result_of(self.sweep, self.spec, outlines)
         sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
@@ -136,7 +147,8 @@ class SweepRuns:
     ) -> None:
         """Attach the picture of each workload's leader board to its cells' runs and the sweep's.
 
-        A picture is drawn only where a run does not have it yet, as its tag says.
+        A picture is drawn only where a run does not have it yet, as its tag says. The sweep's run
+        has the pictures of all workloads, and the digests of all as its tag.
         """
         digests: dict[str, str] = {}  # by workload
         for label in cell_runs:
@@ -157,6 +169,7 @@ class SweepRuns:
                 self.client.set_tag(sweep_run.info.run_id, BOARD_TAG, sweep_digest)
 
     def _log_figure(self, run: Run, path: Path) -> None:
+        """Store a picture with a run; MLflow replaces an older one of the same name."""
         self.client.log_artifact(run.info.run_id, str(path), "figures")
 
     def _update(self, contents: RunContents, parent: str | None) -> Run:
@@ -182,7 +195,10 @@ class SweepRuns:
         return run
 
     def _send_difference(self, run: Run, contents: RunContents, tags: Mapping[str, str]) -> None:
-        """Send the metrics, params and tags that the run lacks or that have changed, at once."""
+        """Send the metrics, params and tags that the run lacks or that have changed, at once.
+
+        A param cannot be changed in MLflow, and need not be: params follow from the cell's id.
+        """
         from mlflow.entities import Metric, Param, RunTag
 
         metrics = []
@@ -202,6 +218,7 @@ class SweepRuns:
         )
 
     def _update_status(self, run: Run, contents: RunContents) -> None:
+        """Give a run its status, and its time of ending unless it is still running."""
         if contents.status == "RUNNING":
             if run.info.status != "RUNNING":
                 self.client.update_run(run.info.run_id, status="RUNNING")
@@ -234,7 +251,11 @@ class SweepRuns:
     def _write_trial(
         self, outline: TrialOutline, cell_run: Run, delivered_record: Record | None
     ) -> None:
-        """Create the run of a trial. It gets its final status last: then it is complete."""
+        """Create the run of a trial with all that it shows.
+
+        It gets its final status last: then it is complete (`is_complete_run`). The record that was
+        delivered is used if it is the one on disk, which may have been replaced meanwhile.
+        """
         from mlflow.entities import Metric, Param
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -263,6 +284,7 @@ class SweepRuns:
     def _create(
         self, contents: RunContents, parent: str | None, more_tags: Mapping[str, str] = NO_TAGS
     ) -> Run:
+        """Create a run with its tags and return it; `parent` is the id of its parent's run."""
         tags = {**self._tags(contents, parent), **more_tags}
         return self.client.create_run(
             self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
@@ -285,6 +307,7 @@ class SweepRuns:
         return {name: self._clean(value) for name, value in tags.items()}
 
     def _delete_all_but(self, kept_run: Run | None, runs: Sequence[Run]) -> None:
+        """Delete runs that another run replaces. MLflow only marks them, so that they can return."""
         for run in runs:
             if run is not kept_run:
                 self.client.delete_run(run.info.run_id)
@@ -302,6 +325,7 @@ class Pictures:
         self.folder = folder
 
     def path(self, label: str) -> Path:
+        """Return the path of a workload's picture, drawn if it is not there."""
         path = self.folder / f"{safe_folder_name(label)}.png"
         if not path.exists():
             draw_board(self.result, label, path)
@@ -324,7 +348,8 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
 def datasets(workload: WorkloadRef, clean: Callable[[str], str]) -> list[DatasetInput]:
     """Return the training set and the test set of a workload as MLflow describes them.
 
-    Both come from the same files, so that they share a digest and differ in their names.
+    Both come from the same files, so that they share a digest and differ in their names. The digest
+    is that of the files, or of the settings where a data set needs no files.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -344,7 +369,10 @@ def datasets(workload: WorkloadRef, clean: Callable[[str], str]) -> list[Dataset
 
 
 def is_complete_run(run: Run) -> bool:
-    """Return whether a trial's run shows all of its record: its final status is written last."""
+    """Return whether a trial's run shows all of its record: its final status is written last.
+
+    A run that a dead delivery left behind is still running.
+    """
     has_ended: bool = run.info.status != "RUNNING"
     return has_ended
 
@@ -354,7 +382,8 @@ def _digest(text: str) -> str:
 
 
 def _user() -> str:
+    """Return the name of the user, or the user's id where it has no name."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user id need not have a name
+    except (KeyError, OSError):  # as in a container; Python 3.13 raises OSError
         return str(os.getuid())

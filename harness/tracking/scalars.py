@@ -1,6 +1,8 @@
 """The single numbers of a trial that MLflow shows: one table, a row for each.
 
-To add a number, add a row to `SCALARS`.
+To add a number, add a row to `SCALARS`: its name in MLflow, its unit and how it is read from a
+record. The name ends with the unit where it has one (`_ms`, `_mib`), because MLflow shows no units.
+The runs of cells, MLflow's comparisons and its charts then have the number too.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from harness.tracking import telemetry
 
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
 
+# How a number in the base unit becomes one in the unit of the key.
 UNITS: Mapping[str, Callable[[float], float]] = {
-    # How a number in the base unit becomes one in the unit of the key.
     "": float,  # a count or a share
     "s": float,
     "ms": lambda seconds: seconds * 1000,
@@ -73,6 +75,7 @@ class ScalarFamily:
 
 
 def _in_unit(unit: str, value: float | None) -> float | None:
+    """Convert a number from the base unit; None stays None."""
     if value is None:
         return None
     return UNITS[unit](value)
@@ -90,6 +93,7 @@ def of_summary(read: Callable[[Summary], float | None]) -> Callable[[Record], fl
 
 
 def _skew(summary: Summary) -> float | None:
+    """Return the share of its time that another rank waited for the slowest one."""
     if summary.slowest is None:
         return None
     return summary.slowest.skew
@@ -98,7 +102,10 @@ def _skew(summary: Summary) -> float | None:
 def of_target(
     read: Callable[[Summary], float | None],
 ) -> Callable[[Record], Mapping[str, float | None]]:
-    """Return a function that reads a value of the target metric, by the metric's name."""
+    """Return a function that reads a value of the target metric, by the metric's name.
+
+    `read` returns the value from a summary: the last one or the best one.
+    """
 
     def read_record(record: Record) -> Mapping[str, float | None]:
         if record.summary is None or record.rank0 is None:
@@ -133,7 +140,10 @@ def interruptions_lost(record: Record) -> float | None:
 
 
 def most_compiled(read: Callable[[Compiled], float]) -> Callable[[Record], float | None]:
-    """Return a function that reads a number of torch.compile, of the rank that had most."""
+    """Return a function that reads a number of torch.compile, of the rank that had most.
+
+    Ranks compile by themselves, and only some may meet a graph break. Eager trials have none.
+    """
 
     def read_record(record: Record) -> float | None:
         counts = [read(rank.compiled) for rank in record.ranks if rank.compiled]
@@ -143,7 +153,10 @@ def most_compiled(read: Callable[[Compiled], float]) -> Callable[[Record], float
 
 
 def of_loss_scale(read: Callable[[LossScale], float]) -> Callable[[Record], float | None]:
-    """Return a function that reads a number of fp16's loss scaling, which all ranks share."""
+    """Return a function that reads a number of fp16's loss scaling, which all ranks share.
+
+    Only trials with precision=fp16 have one.
+    """
 
     def read_record(record: Record) -> float | None:
         for rank in record.ranks:
@@ -164,7 +177,10 @@ def intensity(record: Record) -> float | None:
 
 
 def peak_memory(record: Record) -> Mapping[str, float]:
-    """Return the peaks of memory in bytes, by kind, each of the rank that took most."""
+    """Return the peaks of memory in bytes, by kind, each of the rank that took most.
+
+    The kinds are those of `PeakMemory`, and `training`: what training itself took of them.
+    """
     peaks: dict[str, float] = {}
     for rank in record.ranks:
         for kind, size in _memory_of(rank).items():
@@ -174,6 +190,7 @@ def peak_memory(record: Record) -> Mapping[str, float]:
 
 
 def _memory_of(rank: RankResult) -> dict[str, int | None]:
+    """Return the peaks of one rank in bytes, `training` None where it cannot be told."""
     return {**rank.memory, "training": training_bytes(rank.memory)}
 
 
@@ -226,7 +243,10 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return the single numbers of a trial by their names; what was not measured is absent."""
+    """Return the single numbers of a trial by their names; what was not measured is absent.
+
+    A failed trial has few of them, and MLflow leaves its fields empty rather than zero.
+    """
     numbers: dict[str, float] = {}
     for row in SCALARS:
         for name, value in row.values(record):

@@ -45,7 +45,10 @@ def mean_share(counter: str) -> Callable[[Record], float | None]:
 
 
 def throttled_shares(record: Record) -> dict[str, float]:
-    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank."""
+    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank.
+
+    One slow GPU slows all ranks down, so that a mean over ranks would hide it.
+    """
     worst: dict[str, float] = {}
     for shares in _of_every_rank(record, lambda telemetry: telemetry.throttled):
         for reason, share in shares.items():
@@ -54,7 +57,10 @@ def throttled_shares(record: Record) -> dict[str, float]:
 
 
 def foreign_processes(record: Record) -> float | None:
-    """Return the number of other people's processes on a GPU, at the rank that had most."""
+    """Return the number of processes on a GPU that are not of the trial, at the rank with most.
+
+    None where a driver does not list the processes, as in some containers.
+    """
     processes = _of_every_rank(record, lambda telemetry: telemetry.foreign_processes)
     if not processes:
         return None
@@ -62,7 +68,10 @@ def foreign_processes(record: Record) -> float | None:
 
 
 def joules_per_sample(record: Record) -> float | None:
-    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules."""
+    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules.
+
+    A rank's joules are of the steps in segments that are long enough for its energy counter.
+    """
 
     def joules_per_step(telemetry: Telemetry) -> float | None:
         if telemetry.joules is None:
@@ -89,6 +98,7 @@ def _of_every_rank(record: Record, read: Callable[[Telemetry], T | None]) -> lis
 
 
 def _mean(values: list[float]) -> float | None:
+    """Return the mean, None without values."""
     if not values:
         return None
     return float(np.mean(values))

@@ -129,12 +129,17 @@ class Tracker:
             return records_of(self._connect(), run_id)
 
     def _connect(self) -> MlflowClient:
+        """Return the client, made once: the first use of a database takes seconds."""
         if self._client is None:
             self._client = connect(self.uri)
         return self._client
 
     def _get_experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
-        """Return the sweep's experiment, created if need be, and whether it had been deleted."""
+        """Return the sweep's experiment, created if need be, and whether it had been deleted.
+
+        An experiment that somebody deleted keeps its name, so that no other can have it: it is
+        restored, and all of its runs are then looked at again.
+        """
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             # A server decides itself where artifacts are stored; for a database we do.
@@ -151,7 +156,7 @@ class Tracker:
     def _tag_experiment(
         self, client: MlflowClient, experiment: Experiment, outlines: Sequence[TrialOutline]
     ) -> None:
-        """Set the tags that decide how MLflow's pages open on the sweep."""
+        """Set the tags that decide how MLflow's pages open on the sweep, where they differ."""
         for name, value in experiment_tags(outlines).items():
             if experiment.tags.get(name) != value:
                 client.set_experiment_tag(experiment.experiment_id, name, value)
@@ -160,7 +165,8 @@ class Tracker:
     def _lock(self) -> Iterator[str]:
         """Hold the lock on deliveries from this results folder; yield the folder's id.
 
-        The id lies in the lock file. Runs carry it as a tag, so that two folders can share a store.
+        The id is stored in the lock file. Runs carry it as a tag, so that two folders can share a
+        store. The lock keeps two processes from creating the same run: MLflow has no unique names.
         """
         path = Path(f"{self.results.database}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +182,10 @@ class Tracker:
 
 
 def read_outlines(folder: SweepFolder) -> list[TrialOutline]:
-    """Return the outline of every record in the folder.
+    """Return the outline of every record in the folder, sorted by path.
+
+    Only records that are new or changed since the last call are read: a delivery follows each
+    trial of a run.
 
     Raises BadInput if a record cannot be read or there is none.
     """
@@ -196,7 +205,10 @@ def _read_outline(path: Path, modified: int, size: int) -> TrialOutline:
 
 
 def _read_spec(folder: SweepFolder) -> dict[str, Any]:
-    """Return the content of the folder's sweep.json, empty if there is none."""
+    """Return the content of the folder's sweep.json, empty if there is none.
+
+    A folder without it has records that somebody copied there. Raises BadInput if it is no JSON.
+    """
     if not folder.spec_path.exists():
         return {}
     return read_spec_content(folder.spec_path)

@@ -59,7 +59,11 @@ def serve(
 def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
     """Run an MLflow server over a tracker's database; yield its address, `http://HOST:PORT`.
 
-    No process of the server outlives the `with` block or this process.
+    No process of the server outlives the `with` block or this process: a guard, in a session of its
+    own, ends them (`guard`). The artifacts are served from the results folder, so that a browser
+    needs no access to the file system.
+
+    Raises BadInput for a host that is not loopback, HarnessError if the server does not start.
     """
     if host not in LOOPBACK:
         raise BadInput(
@@ -76,6 +80,7 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
     ]  # fmt: skip
     variables = {
         **SETTINGS,
+        # MLflow's job runner would start more processes, which no page here needs.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PYTHONWARNINGS": "ignore",
     }
@@ -100,20 +105,24 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
 
 
 def _address(host: str, port: int) -> str:
-    """Return the address of a server, an IPv6 host in brackets."""
+    """Return the address of a server; an IPv6 host is written in brackets."""
     if ":" in host:
         return f"http://[{host}]:{port}"
     return f"http://{host}:{port}"
 
 
 def _print_addresses(tracker: Tracker, base: str) -> None:
+    """Print the address of the server at `base` and of each sweep's page on it."""
     print(f"MLflow shows {tracker.results.path}: {without_credentials(base)}")
     for sweep, address in tracker.pages(base).items():
         print(f"  {sweep}: {without_credentials(address)}")
 
 
 def _choose_port(host: str, port: int | None) -> int:
-    """Return the requested port, or by default port 5000, or a free port if 5000 is in use."""
+    """Return the requested port, or by default port 5000, or a free port if 5000 is in use.
+
+    Raises BadInput if the requested port is in use: another one would break a bookmark or a tunnel.
+    """
     if port is not None:
         if not _is_free(host, port):
             raise BadInput(f"port {port} of {host} is in use; choose another with --port")
@@ -127,6 +136,7 @@ def _choose_port(host: str, port: int | None) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
+    """Return whether nothing listens on a port, by listening on it for a moment."""
     try:
         socket.create_server((host, port), family=_family(host)).close()
     except OSError:
@@ -135,13 +145,18 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _family(host: str) -> socket.AddressFamily:
+    """Return the family of a host's addresses; only IPv6 ones contain a colon."""
     if ":" in host:
         return socket.AF_INET6
     return socket.AF_INET
 
 
 def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Return once the server at `base` answers; raise HarnessError with its last output if not."""
+    """Return once the server at `base` answers.
+
+    Raises HarnessError with the last line of the server's log if it ends before that, or if it has
+    not answered within STARTUP_TIMEOUT.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
     deadline = time.monotonic() + STARTUP_TIMEOUT
     while time.monotonic() < deadline and guard.poll() is None:

@@ -1,4 +1,8 @@
-"""The metrics and tags by which MLflow shows what is certain about a sweep's cells."""
+"""The metrics and tags by which MLflow shows what is certain about a sweep's cells.
+
+They are columns of the page that `harness ui` opens, and can be sorted and filtered by. All of them
+are read from the model of results; nothing is computed here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ from harness.tracking.scalars import RATE, metric_name
 
 
 def mean_metrics(result: CellResult) -> dict[str, float]:
-    """Return the means of a cell's throughput and target metric, over its done trials."""
+    """Return the means of a cell's throughput and target metric, over its done trials.
+
+    They are the centers of their intervals: where a seed has several repeats, it counts once.
+    """
     metrics = {}
     if result.throughput is not None:
         metrics[RATE] = result.throughput.mean
@@ -25,7 +32,11 @@ def mean_metrics(result: CellResult) -> dict[str, float]:
 
 
 def interval_metrics(result: CellResult) -> dict[str, float]:
-    """Return the number of measured trials, and the 95% interval of the mean throughput."""
+    """Return the number of measured trials, and the 95% interval of the mean throughput.
+
+    `harness.ci_low` and `harness.ci_high` are in samples/s. A single trial has no interval, and a
+    cell that was not measured has no metrics.
+    """
     if result.throughput is None:
         return {}
     metrics = {"harness.count": float(len(result.measured_trials))}
@@ -39,7 +50,9 @@ def interval_metrics(result: CellResult) -> dict[str, float]:
 def verdict_metrics(result: SweepResult, cell: Cell) -> dict[str, float]:
     """Return a cell's speedup over the reference with its interval, and the detectable effect.
 
-    The reference has none. A bound that is infinite has no metric.
+    `harness.speedup` is a ratio, and so are its bounds; `harness.min_detectable_effect` is a
+    fraction. The reference has none. A bound that is infinite has no metric, because MLflow's
+    charts cannot draw it.
     """
     row = result.throughput_row(cell)
     if row is None:
@@ -71,6 +84,7 @@ def verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
 
 
 def _verdict_labels(rows: Sequence[Row]) -> Mapping[str, str]:
+    """Return the label of each row's verdict by the tag that shows it."""
     labels = {}
     for row in rows:
         tag = "harness.verdict" if row.metric.relative else f"harness.verdict_{row.metric.name}"

@@ -104,7 +104,7 @@ def test_interruptions_are_told_and_counted() -> None:
     told = "interrupted by SIGUSR2 after step 8: 1.5 s lost"
     assert (
         contents.tags["harness.interruptions"]
-        == f"{told}; interrupted by its end after step 12: 2.0 s lost"
+        == f"{told}; ended without a signal after step 12: 2.0 s lost"
     )
     assert f"**resumed**\n- {told}\n- " in contents.tags["mlflow.note.content"]
     cell = cell_contents(outlines(calm, once, twice), planned=())

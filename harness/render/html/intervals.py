@@ -1,4 +1,8 @@
-"""The sections that show values with their intervals and verdicts."""
+"""The sections that show values with their intervals and verdicts.
+
+Each is a list of groups, one for a workload, whose rows share a scale. Values, intervals and verdicts
+are those of the model of results; here they only get a position and a badge.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.analysis.compare import Row
 from harness.render import format as fmt
-from harness.render.html.report import Report
+from harness.render.html.report import Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Badge, Bounds, Group, RatioScale, Scale
 from harness.statistics.attribution import Attribution, Effect
 from harness.statistics.interval import Interval
@@ -26,7 +30,10 @@ class Ratio:
 
 
 def speedups(report: Report) -> list[Group]:
-    """Return each cell's throughput against the reference of its workload."""
+    """Return each cell's throughput against the reference of its workload.
+
+    The reference itself has no row: it is the line at 1.
+    """
     groups = []
     for workload, cells in report.workloads.items():
         reference = report.result.reference(workload)
@@ -41,7 +48,10 @@ def speedups(report: Report) -> list[Group]:
 
 
 def against(report: Report) -> list[Group]:
-    """Return each cell's throughput against the sweep or baseline that it is compared with."""
+    """Return each cell's throughput against the sweep or baseline that it is compared with.
+
+    Cells have their full labels, because the other side may differ in any axis.
+    """
     if report.against is None:
         return []
     name, comparison = report.against
@@ -52,6 +62,7 @@ def against(report: Report) -> list[Group]:
 
 
 def _ratio(label: str, row: Row) -> Ratio:
+    """Return the ratio of a row of a comparison in throughput."""
     verdict = row.verdict
     return Ratio(
         label=label, value=verdict.effect, bounds=verdict.interval, badge=verdict_badge(row)
@@ -62,12 +73,17 @@ def verdict_badge(row: Row | None) -> Badge:
     """Return the badge of a verdict, an empty one for a cell that has none."""
     if row is None:
         return NO_BADGE
-    outcome = row.verdict.outcome
-    return Badge(row.verdict.label, "open" if outcome == "inconclusive" else outcome)
+    look: str = row.verdict.outcome
+    if look == "inconclusive":
+        look = "open"
+    return Badge(row.verdict.label, look)
 
 
 def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
-    """Return ratios on one logarithmic scale, with a line at 1."""
+    """Return ratios on one logarithmic scale, with a line at 1.
+
+    On it, half and double are equally far from 1.
+    """
     bounds: list[float] = []
     for ratio in ratios:
         if ratio.bounds is not None:
@@ -84,14 +100,18 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
 
 
 def contributions(report: Report) -> list[Group]:
-    """Return what each axis contributes, and what two axes contribute together."""
+    """Return what each axis contributes, and what two axes contribute together.
+
+    The two are groups of their own, because 1 means another thing: that an axis makes no
+    difference, or that two axes do not depend on each other.
+    """
     groups = []
     for workload, attribution in report.result.attributions.items():
         if attribution.main_effects:
-            ratios = [_main_effect(effect) for effect in attribution.main_effects]
+            ratios = list(map(_main_effect, attribution.main_effects))
             groups.append(_ratio_group(workload, ratios, _unknown_note(attribution)))
         if attribution.interactions:
-            ratios = [_interaction(effect) for effect in attribution.interactions]
+            ratios = list(map(_interaction, attribution.interactions))
             note = (
                 "how much more the first contributes with the second than without it;"
                 " 1× is neither more nor less"
@@ -101,7 +121,7 @@ def contributions(report: Report) -> list[Group]:
 
 
 def _unknown_note(attribution: Attribution) -> str:
-    """Say which axes always change together with others."""
+    """Say which axes always change together with others, so that no effect is known of them."""
     notes = []
     for term in attribution.unknown:
         notes.append(f"{' and '.join(term)} cannot be separated from the other axes")
@@ -109,20 +129,25 @@ def _unknown_note(attribution: Attribution) -> str:
 
 
 def _main_effect(effect: Effect) -> Ratio:
+    """Return the effect of one axis: `bf16 against fp32`."""
     levels = fmt.short_axis_levels(effect.levels)
     reference = fmt.short_axis_levels(effect.reference)
     return _effect_ratio(f"{levels} against {reference}", effect, "faster", "slower")
 
 
 def _interaction(effect: Effect) -> Ratio:
+    """Return what two axes do together beyond their own effects: `bf16 with ddp`."""
     return _effect_ratio(fmt.short_axis_levels(effect.levels), effect, "more", "less")
 
 
 def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:
     """Return an effect to draw; `above` and `below` name a certain one above and below 1."""
-    badge = Badge("not certain", "open")
-    if effect.is_certain:
-        badge = Badge(above, "better") if effect.ratio > 1 else Badge(below, "worse")
+    if not effect.is_certain:
+        badge = Badge("not certain", "open")
+    elif effect.ratio > 1:
+        badge = Badge(above, "better")
+    else:
+        badge = Badge(below, "worse")
     return Ratio(label=label, value=effect.ratio, bounds=(effect.low, effect.high), badge=badge)
 
 
@@ -130,32 +155,41 @@ def accuracy(report: Report) -> list[Group]:
     """Return each cell's target metric at the end, with verdicts against the reference."""
     groups = []
     for workload, cells in report.workloads.items():
-        evaluated = [(cell, cell.result.metric) for cell in cells if cell.result.metric]
-        if not evaluated:
-            continue
-        bounds: list[float] = []
-        for _, metric in evaluated:
-            bounds += _bounds(metric) or ()
-        scale = Scale([metric.mean for _, metric in evaluated], bounds)
-        rows = []
-        for cell, metric in evaluated:
-            badge = verdict_badge(report.result.metric_row(cell.cell))
-            rows.append(
-                scale.span(cell.name, metric.mean, _bounds(metric), fmt.metric(metric), badge)
-            )
-        first_cell, first_metric = evaluated[0]
-        target = first_cell.result.target
-        name = target.name if target else "target metric"
-        groups.append(
-            Group(
-                title=workload,
-                rows=rows,
-                ticks=scale.ticks(),
-                mark=scale.position(first_metric.mean),
-                note=f"{name}; the line is {first_cell.name}",
-            )
-        )
+        evaluated: list[tuple[ReportCell, Interval]] = []
+        for cell in cells:
+            if cell.result.metric is not None:
+                evaluated.append((cell, cell.result.metric))
+        if evaluated:
+            groups.append(_metric_group(report, workload, evaluated))
     return groups
+
+
+def _metric_group(
+    report: Report, workload: str, evaluated: Sequence[tuple[ReportCell, Interval]]
+) -> Group:
+    """Return the cells of a workload and their means on one scale, with a line at the first."""
+    means = []
+    bounds: list[float] = []
+    for _, metric in evaluated:
+        means.append(metric.mean)
+        bounds += _bounds(metric) or ()
+    scale = Scale(means, bounds)
+    rows = []
+    for cell, metric in evaluated:
+        badge = verdict_badge(report.result.metric_row(cell.cell))
+        text = fmt.metric(metric)
+        rows.append(scale.span(cell.name, metric.mean, _bounds(metric), text, badge))
+    first_cell = evaluated[0][0]
+    target_name = "target metric"
+    if first_cell.result.target is not None:
+        target_name = first_cell.result.target.name
+    return Group(
+        title=workload,
+        rows=rows,
+        ticks=scale.ticks(),
+        mark=scale.position(means[0]),
+        note=f"{target_name}; the line is {first_cell.name}",
+    )
 
 
 def _bounds(interval: Interval) -> Bounds | None:

@@ -1,4 +1,8 @@
-"""Where the numbers come from: what went wrong, what they were measured with, how to repeat them."""
+"""Where the numbers come from: what went wrong, what they were measured with, how to repeat them.
+
+All of it is read from records and logs, which may hold any text. The page escapes it and removes
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,11 @@ class Trouble:
 
 
 def troubles(report: Report) -> list[Trouble]:
-    """Return the trials that something went wrong with, in their order."""
+    """Return the trials that something went wrong with, in their order.
+
+    They are the failed, the invalid and the interrupted ones, and those that are done after an
+    earlier attempt had failed.
+    """
     troubled_trials = []
     for record in report.records:
         if record.status != "done" or record.previous_failures:
@@ -51,6 +59,10 @@ def count_unrecorded(report: Report) -> int:
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
+    """Return what went wrong with a trial.
+
+    The log is that of the rank that failed; if none is known, what the launcher printed.
+    """
     trial_folder = folder.trial_folder(record.trial.id)
     failure = record.failure
     reasons = [str(failure)] if failure else []
@@ -83,7 +95,10 @@ def _read_tail(log: Path) -> str:
 
 
 def environment(report: Report) -> list[tuple[str, str]]:
-    """Return every setting of the trials' hardware, software and variables, with all its values."""
+    """Return every setting of the trials' hardware, software and variables, with its values.
+
+    One value means that all trials had the same; several are a warning to whoever compares them.
+    """
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
     for record in report.records:
         for name, value in _settings(record):
@@ -92,6 +107,7 @@ def environment(report: Report) -> list[tuple[str, str]]:
 
 
 def _list_values(values: Sequence[str]) -> str:
+    """Return the values of a setting, or their number where there are many of them."""
     if len(values) > MAX_VALUES:
         return f"{len(values)} different values"
     return "; ".join(values)
@@ -149,7 +165,10 @@ class Recipe:
 
 
 def recipe(report: Report) -> Recipe:
-    """Return how to repeat a sweep with the code that measured it."""
+    """Return how to repeat a sweep with the code, the packages and the data that it was run with.
+
+    Nobody can promise the same numbers; the notes say what the commands do not restore.
+    """
     had_changes: dict[str, bool] = {}  # by commit
     for record in report.records:
         if record.rank0 is None:
@@ -166,6 +185,7 @@ def recipe(report: Report) -> Recipe:
 
 
 def _cleanliness(dirty: bool) -> str:
+    """Say whether a checkout had uncommitted changes."""
     if dirty:
         return "with changes"
     return "clean"
@@ -204,7 +224,10 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
 
 
 def _install_command(record: Record) -> str:
-    """Return the command that installs the packages of a trial, in the versions that it had."""
+    """Return the command that installs the packages of a trial, in the versions that it had.
+
+    Builds of torch for CUDA are not on PyPI, but on an index of their own.
+    """
     if record.rank0 is None:
         return "pip install ."
     software = record.rank0.environment.software

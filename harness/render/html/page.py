@@ -1,4 +1,9 @@
-"""The report as one HTML page: every section that has data, and what the other sections need."""
+"""The report as one HTML page: every section that has data, and what the other sections need.
+
+The page is a single file without a script and without an address, so that it can be mailed, kept
+with a result and printed. `SECTIONS` lists what is on it; to add a section, add a row there and, if
+none fits, a macro to templates/kinds.html.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ ABOUT_CURVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page, and what it needs."""
+    """A section of the page: where its content comes from, and how it is shown."""
 
     id: str
     title: str
@@ -59,7 +64,8 @@ def write(
 def render(report: Report) -> str:
     """Return the page.
 
-    Texts from records are escaped. Secrets of this environment and credentials in URLs are removed.
+    Texts from records are escaped: a name or a log may hold markup. Secrets of this environment and
+    credentials in URLs are removed, also where escaping has changed their letters.
     """
     loader = jinja2.PackageLoader("harness.render.html")
     templates = jinja2.Environment(
@@ -98,6 +104,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     seeds = fmt.counted(len(report.sweep.all_seeds), "seed")
     repeats = fmt.counted(report.sweep.repeats, "repeat")
     hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
+    # A dict keeps the order in which the machines were used.
     return [
         ("cells", f"{len(report.cells)} of {workloads}"),
         ("trials", _trial_counts(report)),
@@ -117,7 +124,10 @@ def _trial_counts(report: Report) -> str:
 
 
 def _hardware(record: Record) -> str:
-    """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`."""
+    """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`.
+
+    Cores are those that the process may use, which a scheduler may have limited.
+    """
     if record.rank0 is None:
         return "unknown hardware"
     hardware = record.rank0.environment.hardware
@@ -128,6 +138,7 @@ def _hardware(record: Record) -> str:
 
 
 def _findings(report: Report) -> list[Finding]:
+    """Return what there is to say about each workload, with the report's short names of cells."""
     return findings(report.result, report.name)
 
 
@@ -137,8 +148,12 @@ def _plots_by(
     """Return a function that draws a plot for each workload that has the data for it."""
 
     def build(report: Report) -> list[plots.Plot]:
-        drawn = [plot(workload, cells) for workload, cells in report.workloads.items()]
-        return [each for each in drawn if each is not None]
+        drawn = []
+        for workload, cells in report.workloads.items():
+            workload_plot = plot(workload, cells)
+            if workload_plot is not None:
+                drawn.append(workload_plot)
+        return drawn
 
     return build
 
@@ -154,7 +169,11 @@ def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
 
 
 def _rooflines(report: Report) -> list[tuple[str, Markup]]:
-    """Return a text and a drawing for each measured machine that some trials ran on."""
+    """Return a text and a drawing for each measured machine that some trials ran on.
+
+    The text says how close to the roof each workload came. A machine is measured by `harness peak`,
+    before or after the sweep has run.
+    """
     done = [record for record in report.records if record.status == "done"]
     rooflines = []
     for machine in report.machines.values():
@@ -167,7 +186,10 @@ def _rooflines(report: Report) -> list[tuple[str, Markup]]:
 
 
 def _sections(report: Report) -> list[Section]:
-    """Return the sections of the page in order."""
+    """Return the sections of the page in order.
+
+    The comparison with another sweep or a baseline follows the comparison within the sweep.
+    """
     ordered = []
     for section in SECTIONS:
         ordered.append(section)
@@ -177,7 +199,10 @@ def _sections(report: Report) -> list[Section]:
 
 
 def _against_section(name: str, comparison: Comparison) -> Section:
-    """Return the section that compares the sweep with another one or with a baseline."""
+    """Return the section that compares the sweep with another one or with a baseline.
+
+    What the two differ in, such as other code, is said above the numbers.
+    """
     remarks = [f"other {difference}" for difference in comparison.differences]
     remarks += comparison.missing
     remarks += comparison.notes
@@ -191,6 +216,7 @@ def _against_section(name: str, comparison: Comparison) -> Section:
     )
 
 
+# All sections but the one that `_against_section` makes. A section's id is its anchor in the page.
 SECTIONS = (
     Section(
         id="summary",

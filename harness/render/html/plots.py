@@ -1,6 +1,7 @@
 """Plots with axes, as SVG within the page: curves of the loss and of the target metric.
 
-Their texts are text, drawn in the reader's fonts, not outlines of letters.
+Their texts are text, drawn in the reader's fonts, not outlines of letters: they can be searched and
+copied.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class Curve:
 
     @property
     def number(self) -> int:
-        """The number of its earliest cell, which decides the order, the color and the style."""
+        """The number of its earliest cell, which decides the order, the color and the style.
+
+        A cell so has the same look in all plots of its workload.
+        """
         return min(cell.number for cell in self.cells)
 
     @property
@@ -82,12 +86,18 @@ class Curve:
 
 
 def loss_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
-    """Return a plot of the mean loss over ranks and trials at each step, None without any."""
+    """Return a plot of the mean loss over ranks and trials at each step.
+
+    None where no trial of the workload is done.
+    """
     return _plot(title, cells, "training loss", _losses)
 
 
 def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
-    """Return a plot of the target metric at each evaluation, None if there was only one."""
+    """Return a plot of the target metric at each evaluation.
+
+    None where every trial was evaluated only once, which gives no curve.
+    """
     y_label = "target metric"
     for cell in cells:
         if cell.result.target:
@@ -123,7 +133,8 @@ def _plot(
 ) -> Plot | None:
     """Return a plot of each cell's mean over trials, and their range where lines are few.
 
-    `read` returns a trial's values by step.
+    `read` returns a trial's values by step. Only steps that all trials of a cell have are drawn. A
+    workload with many cells shows the fastest, in the order of the sweep.
     """
     curves = _distinct_curves(cells, read)
     if not curves:
@@ -152,7 +163,11 @@ def _plot(
 def _distinct_curves(
     cells: Sequence[ReportCell], read: Callable[[Record], dict[int, float]]
 ) -> list[Curve]:
-    """Return the curves of the cells from the fastest down; cells with equal values share one."""
+    """Return the curves of the cells from the fastest down.
+
+    Cells with the very same values share a curve, as strategies do that compute the same bits. Equal
+    means equal bytes: a difference in the last bit gives two curves.
+    """
     curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
     for cell in sorted(cells, key=_throughput, reverse=True):
         trials = [read(record) for record in cell.done]
@@ -169,6 +184,7 @@ def _distinct_curves(
 
 
 def _throughput(cell: ReportCell) -> float:
+    """Return a cell's samples/s, 0 where it was not measured."""
     if cell.result.throughput is None:
         return 0.0
     return cell.result.throughput.mean
@@ -177,7 +193,8 @@ def _throughput(cell: ReportCell) -> float:
 def svg(figure: Figure, label: str) -> Markup:
     """Return a figure as inline SVG; a screen reader reads its label.
 
-    The same figure with the same label gives the same bytes.
+    The same figure with the same label gives the same bytes: the label is the salt of the ids that
+    Matplotlib makes up, and the date of drawing is left out.
     """
     import matplotlib as mpl
 

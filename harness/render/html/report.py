@@ -1,4 +1,8 @@
-"""What every section of the report starts from: the result of a sweep, and its cells' records."""
+"""What every section of the report starts from: the result of a sweep, and its cells' records.
+
+Means, intervals, verdicts and attributions are those of the model of results (`SweepResult`).
+Records are there for what the model does not hold: curves, step times, phases, environments.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class ReportCell:
 
     @property
     def why_unmeasured(self) -> str:
-        """Why the cell has no throughput."""
+        """Why the cell has no throughput, in one or two words for a field of the matrix."""
         if not self.result.is_recorded:
             return "not run"
         for status in REASONS:
@@ -52,8 +56,14 @@ class ReportCell:
 
     def mean(self, read: Callable[[Record], float | None]) -> float | None:
         """Return the mean of a number over the done trials that have it, None if none has."""
-        values = [value for value in map(read, self.done) if value is not None]
-        return fmean(values) if values else None
+        values = []
+        for record in self.done:
+            value = read(record)
+            if value is not None:
+                values.append(value)
+        if not values:
+            return None
+        return fmean(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +80,11 @@ class Report:
 
     @property
     def cells(self) -> list[ReportCell]:
+        """The cells of all workloads."""
         return [cell for cells in self.workloads.values() for cell in cells]
 
     def name(self, cell: Cell) -> str:
-        """Return the short name of a cell of this sweep."""
+        """Return the short name of a cell of this sweep, by which its workload's rows call it."""
         for candidate in self.workloads[cell.workload.label]:
             if candidate.cell.id == cell.id:
                 return candidate.name
@@ -84,6 +95,8 @@ def make_report(
     results: Results, sweep: Sweep, records: Sequence[Record], against: Side | None
 ) -> Report:
     """Return the report of a sweep, compared with `against` if that is not None.
+
+    Records from before `harness peak` has measured their machine get their MFU now.
 
     Raises BadInput if there are no records, or if `against` cannot be compared with them.
     """
@@ -107,7 +120,10 @@ def make_report(
 
 
 def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
-    """Return the cells of a workload, named by the axes in which they differ."""
+    """Return the cells of a workload, named by the axes in which they differ.
+
+    The only cell of a workload differs from none, and has its full label.
+    """
     cell_results = result.workloads[workload]
     axes = naming_axes([cell_result.cell for cell_result in cell_results])
     cells = []

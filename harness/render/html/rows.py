@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.render.chart import COLORS
 
@@ -57,7 +57,10 @@ NO_BADGE = Badge("", "")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A row with a dot for a value, a line for its interval and a text beside them."""
+    """A row with a dot for a value, a line for its interval and a text beside them.
+
+    A value without an interval has a hollow dot.
+    """
 
     label: str
     position: float  # percent
@@ -100,6 +103,7 @@ class Scale:
         self.high = min(largest + self.REACH * width, highest_bound) + PADDING * width
 
     def contains(self, value: float) -> bool:
+        """Return whether a value is on the scale."""
         return self.low <= value <= self.high
 
     def position(self, value: float) -> float:
@@ -111,46 +115,56 @@ class Scale:
         self, label: str, value: float, bounds: Bounds | None, text: str, badge: Badge = NO_BADGE
     ) -> Span:
         """Return the row of a value; `bounds` are the ends of its interval, None without one."""
+        row = Span(
+            label=label,
+            position=self.position(value),
+            low=None,
+            high=None,
+            ends="",
+            text=text,
+            badge=badge,
+        )
         if bounds is None:
-            return Span(
-                label=label,
-                position=self.position(value),
-                low=None,
-                high=None,
-                ends="",
-                text=text,
-                badge=badge,
-            )
+            return row
         low, high = bounds
         ends = []
         if not self.contains(low):
             ends.append("open-low")
         if not self.contains(high):
             ends.append("open-high")
-        return Span(
-            label=label,
-            position=self.position(value),
-            low=self.position(low),
-            high=self.position(high),
-            ends=" ".join(ends),
-            text=text,
-            badge=badge,
-        )
+        return replace(row, low=self.position(low), high=self.position(high), ends=" ".join(ends))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return at most MAX_TICKS ticks, at multiples of 1, 2 or 5 times a power of ten."""
-        width = self.high - self.low
-        power = 10 ** math.floor(math.log10(width))
-        steps = [factor * power / 10 for factor in TICK_STEPS]
-        step = next(step for step in steps if width / step <= MAX_TICKS)
+        """Return at most MAX_TICKS ticks, at multiples of 1, 2 or 5 times a power of ten.
+
+        A tick is its position in percent and its label.
+        """
+        step = self._tick_step()
         lowest = math.ceil(self.low / step)
         highest = math.floor(self.high / step)
-        multiples = [number * step for number in range(lowest, highest + 1)]
-        return [(self.position(value), f"{value:.6g}") for value in multiples]
+        ticks = []
+        for number in range(lowest, highest + 1):
+            value = number * step
+            ticks.append((self.position(value), f"{value:.6g}"))
+        return ticks
+
+    def _tick_step(self) -> float:
+        """Return the smallest round step that gives at most MAX_TICKS ticks."""
+        width = self.high - self.low
+        power = 10.0 ** math.floor(math.log10(width))
+        step = power
+        for factor in TICK_STEPS:
+            step = factor * power / 10
+            if width / step <= MAX_TICKS:
+                break
+        return step
 
 
 class RatioScale(Scale):
-    """A logarithmic scale of ratios, on which 1 has its place too."""
+    """A logarithmic scale of ratios that contains 1, whatever the ratios are.
+
+    `low` and `high` are natural logarithms; values and bounds are passed as ratios.
+    """
 
     REACH = 2.0
     MIN_WIDTH = LOG_MIN_WIDTH
@@ -167,7 +181,7 @@ class RatioScale(Scale):
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return at most MAX_TICKS ticks at round ratios, 1 among them."""
-        inside = [tick for tick in RATIO_TICKS if self.contains(tick)]
+        inside = list(filter(self.contains, RATIO_TICKS))
         every = math.ceil(len(inside) / MAX_TICKS)
         start = inside.index(1) % every
         return [(self.position(tick), f"{tick:g}×") for tick in inside[start::every]]
@@ -183,7 +197,10 @@ def _log(ratio: float) -> float:
 
 
 def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> list[Bar]:
-    """Return a bar for each label, value and text; the largest takes all the space."""
+    """Return a bar for each label, value and text; the largest takes all the space.
+
+    Values are not negative. The order of the bars is that of the values.
+    """
     largest = max(value for _, value, _ in values) or 1.0
     rows = []
     for label, value, text in values:
@@ -195,7 +212,8 @@ def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> li
 def shade(ratio: float, strongest_ratio: float) -> str:
     """Return a color for a ratio: blue for faster, orange for slower, white for 1.
 
-    The shade grows with the logarithm, up to that of `strongest_ratio`.
+    The shade grows with the logarithm, up to that of `strongest_ratio`, so that half as fast has the
+    same strength as twice as fast. The color is `#rrggbb`.
     """
     strength = abs(math.log(ratio)) / max(math.log(strongest_ratio), 1e-9)
     share = min(1.0, strength) * STRONGEST_SHADE

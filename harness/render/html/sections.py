@@ -1,4 +1,8 @@
-"""The sections that show measurements, each as groups of rows. A section without data is empty."""
+"""The sections that show measurements: the matrix, phases, scaling, memory and energy.
+
+Each is built from the report's cells, by workload, and is empty without data. Throughput is that of
+the model of results; all else is a mean over a cell's done trials.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +69,15 @@ class Matrix:
 
 def matrices(report: Report) -> list[Matrix]:
     """Return a matrix for each workload of which a cell was measured."""
-    return [
-        _matrix(report, workload)
-        for workload in report.workloads
-        if report.result.reference(workload) is not None
-    ]
+    measured = filter(report.result.reference, report.workloads)
+    return [_matrix(report, workload) for workload in measured]
 
 
 def _matrix(report: Report, workload: str) -> Matrix:
+    """Return the matrix of a workload: the first axes go down, the last ones across.
+
+    The strongest color is that of the largest ratio in the matrix.
+    """
     cells = report.workloads[workload]
     axes = naming_axes([cell.cell for cell in cells])
     across = _axes_across(cells, axes)
@@ -106,6 +111,7 @@ def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
 
 
 def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> Field:
+    """Return a cell's field; `ratio` is to the reference, None where it was not measured."""
     if ratio is None or cell.result.throughput is None:
         return Field(text=cell.why_unmeasured, ratio="", color=WHITE)
     return Field(
@@ -128,7 +134,10 @@ def _axes_across(cells: Sequence[ReportCell], axes: Sequence[str]) -> Sequence[s
 
 
 def step_phases(report: Report) -> list[Group]:
-    """Return the shares of a step's phases, over the ranks and the measured steps."""
+    """Return the shares of a step's phases, over the ranks and the measured steps.
+
+    The text beside a bar names the shares that are not compute.
+    """
 
     def read(record: Record) -> Mapping[str, float]:
         return record.summary.shares if record.summary else {}
@@ -142,7 +151,10 @@ def step_phases(report: Report) -> list[Group]:
 
 
 def trial_phases(report: Report) -> list[Group]:
-    """Return the seconds of a trial's phases, from its start to its record."""
+    """Return the seconds of a trial's phases, from its start to its record.
+
+    Bars are of different lengths, the longest trial of the workload taking all the space.
+    """
 
     def describe(seconds: Mapping[str, float]) -> str:
         return f"{sum(seconds.values()):.1f} s"
@@ -158,6 +170,7 @@ def _stacked(
 ) -> list[Group]:
     """Return a bar for each cell that is made of its phases, in the mean over its trials.
 
+    `colors` are those of the known phases in their order; a phase that is not among them comes last.
     `read` returns a trial's phases, `describe` the text beside a bar.
     """
     groups = []
@@ -194,7 +207,10 @@ def _parts(
 
 
 def _mean_phases(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each phase over trials; a phase that a trial does not have counts as 0."""
+    """Return the mean of each phase over trials, without those that are 0.
+
+    A phase that a trial does not have counts as 0 for it.
+    """
     by_trial = list(trials)
     phases = dict.fromkeys(phase for trial in by_trial for phase in trial)
     means = {}
@@ -206,7 +222,11 @@ def _mean_phases(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def scaling(report: Report) -> list[Group]:
-    """Return throughput on more ranks, as a share of ideal scaling from the fewest ranks."""
+    """Return throughput on more ranks, as a share of ideal scaling from the fewest ranks.
+
+    Ideal is in proportion to the ranks, at the same global batch size. The strategy may differ,
+    because a single rank has none.
+    """
     groups = []
     for workload, cells in report.workloads.items():
         bases = _fewest_ranks(cells)
@@ -239,6 +259,7 @@ def _scaling_bar(cell: ReportCell, base: ReportCell) -> Bar | None:
 
 
 def _ranks(cell: ReportCell) -> int:
+    """Return the number of ranks that train a cell."""
     return cell.cell.axes.world_size
 
 
@@ -262,7 +283,7 @@ def _fewest_ranks(cells: Sequence[ReportCell]) -> dict[str, ReportCell]:
 
 
 def memory(report: Report) -> list[Group]:
-    """Return the most memory that training took at a rank."""
+    """Return the most memory that training took at a rank, in MiB."""
     return _measured(report, _peak_mib, lambda value: f"{value:,.0f} MiB")
 
 
@@ -278,14 +299,17 @@ def _peak_mib(record: Record) -> float | None:
 
 
 def energy(report: Report) -> list[Group]:
-    """Return the energy of all ranks' GPUs for one sample."""
+    """Return the energy of all ranks' GPUs for one sample, in joules."""
     return _measured(report, joules_per_sample, lambda value: f"{value:.3g} J")
 
 
 def _measured(
     report: Report, read: Callable[[Record], float | None], describe: Callable[[float], str]
 ) -> list[Group]:
-    """Return a bar for each cell that has a number, in the mean over its trials."""
+    """Return a bar for each cell that has a number, in the mean over its trials.
+
+    `read` returns the number from a record, `describe` its text with the unit.
+    """
     groups = []
     for workload, cells in report.workloads.items():
         values = []

@@ -1,4 +1,7 @@
-"""Step times: their course over a trial with the steady state marked, and their distribution."""
+"""Step times: their course over a trial with the steady state marked, and their distribution.
+
+A mean hides what a course shows: a warm-up that is too short, a compilation in the middle, stalls.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ class Trace:
 def step_times(cell: ReportCell) -> StepTimes | None:
     """Return the step times of a cell, None if too few steps were measured.
 
-    The course is of the first trial, the distribution of all done trials.
+    The course is of the first trial, the distribution of all done trials. A step takes as long as at
+    the slowest rank, because the others wait for it.
     """
     traces = []
     for record in cell.done:
@@ -86,6 +90,7 @@ def _short(milliseconds: float) -> str:
 
 
 def _trace(record: Record) -> Trace:
+    """Return the steps of a trial; the steps after a resumption count as warm-up again."""
     seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
     resumed = [interruption.step for interruption in record.ranks[0].interruptions]
     window = find_window(seconds, record.trial.cell.warmup, resumed)
@@ -104,7 +109,10 @@ def _course(relative: Numbers) -> str:
 
 
 def _segments(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
-    """Return the beginning and the width of each run of True, in percent of the length."""
+    """Return the beginning and the width of each run of True, in percent of the length.
+
+    There are several where a trial was interrupted and resumed.
+    """
     padded = np.concatenate([[False], inside, [False]]).astype(int)
     edges = np.flatnonzero(np.diff(padded)).reshape(-1, 2)
     steps = len(inside)
@@ -112,7 +120,10 @@ def _segments(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
 
 
 def _outline(values: Numbers, low: float, high: float) -> str:
-    """Return the points of a histogram's outline between two values."""
+    """Return the points of a histogram's outline between two values, in milliseconds.
+
+    The outline begins and ends on the base line, so that it can be filled.
+    """
     if high <= low:
         high = low + 1e-9  # NumPy refuses an empty range
     counts, _ = np.histogram(values, bins=BINS, range=(low, high))
