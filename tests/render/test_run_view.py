@@ -78,13 +78,33 @@ def test_several_seeds_end_with_verdicts(
     slower = [*records(sweep.cells[0]), *records(sweep.cells[1], slower=0.25)]
     show_results(sweep, slower, results)
     shown = capsys.readouterr().out
-    (row,) = [line for line in shown.splitlines() if "precision=bf16" in line]
+    (row,) = [line for line in shown.splitlines() if "×" in line]
     workload, cell, reference, ratio, low, _, high, pairs, *verdicts = row.split()
-    assert (workload, cell, reference) == ("mlp", "precision=bf16", "fp32")
+    assert (workload, cell, reference) == ("mlp", "bf16", "fp32")
     assert ratio == "0.800×"
     assert float(low) <= 0.8 <= float(high)
     assert pairs == "5"
     assert verdicts == ["slower", "same"]
+
+
+def test_cells_of_a_single_trial_have_no_verdict(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workloads = {
+        "mlp": {"data": {"source": "digits"}},
+        "cnn": {"data": {"source": "digits"}, "seeds": [0]},
+    }
+    precisions = {"precision": ["fp32", "bf16"]}
+    sweep = load(tmp_path, workloads, seeds=SEEDS, length={"steps": 60}, matrix=precisions)
+    shown = [
+        record
+        for cell in sweep.cells
+        for record in records(cell)
+        if record.trial.seed in sweep.seeds_of(cell)
+    ]
+    show_results(sweep, shown, results)
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "×" in line]
+    assert rows == ["mlp"]
 
 
 def test_a_single_trial_a_cell_ends_without_verdicts(
