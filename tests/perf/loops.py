@@ -1,4 +1,4 @@
-"""One training, three ways: the harness's, the same loop written bare by hand, and the one of textbooks."""
+"""One training in three ways: the harness's, the same loop written bare, and that of textbooks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from workloads.base import Batch, Samples, Workload
 
 
 class Loop(Protocol):
-    """Goes on where it stopped."""
+    """A training that goes on where it stopped."""
 
     @property
     def losses(self) -> list[float]:
-        """Of every step so far."""
+        """Return the loss of every step so far."""
         ...
 
-    def train(self, steps: int) -> None: ...
+    def train(self, steps: int) -> None:
+        """Train so many more steps."""
 
 
 class Harness:
-    """The harness's own loop with all that it does besides: clocks, digests, looks at the losses, progress."""
+    """The harness's own loop with all that it does besides training.
+
+    That is clocks, digests, checks of the losses, telemetry's calls and progress.
+    """
 
     def __init__(self, assignment: Assignment, folder: Path, ranks: Ranks) -> None:
         workload = load_workload(assignment)
@@ -49,7 +53,10 @@ class Harness:
 
 
 class Bare:
-    """What a careful engineer writes by hand for this one case: whole batches at once, nothing read from the device."""
+    """What a careful engineer writes by hand for one case.
+
+    Whole batches are fetched at once, and nothing is read from the device in a step.
+    """
 
     def __init__(self, trial: Trial, workload: Workload, ranks: Ranks) -> None:
         cell = trial.cell
@@ -70,7 +77,10 @@ class Bare:
         self.schedule = workload.schedule(self.optimizer, cell.length.in_steps(order.steps))
         seed_everything(trial.seed, ranks.rank)
         loader = DataLoader(
-            _Rows(samples), batch_sampler=order, collate_fn=_whole, generator=torch.Generator()
+            _WholeBatches(samples),
+            batch_sampler=order,
+            collate_fn=_identity,
+            generator=torch.Generator(),
         )
         self.batches = _epochs(loader, order)
         self.losses: list[float] = []
@@ -89,7 +99,11 @@ class Bare:
 
 
 class Textbook:
-    """A sample at a time put together by the default collate, the optimizer's default implementation, `.item()`."""
+    """What textbooks show.
+
+    Samples are fetched one at a time and put together by the default collate function, the
+    optimizer has its default implementation, and each step calls `.item()`.
+    """
 
     def __init__(self, trial: Trial, workload: Workload) -> None:
         samples = workload.splits().train
@@ -99,12 +113,12 @@ class Textbook:
         self.optimizer = workload.optimizer(self.model)
         for group in self.optimizer.param_groups:
             group["fused"] = None
-        rows = TensorDataset(*samples.batch(range(len(samples))))
+        data_set = TensorDataset(*samples.batch(range(len(samples))))
         size = trial.cell.axes.batch_size
         self.schedule = workload.schedule(
             self.optimizer, trial.cell.length.in_steps(len(samples) // size)
         )
-        self.batches = _epochs(DataLoader(rows, batch_size=size, shuffle=True, drop_last=True))
+        self.batches = _epochs(DataLoader(data_set, batch_size=size, shuffle=True, drop_last=True))
         self.losses: list[float] = []
 
     def train(self, steps: int) -> None:
@@ -120,16 +134,19 @@ class Textbook:
 
 
 @contextmanager
-def own_random(state: list[Tensor]) -> Iterator[None]:
-    """Random numbers that go on from `state`, whoever has drawn some meanwhile; leaves there where they stopped."""
+def isolated_random(state: list[Tensor]) -> Iterator[None]:
+    """Let a loop draw the numbers that it would draw by itself, whoever has drawn some meanwhile.
+
+    `state` is empty for a loop that has not drawn yet; where the generator stops is left there.
+    """
     if state:
         torch.set_rng_state(state.pop())
     yield
     state.append(torch.get_rng_state())
 
 
-class _Rows(Dataset[Any]):
-    """Whole batches by their indices."""
+class _WholeBatches(Dataset[Any]):
+    """A data set that is asked for whole batches."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -138,12 +155,12 @@ class _Rows(Dataset[Any]):
         return self.samples.batch(indices)
 
 
-def _whole(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
 def _epochs(loader: DataLoader[Any], order: BatchOrder | None = None) -> Iterator[Batch]:
-    """Batches of one epoch after the other."""
+    """Yield the batches of one epoch after the other."""
     epoch = 0
     while True:
         if order is not None:

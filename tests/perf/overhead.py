@@ -1,8 +1,11 @@
-"""What the harness costs beside the same loop written bare: `python -m tests.perf.overhead`, or under torchrun for DDP.
+"""What the harness costs beside the same loop written bare.
 
-The loops train in one process in turn, in blocks of at least half a second, forth and back (ABC CBA), so that drift of
-the machine falls on all alike. Each round gives one ratio. Harness and bare loop must compute the same losses to the
-bit, so that it is known that they did the same work.
+    python -m tests.perf.overhead                            one rank
+    torchrun --nproc-per-node 2 -m tests.perf.overhead       DDP
+
+The loops train in one process in turn, in windows of at least half a second, forth and back (ABC
+CBA), so that drift of the machine affects all alike. Each round gives one ratio. Harness and bare
+loop must compute the same losses to the bit, which proves that they did the same work.
 """
 
 from __future__ import annotations
@@ -29,19 +32,20 @@ from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.training.ranks import Ranks, broadcast_from_rank_0, process_group
 from harness.training.worker import load_workload
-from tests.perf.loops import Bare, Harness, Loop, Textbook, own_random
+from tests.perf.loops import Bare, Harness, Loop, Textbook, isolated_random
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 DATA = TOP.parent / "shared" / "data" / "mnist10k"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-BLOCK = 0.6  # seconds that the fastest loop should train at a time
-PLANNED = 20_000  # steps that the schedules of learning rates are made for
+WINDOW_SECONDS = 0.6  # that the fastest loop should train at a time
+PROBED_STEPS = 20  # in which the length of a window is estimated
+PLANNED_STEPS = 200_000  # for which learning-rate schedules are made; more than are ever trained
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Of samples/s, with a 95% interval by BCa bootstrap over the rounds."""
+    """A ratio of samples/s, with a 95% interval by BCa bootstrap over the rounds."""
 
     mean: float  # geometric
     low: float
@@ -51,15 +55,20 @@ class Ratio:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio(own: Sequence[float], other: Sequence[float]) -> Ratio:
-    """How many times as fast as the other we are, from the seconds of both for the same work, round by round."""
-    logs = np.log(other) - np.log(own)
-    found = stats.bootstrap((logs,), np.mean, rng=np.random.default_rng(0)).confidence_interval
-    mean, low, high = (math.exp(value) for value in (logs.mean(), found.low, found.high))
-    return Ratio(mean=mean, low=low, high=high)
+def estimate_ratio(seconds: Sequence[float], other_seconds: Sequence[float]) -> Ratio:
+    """Return how many times as fast as another loop a loop is.
+
+    Both arguments have the seconds of each round for the same work.
+    """
+    logs = np.log(other_seconds) - np.log(seconds)
+    bootstrap = stats.bootstrap((logs,), np.mean, rng=np.random.default_rng(0))
+    interval = bootstrap.confidence_interval
+    return Ratio(
+        mean=math.exp(logs.mean()), low=math.exp(interval.low), high=math.exp(interval.high)
+    )
 
 
-class Contest:
+class Race:
     """Loops that train in turn, each with random numbers of its own."""
 
     def __init__(
@@ -68,41 +77,45 @@ class Contest:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
-        self.random: dict[str, list[torch.Tensor]] = {name: [] for name in makers}
-        self.seconds: dict[str, list[float]] = {name: [] for name in makers}
         self.loops: dict[str, Loop] = {}
+        self.seconds: dict[str, list[float]] = {}  # of each window, by the name of the loop
+        self.random: dict[str, list[torch.Tensor]] = {}
         for name, make in makers.items():
-            with own_random(self.random[name]):
+            self.seconds[name] = []
+            self.random[name] = []
+            with isolated_random(self.random[name]):
                 self.loops[name] = make()
 
-    def run(self, blocks: int) -> int:
-        """Fills `seconds`; returns the steps of a block."""
+    def run(self, windows: int) -> int:
+        """Train so many windows of each loop, and return the steps of a window."""
         for name in self.loops:
-            self.train(name, 5)
-        fastest = min(self.train(name, 20) for name in self.loops)
-        steps: int = broadcast_from_rank_0(math.ceil(BLOCK * 20 / fastest))
-        for number in range(blocks):
-            for name in list(self.loops)[:: 1 if number % 2 == 0 else -1]:
+            self.train(name, 5)  # warm-up
+        fastest = min(self.train(name, PROBED_STEPS) for name in self.loops)
+        steps: int = broadcast_from_rank_0(math.ceil(WINDOW_SECONDS * PROBED_STEPS / fastest))
+        names = list(self.loops)
+        for _ in range(windows):
+            for name in names:
                 self.seconds[name].append(self.train(name, steps))
+            names.reverse()
         return steps
 
     def train(self, name: str, steps: int) -> float:
-        """The seconds that it took, all ranks together."""
-        with own_random(self.random[name]):
-            _wait()
-            began = self.clock()
+        """Train a loop, and return the seconds until all ranks were done."""
+        with isolated_random(self.random[name]):
+            _wait_for_all_ranks()
+            start = self.clock()
             self.loops[name].train(steps)
-            _wait()
-            return self.clock() - began
+            _wait_for_all_ranks()
+            return self.clock() - start
 
 
-def _wait() -> None:
+def _wait_for_all_ranks() -> None:
     if dist.is_initialized():
         dist.barrier()
 
 
-def run_paired(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Contest:
-    """The harness, the bare loop and, for one rank alone, the textbook's."""
+def make_race(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Race:
+    """Return a race of the harness, the bare loop and, for a single rank, the textbook's loop."""
     trial = assignment.trial
     makers: dict[str, Callable[[], Loop]] = {
         "harness": lambda: Harness(assignment, folder / trial.id, ranks),
@@ -110,13 +123,16 @@ def run_paired(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = 
     }
     if ranks.world_size == 1:
         makers["textbook"] = lambda: Textbook(trial, load_workload(assignment))
-    return Contest(makers, CLOCKS[clock])
+    return Race(makers, CLOCKS[clock])
 
 
-def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignment]:
-    """One trial of each workload; images from `data`, or the embedded digits."""
+def make_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignment]:
+    """Return one trial of each workload.
+
+    Images are those in the folder `data`, or the embedded digits.
+    """
     images = {"source": "idx", "path": str(data)} if data else {"source": "digits"}
-    entries: dict[str, Any] = {
+    workloads: dict[str, Any] = {
         "mlp": {"data": images},
         "cnn": {"data": images},
         "distilbert": {
@@ -124,42 +140,54 @@ def assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignmen
             "options": {"sequence": 32, "padding": "fixed"},
         },
     }
-    axes = {"world_size": ranks.world_size, "strategy": "ddp" if ranks.world_size > 1 else "single"}
-    sweep = load(folder, entries, axes=axes, length={"steps": PLANNED}, evaluate={"steps": PLANNED})
-    return [
-        Assignment(trial=trial, base_folder=str(folder), device="cpu") for trial in sweep.trials()
-    ]
+    strategy = "ddp" if ranks.world_size > 1 else "single"
+    sweep = load(
+        folder,
+        workloads,
+        axes={"world_size": ranks.world_size, "strategy": strategy},
+        length={"steps": PLANNED_STEPS},
+        evaluate={"steps": PLANNED_STEPS},
+    )
+    assignments = []
+    for trial in sweep.trials():
+        assignments.append(Assignment(trial=trial, base_folder=str(folder), device="cpu"))
+    return assignments
 
 
 def measure(
-    assignment: Assignment, folder: Path, ranks: Ranks, blocks: int, clock: str
+    assignment: Assignment, folder: Path, ranks: Ranks, windows: int, clock: str
 ) -> list[str]:
-    """A row of the table; raises RuntimeError if harness and bare loop did not do the same."""
-    race = run_paired(assignment, folder, ranks, clock)
-    steps = race.run(blocks)
+    """Return a row of the table.
+
+    Raises RuntimeError if harness and bare loop did not compute the same losses.
+    """
+    cell = assignment.trial.cell
+    race = make_race(assignment, folder, ranks, clock)
+    steps = race.run(windows)
     if list(race.loops["harness"].losses) != list(race.loops["bare"].losses):
-        raise RuntimeError(
-            f"{assignment.trial.cell.workload.label}: the harness and the bare loop computed other losses"
-        )
-    seconds = race.seconds
-    samples = steps * assignment.trial.cell.axes.batch_size
-    other = seconds.get("textbook")
+        raise RuntimeError(f"{cell.workload.label}: harness and bare loop computed other losses")
+    harness_seconds = race.seconds["harness"]
+    samples = steps * cell.axes.batch_size
+    textbook = ""
+    if "textbook" in race.seconds:
+        textbook = str(estimate_ratio(harness_seconds, race.seconds["textbook"]))
     return [
-        f"{assignment.trial.cell.workload.label} ×{ranks.world_size}",
+        f"{cell.workload.label} ×{ranks.world_size}",
         str(steps),
-        f"{samples / float(np.median(seconds['harness'])):,.0f}",
-        str(ratio(seconds["harness"], seconds["bare"])),
-        str(ratio(seconds["harness"], other)) if other else "",
+        f"{samples / float(np.median(harness_seconds)):,.0f}",
+        str(estimate_ratio(harness_seconds, race.seconds["bare"])),
+        textbook,
     ]
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.perf.overhead", description=__doc__)
     parser.add_argument(
         "--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files"
     )
     parser.add_argument(
-        "--blocks", type=int, default=20, help="of each loop for each workload (default 20)"
+        "--windows", type=int, default=20, help="of each loop for each workload (default 20)"
     )
     parser.add_argument(
         "--clock",
@@ -167,35 +195,43 @@ def main() -> None:
         default="wall",
         help="cpu where others use the machine (default wall)",
     )
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print the table."""
+    options = parse_options()
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
+    needs_group = ranks.world_size > 1
     table = Table(
         "workload", "steps", "samples/s", "harness : bare", "harness : textbook", box=None
     )
     with (
         tempfile.TemporaryDirectory() as name,
-        process_group(ranks, torch.device("cpu"), needed=ranks.world_size > 1, timeout=600),
+        process_group(ranks, torch.device("cpu"), needed=needs_group, timeout=600),
     ):
-        for assignment in assignments(Path(name), given.data, ranks):
-            table.add_row(*measure(assignment, Path(name), ranks, given.blocks, given.clock))
+        folder = Path(name)
+        for assignment in make_assignments(folder, options.data, ranks):
+            table.add_row(*measure(assignment, folder, ranks, options.windows, options.clock))
             gc.collect()
     if ranks.is_rank_0:
         console = Console(soft_wrap=True)
         console.print(table)
-        console.print(_conditions(given.data, given.blocks, given.clock), highlight=False)
+        console.print(describe_conditions(options), highlight=False)
 
 
-def _conditions(data: Path | None, blocks: int, clock: str) -> str:
-    images, cpu, load = (
-        data.name if data else "digits",
-        describe_hardware().cpu,
-        os.getloadavg()[0],
-    )
+def describe_conditions(options: argparse.Namespace) -> str:
+    """Return what the figures depend on, for those who read them later."""
+    images = options.data.name if options.data else "digits"
+    cpu, load_average = describe_hardware().cpu, os.getloadavg()[0]
     return (
-        f"{blocks} blocks of so many steps for each loop, one thread a rank; samples/s: the harness's median;\n"
-        f"ratios of samples/s ({clock} time) are geometric means with 95% intervals over the paired blocks.\n"
-        f"Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of {cpu}, load {load:.1f}."
+        f"{options.windows} windows of so many steps for each loop, one thread per rank;"
+        f" samples/s: the harness's median;\n"
+        f"ratios of samples/s ({options.clock} time) are geometric means"
+        f" with 95% intervals over the paired windows.\n"
+        f"Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of {cpu},"
+        f" load {load_average:.1f}."
     )
 
 

@@ -1,9 +1,12 @@
-"""What telemetry costs the training beside it: `python -m tests.perf.telemetry [SECONDS [SAMPLE_INTERVAL]]`.
+"""What telemetry costs the training beside it.
 
-The harness's own loop trains the MLP on images of noise, with 1 thread, in blocks of at least BLOCK seconds,
-one with the sampling thread and one without, in turns. The timed region is what a trial reports. What a sample
-costs does not depend on how often one is taken, so on a noisy machine SAMPLE_INTERVAL (seconds from sample to sample) can be made
-small, and the cost that is then seen be scaled down.
+    python -m tests.perf.telemetry [SECONDS [INTERVAL]]
+
+The harness's own loop trains the MLP on images of noise with one thread, in windows of at least
+WINDOW_SECONDS, with the sampling thread and without it in turn. The timed region is what a trial
+reports. What a sample costs does not depend on how often samples are taken. So on a noisy machine
+INTERVAL, the seconds from sample to sample, can be made small, and the cost that shows is scaled
+down.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from harness.training.worker import load_workload
 from tests.support.images import NAMES, idx
 from tests.support.training import make_trainer
 
-SECONDS = 120.0
-BLOCK = 0.5
+SECONDS = 120.0  # of the whole measurement
+WINDOW_SECONDS = 0.5
 BATCH = 64
 IMAGES = 60_000
 ENDLESS = Length(epochs=10**6)
@@ -73,10 +76,10 @@ def build_mlp(folder: Path) -> Trainer:
 def alternate(
     trainer: Trainer, telemetry: Telemetry, seconds: float, steps: int
 ) -> NDArray[np.float64]:
-    """Train pairs of windows of `steps` steps, with telemetry and without, which take turns in coming first.
+    """Train pairs of windows of `steps` steps, one with telemetry and one without.
 
-    Returns the seconds, shape (pairs, with and without, the timed region and the CPU time of the training's
-    thread in all).
+    They take turns in coming first. Returns the seconds, shape (pairs, with and without, the timed region and the CPU time of the
+    training's thread in all).
     """
     pairs: list[list[tuple[float, float]]] = []
     order, loader = trainer.parts.order, trainer.parts.loader
@@ -87,7 +90,8 @@ def alternate(
             order.epoch += 1
             steps_left, batches = order.steps, iter(loader)
         measured = {}
-        for watched in (True, False) if len(pairs) % 2 else (False, True):
+        turns = (True, False) if len(pairs) % 2 else (False, True)
+        for watched in turns:
             trainer.telemetry = telemetry if watched else WithoutTelemetry()
             measured[watched] = train_window(trainer, batches, steps)
         pairs.append([measured[True], measured[False]])
@@ -103,58 +107,61 @@ def train_window(trainer: Trainer, batches: Iterator[Fetched], steps: int) -> tu
     return segment.seconds, time.thread_time() - start
 
 
-def cost(pairs: NDArray[np.float64], scale: float) -> str:
-    """From the geometric mean of with to without; its 95% interval by Student's t over the logarithms of pairs."""
+def describe_cost(pairs: NDArray[np.float64], scale: float) -> str:
+    """Return the share of time that telemetry adds, times `scale`, with its 95% interval.
+
+    `pairs` are seconds, shape (pairs, with and without). The mean is geometric, and the interval by
+    Student's t over the logarithms of the pairs' ratios.
+    """
     logs = np.log(pairs[:, 0] / pairs[:, 1])
-    low, high = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=stats.sem(logs))
-    mean, low, high = (np.expm1(log) * scale for log in (logs.mean(), low, high))
+    interval = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=stats.sem(logs))
+    mean, low, high = np.expm1([logs.mean(), *interval]) * scale
     return f"{mean:+.3%} (95% interval {low:+.3%} to {high:+.3%})"
 
 
-def calls(telemetry: Telemetry, times: int = 200) -> float:
-    """Seconds that one `begin` and `end` take."""
-    began = time.perf_counter()
+def seconds_of_calls(telemetry: Telemetry, times: int = 200) -> float:
+    """Return the seconds that the two calls for a segment take."""
+    start = time.perf_counter()
     for _ in range(times):
         telemetry.begin_segment()
         telemetry.end_segment(1)
-    return (time.perf_counter() - began) / times
+    return (time.perf_counter() - start) / times
 
 
 def main() -> None:
+    """Measure and print."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    every = float(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE_INTERVAL
+    requested_interval = float(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE_INTERVAL
     with (
         tempfile.TemporaryDirectory() as folder,
-        Telemetry(None, ThisHost(), interval=every) as telemetry,
+        Telemetry(None, ThisHost(), interval=requested_interval) as telemetry,
     ):
         trainer = build_mlp(Path(folder))
-        alternate(trainer, telemetry, 5, 20)  # so that all has been warmed up
-        steps = math.ceil(BLOCK / np.quantile(trainer.state.step_seconds, 0.1))
-        clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
-        before, began = time.clock_gettime(clock), telemetry.report()
+        alternate(trainer, telemetry, 5, 20)  # warm-up
+        steps = math.ceil(WINDOW_SECONDS / np.quantile(trainer.state.step_seconds, 0.1))
+        thread_clock = time.pthread_getcpuclockid(telemetry.thread.ident or 0)
+        cpu_before, before = time.clock_gettime(thread_clock), telemetry.report()
         pairs = alternate(trainer, telemetry, seconds, steps)
-        busy, seen = time.clock_gettime(clock) - before, telemetry.report()
-        each = calls(telemetry)
-    watched, samples = (
-        seen.seconds - began.seconds,
-        seen.sample_times.count - began.sample_times.count,
-    )
-    hardware, (wall, cpu) = describe_hardware(), np.moveaxis(pairs, 2, 0)
-    apart = watched / samples  # more than asked for where a sample itself takes long
-    print(
-        f"{hardware.cpu}, {hardware.usable_cores} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
-    )
-    print(
-        f"{len(pairs)} pairs of blocks of {wall.mean():.2f} s; {samples} samples, one every {apart:.4f} s"
-    )
-    print(
-        f"cost in step time, scaled to one every {SAMPLE_INTERVAL} s:      {cost(wall, apart / SAMPLE_INTERVAL)}"
-    )
-    print(f"the same in CPU time of the training's thread:   {cost(cpu, apart / SAMPLE_INTERVAL)}")
-    print(
-        f"the sampling thread's CPU time: {busy / watched:.3%} of training, {busy / samples * 1e6:.0f} µs a sample"
-    )
-    print(f"begin and end, outside the timed region: {each * 1e6:.0f} µs a stretch")
+        cpu_after, after = time.clock_gettime(thread_clock), telemetry.report()
+        call_seconds = seconds_of_calls(telemetry)
+    cpu_seconds = cpu_after - cpu_before
+    watched_seconds = after.seconds - before.seconds
+    samples = after.sample_times.count - before.sample_times.count
+    # Longer than requested where a sample itself takes long.
+    interval = watched_seconds / samples
+    scale = interval / SAMPLE_INTERVAL
+    wall, thread_cpu = np.moveaxis(pairs, 2, 0)
+    hardware, load_average = describe_hardware(), os.getloadavg()[0]
+    print(f"{hardware.cpu}, {hardware.usable_cores} cores, load {load_average:.1f}")
+    print(f"torch {torch.__version__}")
+    print(f"{len(pairs)} pairs of windows of {wall.mean():.2f} s")
+    print(f"{samples} samples, one every {interval:.4f} s")
+    print(f"cost at one sample every {SAMPLE_INTERVAL} s, in the timed region:")
+    print(f"  step time:                          {describe_cost(wall, scale)}")
+    print(f"  CPU time of the training's thread:  {describe_cost(thread_cpu, scale)}")
+    print(f"CPU time of the sampling thread: {cpu_seconds / watched_seconds:.3%} of training,")
+    print(f"  {cpu_seconds / samples * 1e6:.0f} µs per sample")
+    print(f"the calls for a segment, outside the timed region: {call_seconds * 1e6:.0f} µs")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class NoEvaluation(Hooks):
 
 
 def make_assignment(*, steps: int, **axes: Any) -> Assignment:
-    """Return a trial of `steps` steps with an evaluation at its end, in batches of 32 unless the axes say."""
+    """Return a trial of `steps` steps with an evaluation at its end, in batches of 32."""
     cell = Cell(
         workload=make_cell().workload,
         axes=Axes(**{"batch_size": 32, **axes}),

@@ -28,34 +28,36 @@ from workloads.options import CNNOptions, Settings
 from workloads.sources import Digits
 
 
-def prepared(workload: Workload, **axes: Any) -> nn.Module:
-    chosen = Axes(**{"batch_size": 32, **axes})
-    strategy = strategy_class(chosen.strategy)(chosen, SINGLE_MESH)
-    model = build_model(workload, chosen, CPU)
-    return strategy.prepare(model, workload, Compiler(chosen, Path("unused")), HostClock())
+def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
+    """Return the module that training steps would call."""
+    axes = Axes(**{"batch_size": 32, **settings})
+    strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH)
+    model = build_model(workload, axes, CPU)
+    return strategy.prepare(model, workload, Compiler(axes, Path("unused")), HostClock())
 
 
-def line() -> LineFit:
+def line_fit() -> LineFit:
+    """Return the test workload as it is by default."""
     return LineFit(Options(), Settings())
 
 
-def test_activation_checkpointing_computes_blocks_again_in_backward() -> None:
+def test_activation_checkpointing_computes_layers_again_in_backward() -> None:
     counts = []
-    for asked in (False, True):
-        model = prepared(line(), activation_checkpointing=asked)
+    for enabled in (False, True):
+        model = prepare_model(line_fit(), activation_checkpointing=enabled)
         calls: list[int] = []
-        first = model.get_submodule("inner.layers.0")
-        first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        linear = model.get_submodule("inner.layers.0")
+        linear.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         model(torch.randn(4, 8)).sum().backward()
         counts.append(len(calls))
-        assert set(model.state_dict()) == set(line().build_model().state_dict())
+        assert set(model.state_dict()) == set(line_fit().build_model().state_dict())
     assert counts == [1, 2]
 
 
 def test_channels_last_reorders_convolutions_and_images() -> None:
     cnn = CNN(CNNOptions(width=4), Digits())
     axes = Axes(batch_size=32, channels_last=True)
-    model = prepared(cnn, channels_last=True)
+    model = prepare_model(cnn, channels_last=True)
     kernels = [p for p in model.parameters() if p.ndim == 4]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
     images, labels = place_batch((torch.randn(2, 3, 8, 8), torch.zeros(2)), axes, CPU)
@@ -63,8 +65,8 @@ def test_channels_last_reorders_convolutions_and_images() -> None:
     assert labels.shape == (2,)
 
 
-class Colour(CNN):
-    """Of images with more channels than one, so that their order in memory matters."""
+class ColorImages(CNN):
+    """A network for images with several channels, whose memory format makes a difference."""
 
     def splits(self) -> Splits:
         samples = TensorSamples((torch.randn(64, 3, 8, 8), torch.zeros(64, dtype=torch.long)))
@@ -74,48 +76,46 @@ class Colour(CNN):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
 
 
-def test_a_traced_step_gets_its_images_as_a_recorded_one_does(
+def test_a_profiled_step_gets_its_images_in_the_same_memory_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laid_out = []
+    is_channels_last = []
     trainer = make_trainer(
-        make_assignment(steps=2, channels_last=True), Colour(CNNOptions(), Digits()), tmp_path
+        make_assignment(steps=2, channels_last=True), ColorImages(CNNOptions(), Digits()), tmp_path
     )
     run_step = TrainStep.run
 
-    def run_and_note(train_step: TrainStep, batch: Batch) -> Tensor:
-        laid_out.append(batch[0].is_contiguous(memory_format=torch.channels_last))
+    def observe_and_run(train_step: TrainStep, batch: Batch) -> Tensor:
+        is_channels_last.append(batch[0].is_contiguous(memory_format=torch.channels_last))
         return run_step(train_step, batch)
 
-    monkeypatch.setattr(TrainStep, "run", run_and_note)
+    monkeypatch.setattr(TrainStep, "run", observe_and_run)
     trainer.run()
     trace_steps(trainer.parts, trainer.state, 1)
-    assert laid_out == [True] * 4  # two recorded, one to warm the profiler up, one traced
+    assert is_channels_last == [True] * 4  # two recorded, one to warm the profiler up, one traced
 
 
 def test_channels_last_without_convolutions_is_refused() -> None:
     with pytest.raises(
         NotApplied, match="channels_last=true had no effect: the model has no convolution"
     ):
-        prepared(line(), channels_last=True)
+        prepare_model(line_fit(), channels_last=True)
 
 
 def test_resident_samples_come_in_the_loaders_order() -> None:
     order = BatchOrder(samples=12, batch_size=4, seed=3, dp_rank=0, dp_size=1)
     samples = TensorSamples((torch.arange(12),))
-    ways = [
-        [
-            (indices, batch[0].tolist())
-            for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU)
-        ]
-        for axes in (Axes(batch_size=4), Axes(batch_size=4, input="resident"))
-    ]
-    assert ways[0] == ways[1]
-    assert len(ways[0]) == 3
+    fetched: dict[str, list[tuple[list[int], list[int]]]] = {"loader": [], "resident": []}
+    for name, batches in fetched.items():
+        axes = Axes(batch_size=4, input=name)  # type: ignore[arg-type]
+        for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU):
+            batches.append((indices, batch[0].tolist()))
+    assert fetched["resident"] == fetched["loader"]
+    assert len(fetched["loader"]) == 3
 
 
 def test_resident_samples_must_be_movable() -> None:
-    class Fixed:
+    class Immovable:
         def __len__(self) -> int:
             return 4
 
@@ -124,9 +124,9 @@ def test_resident_samples_must_be_movable() -> None:
 
     order = BatchOrder(samples=4, batch_size=2, seed=0, dp_rank=0, dp_size=1)
     with pytest.raises(
-        NotApplied, match=r"input=resident can't be had: Fixed has no method to\(device\)"
+        NotApplied, match=r"input=resident can't be had: Immovable has no method to\(device\)"
     ):
-        make_loader(Fixed(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
+        make_loader(Immovable(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -
     account = scaler.account()
     assert account is not None
     assert (account.scale, account.skipped_steps) == (2.0**15, 1)
-    again = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
-    again.restore(scaler.state())
-    assert again.account() == account
+    restored = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
+    restored.restore(scaler.state())
+    assert restored.account() == account
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -1,4 +1,4 @@
-"""Loading moves neither the order of samples nor the training's random numbers, whatever the workers."""
+"""Loading changes neither the order of samples nor training's random numbers, with any workers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from harness.spec.axes import Axes
-from harness.training.loader import make_loader
+from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from workloads.base import Batch
 
 
-class Drawing:
-    """Samples whose batches hold what the three generators drew while they were fetched."""
+class RandomSamples:
+    """Samples whose batches have what the three generators drew while they were fetched."""
 
     def __len__(self) -> int:
         return 32
@@ -29,10 +29,11 @@ class Drawing:
 def fetch(
     workers: int, seed: int, *, epoch: int = 0, skip: int = 0
 ) -> list[tuple[list[int], int, list[float]]]:
+    """Return, for each batch, its indices, its worker, and what was drawn while it was fetched."""
     order = BatchOrder(samples=32, batch_size=8, seed=seed, dp_rank=0, dp_size=1)
     order.epoch, order.skip = epoch, skip
     loader = make_loader(
-        Drawing(),
+        RandomSamples(),
         order,
         Axes(batch_size=8, num_workers=workers),
         seed=seed,
@@ -41,11 +42,19 @@ def fetch(
     return [(indices, worker, batch[0].tolist()) for indices, worker, batch in loader]
 
 
+def drawn_numbers(fetched: list[tuple[list[int], int, list[float]]]) -> set[float]:
+    """Return all numbers that were drawn while batches were fetched."""
+    numbers: set[float] = set()
+    for _, _, drawn in fetched:
+        numbers |= set(drawn)
+    return numbers
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_trainings_generator_is_left_alone(workers: int) -> None:
+def test_the_generator_of_training_stays_as_it_is(workers: int) -> None:
     order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
-    samples = Drawing()
+    samples = RandomSamples()
     samples.batch = lambda indices: (torch.tensor(indices),)  # type: ignore[method-assign]
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -62,14 +71,15 @@ def test_the_trainings_generator_is_left_alone(workers: int) -> None:
 
 
 def test_workers_change_nothing_but_who_fetches() -> None:
-    alone, shared = fetch(0, seed=3), fetch(2, seed=3)
-    assert [indices for indices, *_ in alone] == [indices for indices, *_ in shared]
-    assert [worker for _, worker, _ in alone] == [-1] * 4
-    assert {worker for _, worker, _ in shared} == {0, 1}
+    without_workers, with_workers = fetch(0, seed=3), fetch(2, seed=3)
+    order = [indices for indices, _, _ in without_workers]
+    assert [indices for indices, _, _ in with_workers] == order
+    assert [worker for _, worker, _ in without_workers] == [NO_WORKER] * 4
+    assert {worker for _, worker, _ in with_workers} == {0, 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_workers_draw_depends_on_the_batch_alone(workers: int) -> None:
+def test_what_workers_draw_depends_on_the_batch_only(workers: int) -> None:
     """Not on how many they are, nor on how often they were started before that batch."""
     drawn = [values for _, _, values in fetch(2, seed=3)]
     assert [values for _, _, values in fetch(workers, seed=3)] == drawn
@@ -77,11 +87,8 @@ def test_what_workers_draw_depends_on_the_batch_alone(workers: int) -> None:
     assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
 
 
-def test_workers_are_seeded_each_its_own_way_and_the_same_again() -> None:
-    first, again, other = fetch(2, seed=3), fetch(2, seed=3), fetch(2, seed=4)
-    assert first == again
-    drawn = [tuple(values) for _, _, values in first]
-    assert len(set(drawn)) == 4
-    assert not {value for values in drawn for value in values} & {
-        value for *_, values in other for value in values
-    }
+def test_every_batch_has_its_own_seed_which_is_the_same_again() -> None:
+    fetched = fetch(2, seed=3)
+    assert fetch(2, seed=3) == fetched
+    assert len(drawn_numbers(fetched)) == 4 * 3  # batches and generators
+    assert not drawn_numbers(fetched) & drawn_numbers(fetch(2, seed=4))

@@ -30,25 +30,27 @@ class Recipe(LineFit):
         return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
-def optimizer(**axes: Any) -> torch.optim.Optimizer:
+def build_optimizer(**axes: Any) -> torch.optim.Optimizer:
+    """Return the optimizer that the axes make of the recipe."""
     workload = Recipe(Options(), Settings())
     return make_optimizer(workload, workload.build_model(), Axes(**{"batch_size": 32, **axes}))
 
 
-def rates(found: torch.optim.Optimizer) -> list[float]:
-    return [group["lr"] for group in found.param_groups]
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rate of each group of parameters."""
+    return [group["lr"] for group in optimizer.param_groups]
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "optimizer_class"),
     [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
 )
-def test_an_optimizer_keeps_the_recipes_groups(name: str, kind: type) -> None:
-    found = optimizer(optimizer=name)
-    assert type(found) is kind
-    assert rates(found) == [1e-2, 5e-3]
-    assert [len(group["params"]) for group in found.param_groups] == [2, 2]
-    assert [group["weight_decay"] for group in found.param_groups] == (
+def test_an_optimizer_keeps_the_recipes_groups(name: str, optimizer_class: type) -> None:
+    optimizer = build_optimizer(optimizer=name)
+    assert type(optimizer) is optimizer_class
+    assert learning_rates(optimizer) == [1e-2, 5e-3]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == (
         [0.1, 0.0] if name == "adamw" else [0, 0]
     )
 
@@ -61,16 +63,19 @@ def test_an_optimizer_keeps_the_recipes_groups(name: str, kind: type) -> None:
 def test_an_implementation_is_the_one_that_steps(
     name: str, optimizer_impl: str, flags: tuple[bool, bool]
 ) -> None:
-    found = optimizer(optimizer=name, optimizer_impl=optimizer_impl)
-    assert [(group["foreach"], group["fused"]) for group in found.param_groups] == [flags, flags]
+    optimizer = build_optimizer(optimizer=name, optimizer_impl=optimizer_impl)
+    assert [(group["foreach"], group["fused"]) for group in optimizer.param_groups] == [
+        flags,
+        flags,
+    ]
 
 
-def test_an_implementation_that_an_optimizer_lacks_is_no_silent_other_one() -> None:
-    class Bare(LineFit):
+def test_an_implementation_that_an_optimizer_lacks_is_refused() -> None:
+    class WithRprop(LineFit):
         def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
             return torch.optim.Rprop(model.parameters())
 
-    workload = Bare(Options(), Settings())
+    workload = WithRprop(Options(), Settings())
     with pytest.raises(NotApplied, match="optimizer_impl: Rprop has no fused"):
         make_optimizer(
             workload, workload.build_model(), Axes(batch_size=32, optimizer_impl="fused")
@@ -78,25 +83,25 @@ def test_an_implementation_that_an_optimizer_lacks_is_no_silent_other_one() -> N
 
 
 def test_learning_rate_and_linear_scaling() -> None:
-    assert rates(optimizer(lr=0.3)) == [0.3, 0.3]
-    assert rates(optimizer(lr_scaling="linear", batch_size=128)) == [4e-2, 2e-2]
-    assert rates(optimizer(lr_scaling="linear")) == [1e-2, 5e-3]
+    assert learning_rates(build_optimizer(lr=0.3)) == [0.3, 0.3]
+    assert learning_rates(build_optimizer(lr_scaling="linear", batch_size=128)) == [4e-2, 2e-2]
+    assert learning_rates(build_optimizer(lr_scaling="linear")) == [1e-2, 5e-3]
 
 
 def curve(steps: int = 10, **axes: Any) -> list[float]:
-    """The learning rate, as a part of its peak, at each step."""
+    """Return the learning rate at each step, as a share of its peak."""
     model = nn.Linear(1, 1)
-    found = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = make_schedule(
-        Recipe(Options(), Settings()), found, Axes(batch_size=32, **axes), steps
+        Recipe(Options(), Settings()), optimizer, Axes(batch_size=32, **axes), steps
     )
-    seen = []
+    rates = []
     for _ in range(steps):
-        seen.append(found.param_groups[0]["lr"])
-        found.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         if schedule:
             schedule.step()
-    return seen
+    return rates
 
 
 def test_schedules() -> None:

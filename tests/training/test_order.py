@@ -1,4 +1,4 @@
-"""The same samples make up the same global batches, whoever trains on them; and a digest notices if not."""
+"""The same samples make up the same global batches at any number of ranks; a digest proves it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_batch_larger_than_the_data_is_refused() -> None:
 def digest_of(
     shares: Sequence[Batches], *, ranks: Sequence[int] | None = None, start_step: int = 0
 ) -> str:
-    """Return the digest of a run in which `ranks`, all of them in order unless given, trained on `shares`."""
+    """Return the digest of a run in which each of `ranks` (by default all, in order) has a share."""
     sums = []
     for rank, share in zip(ranks or range(len(shares)), shares, strict=True):
         digest = OrderDigest()

@@ -1,4 +1,4 @@
-"""The loops that the harness's own cost is measured against: they train the same, and a ratio says who is faster."""
+"""The loops that the harness's cost is measured against: they train the same, in turn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.training.ranks import Ranks
-from tests.perf.overhead import assignments, ratio, run_paired
-
-ALONE = Ranks(rank=0, local_rank=0, world_size=1)
+from tests.perf.overhead import estimate_ratio, make_assignments, make_race
+from tests.support.training import SINGLE_RANK
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +21,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("at", "steps"), [(0, 25), (1, 2)], ids=["mlp", "cnn with a schedule"])
+@pytest.mark.parametrize(
+    ("workload", "steps"), [(0, 25), (1, 2)], ids=["mlp", "cnn with a schedule"]
+)
 def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
-    tmp_path: Path, at: int, steps: int
+    tmp_path: Path, workload: int, steps: int
 ) -> None:
-    race = run_paired(assignments(tmp_path, None, ALONE)[at], tmp_path, ALONE)
-    for block in (2, 1, steps):  # an epoch has 23
+    assignment = make_assignments(tmp_path, None, SINGLE_RANK)[workload]
+    race = make_race(assignment, tmp_path, SINGLE_RANK)
+    for window in (2, 1, steps):  # an epoch has 23
         for name in ("harness", "bare", "textbook"):
-            race.train(name, block)
+            race.train(name, window)
     losses = {name: loop.losses for name, loop in race.loops.items()}
     assert len(losses["harness"]) == 3 + steps
     assert losses["harness"] == losses["bare"]
@@ -41,7 +42,7 @@ def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
 def test_the_ratio_of_known_times() -> None:
     noise = np.random.default_rng(0).normal(0, 0.01, 40)
     drift = np.linspace(1, 2, 40)  # of the machine, common to both
-    found = ratio(list(2 * drift * np.exp(noise)), list(drift))
-    assert found.low < 0.5 < found.high
-    assert found.high - found.low < 0.005
-    assert found.low <= found.mean <= found.high
+    ratio = estimate_ratio(list(2 * drift * np.exp(noise)), list(drift))
+    assert ratio.low < 0.5 < ratio.high
+    assert ratio.high - ratio.low < 0.005
+    assert ratio.low <= ratio.mean <= ratio.high

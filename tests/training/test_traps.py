@@ -1,4 +1,4 @@
-"""Every setting that could turn out to do nothing, and so give a silently equal number: each is refused by name."""
+"""A setting that turns out to do nothing is refused by name, instead of giving an equal number."""
 
 from __future__ import annotations
 
@@ -20,19 +20,27 @@ from harness.training.precision import Scaler, computed_in
 from harness.training.strategies.ddp import assign_buckets
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
-from tests.support.training import make_assignment, make_trainer
+from tests.support.training import CPU, make_assignment, make_trainer
 from workloads.options import Settings
 
-CPU = torch.device("cpu")
-VAIN = [(need, name) for need in NEEDS for name in need.dependents]
-ANOTHER: dict[str, Any] = {"dynamic": "never", "cache": "cold", "fsdp_wrap": "root", "reshard_after_forward": "never"} | {
-    "pin_memory": "always", "num_workers": 2, "prefetch_factor": 4, "bucket_cap_mb": 1.0, "lr_warmup": 0.1
-}  # fmt: skip
+DEPENDENT_AXES = [(need, name) for need in NEEDS for name in need.dependents]
+# A value other than the default, for axes that are not simply true or false.
+OTHER_VALUES: dict[str, Any] = {
+    "dynamic": "never",
+    "cache": "cold",
+    "fsdp_wrap": "root",
+    "reshard_after_forward": "never",
+    "pin_memory": "always",
+    "num_workers": 2,
+    "prefetch_factor": 4,
+    "bucket_cap_mb": 1.0,
+    "lr_warmup": 0.1,
+}
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one."""
+def process_group_of_one() -> Iterator[None]:
+    """Let strategies find a process group, whose only rank is this process."""
     dist.init_process_group(
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
@@ -40,20 +48,20 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def trained(folder: Path, options: Options | None = None, **axes: Any) -> Trainer:
-    """A trial of four steps in this process."""
+def train(folder: Path, options: Options | None = None, **axes: Any) -> Trainer:
+    """Train four steps in this process."""
     workload = LineFit(options or Options(), Settings())
     trainer = make_trainer(make_assignment(steps=4, **axes), workload, folder)
     trainer.run()
     return trainer
 
 
-@pytest.mark.parametrize(("need", "name"), VAIN, ids=[name for _, name in VAIN])
+@pytest.mark.parametrize(("need", "name"), DEPENDENT_AXES, ids=[name for _, name in DEPENDENT_AXES])
 def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
     need: Any, name: str
 ) -> None:
-    """Among them workers of resident samples, and prefetch_factor or persistent_workers without workers."""
-    setting: dict[str, Any] = {name: ANOTHER[name] if name in ANOTHER else not DEFAULTS[name]}
+    """Such as workers of resident samples, and persistent workers without workers."""
+    setting: dict[str, Any] = {name: OTHER_VALUES.get(name, not DEFAULTS[name])}
     if need.axis == "input":
         setting["input"] = "resident"
     assert (
@@ -66,26 +74,26 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
     [{"pin_memory": "always"}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}],
     ids=str,
 )
-def test_a_setting_of_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]) -> None:
+def test_a_setting_for_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(NotApplied, match=f"{name}: found {value}; needed: a GPU"):
-        trained(tmp_path, **setting)
+        train(tmp_path, **setting)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("process_group_of_one")
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
     with pytest.raises(NotApplied, match="execution=compile had no effect"):
-        trained(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
+        train(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_lower_precision_that_stayed_fp32(tmp_path: Path, precision: str) -> None:
     message = f"precision={precision} had no effect: nothing in the first step was computed in it"
     with pytest.raises(NotApplied, match=message):
-        trained(tmp_path, Options(exact=True), precision=precision)
-    assert trained(tmp_path, precision=precision).parts.scaler.unproven is None
+        train(tmp_path, Options(exact=True), precision=precision)
+    assert train(tmp_path, precision=precision).parts.scaler.unproven is None
 
 
 def test_a_lower_precision_of_fsdp2_that_stayed_fp32() -> None:
@@ -96,7 +104,7 @@ def test_a_lower_precision_of_fsdp2_that_stayed_fp32() -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_precision_is_seen_inside_a_compiled_graph_that_gives_fp32(exact: bool) -> None:
-    class Back(nn.Module):
+    class ReturnsFp32(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -106,41 +114,40 @@ def test_a_precision_is_seen_inside_a_compiled_graph_that_gives_fp32(exact: bool
             return result
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
-        loss = torch.compile(Back(), backend="aot_eager")(torch.ones(1, 4)).sum()
+        loss = torch.compile(ReturnsFp32(), backend="aot_eager")(torch.ones(1, 4)).sum()
     assert computed_in(torch.bfloat16, loss) is not exact
 
 
 def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ignorant(*arguments: Any, **named: Any) -> Any:
-        samples, order, _ = arguments
-        return make_loader(samples, order, Axes(batch_size=32), **named)
+    def ignore_axes(samples: Any, order: Any, axes: Axes, **keywords: Any) -> Any:
+        return make_loader(samples, order, Axes(batch_size=32), **keywords)
 
-    monkeypatch.setattr(build, "make_loader", ignorant)
+    monkeypatch.setattr(build, "make_loader", ignore_axes)
     with pytest.raises(
         NotApplied, match="num_workers=2 had no effect: no worker has delivered a batch"
     ):
-        trained(tmp_path, num_workers=2)
+        train(tmp_path, num_workers=2)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("process_group_of_one")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
-    message = (
-        r"bucket_cap_mb: 1 has no effect: the gradients are in the same 1 bucket as without it"
-    )
+    message = r"bucket_cap_mb=1 had no effect: the gradients are in the same 1 bucket as without it"
     with pytest.raises(NotApplied, match=message):
-        trained(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
-    assert trained(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).state.step == 4
+        train(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
+    assert train(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).state.step == 4
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("process_group_of_one")
 @pytest.mark.parametrize("cap", [None, 0.001, 1.0, 3.0, 25.0])
 def test_buckets_are_those_that_ddp_ends_up_with(cap: float | None) -> None:
-    """Of 5 MiB of gradients; DDP tells of bytes, and numbers parameters from the first."""
+    """With 5 MiB of gradients. DDP itself numbers the 16 parameters from the model's beginning."""
     model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(8)))
     wrapped = DistributedDataParallel(model, bucket_cap_mb=cap)
     for _ in range(3):
         wrapped(torch.ones(1, 400)).sum().backward()
-    logged: Any = wrapped._get_ddp_logging_data
-    told = logged()["rebuilt_per_bucket_param_indices"]
-    theirs = [[15 - int(index) for index in bucket.split()] for bucket in told.split(",")]
-    assert assign_buckets(model, cap) == theirs
+    get_logging_data: Any = wrapped._get_ddp_logging_data
+    rebuilt: str = get_logging_data()["rebuilt_per_bucket_param_indices"]
+    buckets = []
+    for bucket in rebuilt.split(","):
+        buckets.append([15 - int(index) for index in bucket.split()])
+    assert assign_buckets(model, cap) == buckets

@@ -61,7 +61,7 @@ class DDP(Strategy):
         if assign_buckets(model, cap_mb) == default_buckets:
             plural = "s" if len(default_buckets) > 1 else ""
             raise NotApplied(
-                f"bucket_cap_mb: {cap_mb:g} has no effect: the gradients are in the same"
+                f"bucket_cap_mb={cap_mb:g} had no effect: the gradients are in the same"
                 f" {len(default_buckets)} bucket{plural} as without it"
             )
 
