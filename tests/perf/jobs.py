@@ -1,4 +1,6 @@
-"""Measures what 1,000 trials as jobs cost the commands, with a fake Slurm: `python -m tests.perf.jobs`."""
+"""Measures what 1,000 trials as jobs cost the commands, with a fake Slurm: `python -m
+tests.perf.jobs`.
+"""
 
 from __future__ import annotations
 

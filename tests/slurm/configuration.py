@@ -11,11 +11,14 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# cred_expire: a requeued job waits until the credentials of its earlier start have expired, 120 s by default.
+# cred_expire: a requeued job waits until the credentials of its earlier start have expired, which
+#   is 120 s by default.
 # sched_interval, bf_interval: seconds between two rounds of the schedulers, 60 and 30 by default.
-# preempt_send_user_signal: a preempted job gets the signal of its --signal first, and then has its grace time.
+# preempt_send_user_signal: a preempted job gets the signal of its --signal before its grace time.
 # config_overrides: nodes may have more CPUs than the machine.
 # ReturnToService=2: a node that was down is used again as soon as its daemon reports.
+# KillWait: seconds that a cancelled job has to save, 30 by default.
+# SlurmdTimeout: seconds after which a silent node is down, 300 by default.
 SLURM = """\
 ClusterName=local
 SlurmctldHost=localhost(127.0.0.1)
@@ -123,7 +126,10 @@ class Configuration:
 def slurm_conf(configuration: Configuration) -> str:
     """Return the text of slurm.conf."""
     cpus = configuration.cpus
-    resources = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=8000"
+    resources = (
+        f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1"
+        " RealMemory=8000"
+    )
     node_lines = []
     for name, port in zip(configuration.nodes, configuration.ports.nodes, strict=True):
         node_lines.append(f"NodeName={name} NodeAddr=127.0.0.1 Port={port} {resources}\n")
@@ -168,9 +174,15 @@ def daemon_commands(configuration: Configuration) -> dict[str, list[str]]:
     }
     if configuration.accounting:
         commands["mariadbd"] = [
-            "mariadbd", "--no-defaults", "--user=root", f"--datadir={folder}/mysql", f"--socket={folder}/mysql.socket",
-            f"--port={configuration.ports.database}", "--bind-address=127.0.0.1", f"--pid-file={folder}/mysql.pid",
-        ]  # fmt: skip
+            "mariadbd",
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={folder}/mysql",
+            f"--socket={folder}/mysql.socket",
+            f"--port={configuration.ports.database}",
+            "--bind-address=127.0.0.1",
+            f"--pid-file={folder}/mysql.pid",
+        ]
         commands["slurmdbd"] = ["slurmdbd", "-D"]
     conf = str(configuration.slurm_conf)
     commands["slurmctld"] = ["slurmctld", "-D", "-f", conf]

@@ -15,7 +15,7 @@ from harness.records.record import Record, read_record
 from tests.support.commands import harness
 from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, local_profile, wait_until
 
-# Every draw of random numbers that a resumed trial must repeat: of the loader, and of each rank's dropout.
+# Every draw of random numbers that a resumed trial must repeat: the loader's and each rank's.
 RANDOM: dict[str, Any] = {"dropout": 0.3, "noise": 0.1}
 STRATEGIES = [{"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}]
 SEEDS = (0, 1)

@@ -24,6 +24,7 @@ NO_PROGRAMS = "no Slurm: no munged, slurmctld, slurmd, sbatch here"
 
 
 def configuration(**options: Any) -> Configuration:
+    """Return a configuration with ports that are known."""
     return Configuration(folder=Path("/scratch/slurm"), ports=PORTS, **options)
 
 
@@ -37,6 +38,7 @@ def settings(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("accounting", [False, True])
 def test_everything_that_is_written_lies_in_the_folder(accounting: bool) -> None:
+    """Sockets, logs, process ids and state, so that nothing is left once the folder is gone."""
     values = [
         *settings(slurm_conf(configuration(accounting=accounting))).values(),
         *settings(slurmdbd_conf(configuration())).values(),

@@ -25,7 +25,8 @@ from pathlib import Path
 from tests.slurm.daemons import running
 from tests.support.tree import TOP
 with running(Path(sys.argv[1])) as slurm:
-    slurm.run("sbatch", "--nodes=2", "--output=/dev/null", "--wrap", f"srun sleep 300 # {sys.argv[1]}")
+    job = f"srun sleep 300 # {sys.argv[1]}"
+    slurm.run("sbatch", "--nodes=2", "--output=/dev/null", "--wrap", job)
     while "RUNNING" not in slurm.run("squeue", "-h", "-o", "%T"):
         time.sleep(0.1)
     print("up", flush=True)
@@ -41,6 +42,7 @@ def test_a_job_runs_on_both_nodes(slurm: Slurm) -> None:
 def test_a_job_of_higher_priority_preempts_and_the_other_soon_runs_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
+    """This is what tests of preemptions build on: a warning, a requeue, and no wait of two minutes."""
     log = tmp_path / "log"
     on_warning = f"echo warned >>{log}; scontrol requeue $SLURM_JOB_ID"
     script = (
@@ -63,6 +65,7 @@ def test_a_job_of_higher_priority_preempts_and_the_other_soon_runs_again(
 
 
 def test_daemons_can_be_stopped_and_started_again(slurm: Slurm) -> None:
+    """This is what tests of nodes and controllers that die build on."""
     ports = slurm.configuration.ports
     # Not SIGKILL: the controller would take jobs that have just ended for running ones.
     slurm.stop("slurmctld")
@@ -88,6 +91,7 @@ def test_nothing_is_left_after_the_block(short_folder: Path) -> None:
 
 
 def test_nothing_is_left_when_the_tests_are_killed(short_folder: Path) -> None:
+    """The kernel tells the supervisor, which ends daemons and jobs."""
     skip_if(missing())
     command = [sys.executable, "-c", RUN_A_JOB, str(short_folder / "slurm")]
     with subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE) as process:
@@ -98,6 +102,7 @@ def test_nothing_is_left_when_the_tests_are_killed(short_folder: Path) -> None:
 
 
 def test_two_run_side_by_side_and_one_keeps_accounts(slurm: Slurm, short_folder: Path) -> None:
+    """Neither sees the nodes of the other."""
     skip_if(missing(accounting=True))
     with running(short_folder / "slurm", accounting=True) as other:
         other.run("srun", "true")

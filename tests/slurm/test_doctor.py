@@ -129,6 +129,7 @@ def test_a_folder_that_a_node_does_not_see(broken_cluster: BrokenCluster, tmp_pa
 def test_a_folder_that_the_first_node_does_not_see(
     broken_cluster: BrokenCluster, tmp_path: Path
 ) -> None:
+    """The job can't even write its log there, so that its absence is all there is to see."""
     results = broken_cluster.private / "results"
     diagnosis = doctor(tmp_path, results=results, nodes=1, options={"nodelist": "n2"})
     assert diagnosis.code == 1
@@ -148,6 +149,7 @@ def test_a_python_that_a_node_does_not_have(broken_cluster: BrokenCluster, tmp_p
 
 
 def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
+    """The leader itself fails, and its log says why."""
     diagnosis = doctor(tmp_path, python="/no/such/python")
     assert diagnosis.code == 1
     assert list(diagnosis.problems) == ["job"]
@@ -157,6 +159,7 @@ def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_harness_that_differs_on_a_node(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Node n2 has a tree of its own, with one more file in it."""
     monkeypatch.chdir(tmp_path)  # `python -m` looks first in the folder in which a job starts
     other_tree = tmp_path / "other"
     without_caches = shutil.ignore_patterns("__pycache__")
@@ -187,6 +190,7 @@ def test_an_interface_that_does_not_exist(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
+    """The job goes on after them, and the other checks pass."""
     setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
     diagnosis = doctor(tmp_path, setup=setup)
     assert diagnosis.code == 1
@@ -210,6 +214,7 @@ def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_start(slurm: Slurm, tmp_path: Path) -> None:
+    """It is cancelled, so that it does not run when nobody waits for it any more."""
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     diagnosis = doctor(tmp_path, "--patience", "1")
     assert diagnosis.code == 1

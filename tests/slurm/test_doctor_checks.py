@@ -96,17 +96,17 @@ class TestChecks:
     )
     def test_name_software_that_differs(self, attribute: str, version: str, name: str) -> None:
         different = replace(SOFTWARE, **{attribute: version})
-        found = problems(conclude(report("n1"), report("n2", software=different)))
-        assert list(found) == [name]
+        failed = problems(conclude(report("n1"), report("n2", software=different)))
+        assert list(failed) == [name]
         expected = getattr(SOFTWARE, attribute)
-        assert found[name].startswith(
+        assert failed[name].startswith(
             f"n2 has {version}; this machine has {expected}: use one environment"
         )
 
     def test_name_torch_that_is_missing(self) -> None:
         without_torch = replace(SOFTWARE, torch=None)
-        found = problems(conclude(report("n1"), report("n2", software=without_torch)))
-        assert found["torch"].startswith("n2 has none; this machine has 2.13.0")
+        failed = problems(conclude(report("n1"), report("n2", software=without_torch)))
+        assert failed["torch"].startswith("n2 has none; this machine has 2.13.0")
 
     def test_let_the_python_of_ranks_differ_from_the_submitters_if_the_profile_names_it(
         self,
@@ -117,8 +117,8 @@ class TestChecks:
         other_harness = replace(submitter, harness="0.2")
         assert set(problems(conclude(*reports, submitter=submitter))) == {"Python", "torch"}
         assert problems(conclude(*reports, submitter=submitter, prefix=prefix)) == {}
-        found = problems(conclude(*reports, submitter=other_harness, python="/opt/python"))
-        assert set(found) == {"harness"}
+        failed = problems(conclude(*reports, submitter=other_harness, python="/opt/python"))
+        assert set(failed) == {"harness"}
 
     def test_name_a_node_that_another_can_not_look_up(self) -> None:
         unresolved = {"n2": "Name or service not known"}
@@ -150,8 +150,8 @@ class TestChecks:
 
     def test_name_gpus_that_are_missing(self) -> None:
         reports = (report("n1", gpus=4), report("n2", gpus=3))
-        found = problems(conclude(*reports, ranks_per_node=4, gpus_per_rank=1))
-        assert found == {"GPUs": "n2 shows 3; needed: 4"}
+        failed = problems(conclude(*reports, ranks_per_node=4, gpus_per_rank=1))
+        assert failed == {"GPUs": "n2 shows 3; needed: 4"}
 
     def test_name_the_rank_that_failed(self) -> None:
         failure = "rank 3 on n2: DistBackendError: connection refused"
@@ -213,9 +213,9 @@ class TestClock:
 class TestNode:
     def test_reports_a_port_that_is_closed(self, tmp_path: Path) -> None:
         port = free_port()
-        found = node.examine_node(tmp_path, "127.0.0.1", port, [])
-        assert found.unreachable == f"127.0.0.1, port {port}: Connection refused"
-        assert found.clock_offset is None
+        examined = node.examine_node(tmp_path, "127.0.0.1", port, [])
+        assert examined.unreachable == f"127.0.0.1, port {port}: Connection refused"
+        assert examined.clock_offset is None
 
     def test_copies_the_token_of_a_shared_folder(self, tmp_path: Path) -> None:
         node.token_path(tmp_path).write_text("secret")

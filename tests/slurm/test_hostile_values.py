@@ -26,6 +26,7 @@ HOSTILE = """it's; $(touch made) `touch made` "é" #SBATCH & | > made *"""
 def test_values_that_a_shell_would_expand(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A comment of sbatch, a folder, and a prefix, for a job that runs a single function."""
     monkeypatch.chdir(tmp_path)
     folder = SubmissionFolder(path=tmp_path / HOSTILE)
     folder.path.mkdir()
@@ -45,6 +46,7 @@ def test_values_that_a_shell_would_expand(
 def test_a_sweep_whose_names_are_all_hostile(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Names of the sweep, its workload and its folder, an account, an environment variable."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / f"{HOSTILE}\n"
     folder.mkdir()

@@ -33,6 +33,9 @@ def preempt(slurm: Slurm) -> None:
 
 
 def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path, undisturbed: Outcomes) -> None:
+    """Once shortly after the start, and once in the middle; with a whole and with a sharded
+    checkpoint.
+    """
     sweep = slow_sweep(tmp_path, strategies=("ddp", "fsdp2"))
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
@@ -54,7 +57,7 @@ def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path, undisturbed: O
 def test_a_time_limit_that_is_too_short(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """The shortest limit that Slurm has is a minute, of which the trial uses the first 20 s."""
+    """The shortest limit that Slurm has is a minute, of which the trial has the first 20 s."""
     sweep = slow_sweep(tmp_path, strategies=["ddp"])
     results = tmp_path / "results"
     submit(sweep, results, time="1", warning=40, requeues=30)
@@ -69,6 +72,7 @@ def test_a_time_limit_that_is_too_short(
 def test_a_cancelled_trial_continues_when_it_is_submitted_again(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
+    """One that was waiting starts anew."""
     sweep = slow_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
     results = tmp_path / "results"
     submit(sweep, results, array_parallelism=1)

@@ -59,6 +59,7 @@ def runner(tmp_path: Path, listener: JobListener) -> Runner:
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
+    """Leave the record of a trial of the sweep, with these changes, and return it."""
     trial = runner.sweep.trials()[seed]
     record = make_record(trial.cell, seed=seed, **changes)  # type: ignore[arg-type]
     write_trial(runner.folder, record)
@@ -74,6 +75,7 @@ def fail_again(runner: Runner, record: Record, failure: Failure) -> Record:
 
 
 def pending_seeds(runner: Runner) -> list[int]:
+    """Return the seeds of the pending trials, which identify them."""
     return [trial.seed for trial in leader.pending_trials(runner, runner.sweep.trials())]
 
 
@@ -87,6 +89,7 @@ def begin(runner: Runner, trial: Trial, attempt: int) -> TrialFolder:
 
 class TestPendingTrials:
     def test_are_those_without_a_record_of_this_submission(self, runner: Runner) -> None:
+        """A failed trial stays failed, unless an earlier submission has left its record."""
         leave_record(runner, 0)
         leave_record(runner, 1, status="failed")
         leave_record(runner, 4, status="failed", attempt=1)
@@ -117,6 +120,7 @@ class TestPendingTrials:
 
 
 def test_bad_nodes_are_those_of_all_attempts(runner: Runner) -> None:
+    """The host of a rank that was killed is no bad node."""
     lost = [Failure(kind="NodeFailure", message="", host=host) for host in ("n2", "n3", "n2")]
     record = leave_record(runner, 0, status="failed", failure=lost[0])
     write_trial(runner.folder, replace(record, previous_failures=lost[1:]))
@@ -138,6 +142,7 @@ class TestAnAttemptWhoseJobEnded:
         assert 2 in pending_seeds(runner)
 
     def test_is_not_recorded_if_it_left_a_record_or_never_began(self, runner: Runner) -> None:
+        """Neither must a record be replaced, nor one appear for a trial that nobody has tried."""
         done, fresh = runner.sweep.trials()[:2]
         begin(runner, done, attempt=1)
         leave_record(runner, 0)
@@ -152,6 +157,7 @@ class TestSignals:
     def test_near_the_limit_mean_the_time_limit_and_else_a_preemption(
         self, listener: JobListener
     ) -> None:
+        """Slurm sends the same signal for both."""
         assert listener.stop_reason() is None
         listener.on_signal(SIGNAL, None)
         assert listener.stop_reason() == "preempted"
@@ -169,6 +175,7 @@ class TestLead:
 
     @pytest.fixture
     def submitted(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submission]:
+        """A submission whose job fails the test if it is requeued."""
         monkeypatch.setenv("SLURM_JOB_ID", "71")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
@@ -181,6 +188,7 @@ class TestLead:
             signal.signal(number, signal.SIG_DFL)
 
     def lead(self, runner: Runner, submitted: Submission) -> None:
+        """Lead the submission's only job."""
         leader.lead(str(runner.folder.path), submitted.id, 0, 0)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
@@ -191,6 +199,8 @@ class TestLead:
     def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """scancel sends SIGTERM while the trial saves after a preemption."""
+
         def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
             signal.raise_signal(SIGNAL)
             submission.write(running.folder, replace(submitted, cancelled_at=1.0))
@@ -204,6 +214,9 @@ class TestLead:
     def test_of_a_job_that_slurm_restarts_too_often_fails(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The attempt that its last start has lost is recorded all the same, with the node that led
+        it.
+        """
         monkeypatch.setattr(Runner, "run", lambda running, pending: pytest.fail("a trial ran"))
         monkeypatch.setenv("SLURM_RESTART_COUNT", "6")
         trial_folder = begin(runner, runner.sweep.trials()[2], attempt=1)
@@ -256,6 +269,7 @@ class TestRequeue:
     def test_excludes_nodes_if_enough_remain(
         self, scontrol_log: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Of four nodes, a job of three can't do without two."""
         four_nodes = partitions.parse_sinfo("gpu*|1-0|4|4|8000|(null)\n")
         monkeypatch.setattr(partitions, "query", lambda: four_nodes)
         leader.exclude_nodes(["n2", "n3"], SlurmOptions(nodes=3))

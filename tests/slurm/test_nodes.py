@@ -1,5 +1,5 @@
-"""Controllers that restart, nodes that are drained and nodes that die while a trial runs: each
-trial runs once, to the undisturbed bits.
+"""Controllers and nodes that fail while a trial runs: each trial runs once, to the undisturbed
+bits.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def wait_for_bad_node(results: Path, node: str) -> None:
 def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     slurm_with_accounts: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
+    """Three faults, one after the other, while two trials run; each hits at most one of them."""
     slurm = slurm_with_accounts
     sweep = slow_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
     results = tmp_path / "results"
@@ -96,6 +97,7 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
 def test_a_node_that_dies_is_excluded_from_the_retry(
     slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
+    """The job runs again on the two nodes that were never lost, although the third is back."""
     slurm = slurm_with_spare_node
     sweep = slow_sweep(tmp_path, strategies=["ddp"])
     results = tmp_path / "results"

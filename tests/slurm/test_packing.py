@@ -14,6 +14,7 @@ LIMIT = 3600 / FILL_FRACTION  # seconds, of which estimates may fill an hour
 
 
 def make_block(*cells: Cell, seed: int = 0) -> list[Trial]:
+    """Return a block of one trial of each cell."""
     return [Trial(cell=cell, seed=seed) for cell in cells]
 
 

@@ -16,15 +16,18 @@ RecordStatus = Literal["done", "failed", "invalid", "interrupted"]
 
 
 def header(status: RecordStatus, detail: str = "why") -> RecordHeader:
+    """Return the header of a first attempt's record."""
     return RecordHeader(status=status, attempt=1, detail=detail)
 
 
 def submitted(job: JobState, record: RecordHeader | None = None, **facts: Any) -> TrialFacts:
+    """Return the facts of a trial that was submitted, whose job is in this state."""
     defaults: dict[str, Any] = {"phase": None, "is_submitted": True, "job_id": "7_0"}
     return TrialFacts(record=record, job=job, **(defaults | facts))
 
 
 def local(record: RecordHeader | None = None, **facts: Any) -> TrialFacts:
+    """Return the facts of a trial that was not submitted."""
     defaults: dict[str, Any] = {"phase": None, "is_submitted": False}
     return TrialFacts(record=record, **(defaults | facts))
 
@@ -92,6 +95,7 @@ def test_the_first_rule_that_applies_gives_state_and_detail(
 
 
 def test_every_rule_is_tried() -> None:
+    """A rule that is added needs a row in ROWS."""
     assert {row[0] for row in ROWS} == set(range(len(RULES)))
 
 
@@ -102,6 +106,7 @@ def test_every_rule_is_tried() -> None:
 def test_some_rule_applies_to_any_facts(
     job: JobState, status: RecordStatus | None, phase: str | None, is_cancelled: bool
 ) -> None:
+    """The last rules are exhaustive: `conclude` never runs out of them."""
     record = header(status) if status else None
     conclude(submitted(job, record, phase=phase, is_cancelled=is_cancelled))
     conclude(local(record, phase=phase))

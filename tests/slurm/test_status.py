@@ -29,7 +29,8 @@ from tests.support.commands import harness
 from tests.support.reports import write_run
 from tests.support.sweeps import load
 
-# squeue of Slurm 22.05 with --array --noheader and FIELDS; the last line is what it prints when a controller is slow.
+# The output of squeue of Slurm 22.05 with --array, --noheader and FIELDS. The last line is what it
+# prints when a controller is slow.
 SQUEUE = """\
 5_3|PENDING|N/A||other|Resources
 9|RUNNING|2026-11-21T09:23:37|n1|somebody-elses|None
@@ -57,6 +58,7 @@ def submission(tmp_path: Path) -> Submission:
 
 
 def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
+    """Return what lies in the folder of a trial whose last attempt has ended like this."""
     return TrialFiles(record=RecordHeader(status=status, attempt=attempt, detail=detail))
 
 
@@ -84,17 +86,20 @@ def local_states(
 
 
 def names(rows: Sequence[TrialState]) -> list[State]:
+    """Return the state of each row."""
     return [row.state for row in rows]
 
 
 def status_of(
     submission: Submission, rows: Sequence[TrialState], slurm_error: str | None = None
 ) -> SweepStatus:
+    """Return the status of a sweep with these rows."""
     return SweepStatus(sweep=submission.sweep, trials=rows, bad_nodes={}, slurm_error=slurm_error)
 
 
 class TestQueue:
     def test_expands_arrays_and_skips_lines_that_show_no_job(self) -> None:
+        """Jobs that have ended are skipped too."""
         queue = queues.parse_squeue(SQUEUE)
         assert list(queue) == ["5_3", "9", "7_0", "7_1", "7_2", "7_3", "7_4", "7_5"]
         assert (queue["7_0"].nodes, queue["7_0"].is_pending) == ("n[1-2]", False)
@@ -133,6 +138,9 @@ class TestQueue:
 
 class TestOfSubmittedTrials:
     def test_the_folder_comes_first_and_slurm_second(self, submission: Submission) -> None:
+        """Job 7_1 is completing and 7_6 has ended; the records count, whatever Slurm says of the
+        jobs.
+        """
         failed = recorded("failed", detail="ValueError: no")
         rows = states_by(submission, {0: RUNNING, 1: recorded(), 6: failed})
         assert names(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
@@ -162,6 +170,7 @@ class TestOfSubmittedTrials:
         assert (rows[6].state, rows[6].is_live) == ("lost", False)
 
     def test_a_job_with_another_name_is_somebody_elses(self, submission: Submission) -> None:
+        """Slurm's ids come back after a while."""
         squeue = SQUEUE.replace("NAME", "another-job-of-mine")
         assert queues.live_jobs([submission], queues.parse_squeue(squeue)) == {}
         assert set(names(states_by(submission, squeue=squeue))) == {"lost"}
@@ -176,6 +185,7 @@ class TestOfSubmittedTrials:
     def test_lost_with_a_node_it_runs_again_while_its_job_exists(
         self, submission: Submission
     ) -> None:
+        """Up to the number of retries, and if Slurm is silent too."""
         failure = Failure(kind="NodeFailure", message="n2 died", host="n2")
         for count, state in ((1, "queued"), (2, "queued"), (3, "failed")):
             header = RecordHeader(
@@ -189,6 +199,9 @@ class TestOfSubmittedTrials:
             assert states_by(submission, files, squeue=None)[2].state == state
 
     def test_a_silent_slurm_makes_nothing_lost(self, submission: Submission) -> None:
+        """Where nobody knows whether a job exists, its trial counts as queued, unless it was
+        cancelled.
+        """
         files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
         rows = states_by(submission, files, squeue=None)
         assert names(rows) == ["running", "done", "interrupted", *["queued"] * 4]
@@ -226,6 +239,7 @@ class TestOfTrialsThatWereNotSubmitted:
         assert [row.is_live for row in rows][:4] == [True, False, True, True]
 
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
+        """A report that is older than the run was left by one that was killed."""
         sweep = load(tmp_path, seeds=[0, 1, 2])
         folder = SweepFolder(tmp_path / "sweep")
         killed, begun, waiting = (folder.trial_folder(trial.id) for trial in sweep.trials())

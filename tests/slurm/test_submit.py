@@ -27,6 +27,7 @@ NODE_LOST = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """A fake Slurm whose programs are on the PATH."""
     return install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
 
 
@@ -46,10 +47,12 @@ def submit(sweep: Path, results: Results, *more: str, **slurm: object) -> Comman
 
 
 def status(results: Results, *arguments: str) -> CommandResult:
+    """Run `harness status`."""
     return harness("status", *arguments, "--results", str(results.path))
 
 
 def only_submission(results: Results, sweep: str = "demo") -> Submission:
+    """Return the only submission of a sweep."""
     (submission,) = submissions.read_all(results.sweep_folder(sweep))
     return submission
 
@@ -81,6 +84,7 @@ def test_a_thousand_trials_are_one_call_of_sbatch(
 def test_submitting_twice_runs_nothing_twice(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
+    """A trial that a job has is not submitted again; one whose job has ended without a record is."""
     sweep = write(tmp_path, seeds=[0, 1, 2])
     submit(sweep, results)
     slurm.set_queue(squeue_output(results))
@@ -109,6 +113,7 @@ def test_finished_trials_are_not_submitted_and_failed_ones_may_be(
 def test_a_dry_run_shows_the_script_and_submits_nothing(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
+    """The script that it shows is the one that a submission hands to sbatch."""
     sweep = write(tmp_path, seeds=[0, 1])
     dry_run = submit(sweep, results, "--dry-run", time="45", account="physics")
     assert dry_run.code == 0
@@ -128,6 +133,7 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(
 
 
 def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Each stays one argument of sbatch, or one word of the script."""
     results = Results(tmp_path / f"{HOSTILE}\nx")
     sweep = write(tmp_path, name=HOSTILE)
     options = {"comment": HOSTILE, "contiguous": None}
@@ -164,6 +170,7 @@ def test_jobs_are_recognized_whose_ids_were_never_written_down(
 def test_what_sbatch_refuses_is_reported_in_its_words(
     slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The trials are lost then, and can be submitted again."""
     monkeypatch.setenv("MAX_SBATCH_CALLS", "0")
     ended = submit(write(tmp_path), results)
     assert ended.code == 1
@@ -185,6 +192,7 @@ def test_status_calls_squeue_once(slurm: FakeSlurm, results: Results, tmp_path: 
 def test_status_of_all_sweeps_is_a_line_each_and_calls_squeue_once(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
+    """The exit code is 1 because trials were lost."""
     for name in ("alpha", "beta"):
         (tmp_path / name).mkdir()
         submit(write(tmp_path / name, name=name), results)
@@ -201,6 +209,7 @@ def test_status_of_all_sweeps_is_a_line_each_and_calls_squeue_once(
 def test_cancel_is_one_call_of_scancel_and_makes_nothing_lost(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
+    """A second call finds nothing to cancel."""
     submit(write(tmp_path, seeds=[0, 1, 2]), results)
     slurm.set_queue(squeue_output(results))
     cancel = ("cancel", "demo", "--results", str(results.path))
@@ -259,6 +268,7 @@ def test_mistakes_are_one_line(
 
 
 def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:
+    """A row for each cell with counts, and a row for each trial that went wrong; `--all` lists all."""
     submit(write(tmp_path, zip=STRATEGIES, seeds=list(range(60))), results)
     slurm.set_queue(squeue_output(results))
     (cell, _) = load(tmp_path, zip=STRATEGIES).cells
