@@ -56,13 +56,19 @@ def random_sweep(
     )
 
 
-def slow_sweep(folder: Path, *, strategies: Sequence[str], seeds: Sequence[int] = (0,)) -> Path:
+def slow_sweep(
+    folder: Path,
+    *,
+    strategies: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    step_seconds: float = STEP_SECONDS,
+) -> Path:
     """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
     return random_sweep(
         folder,
         strategies=strategies,
         seeds=seeds,
-        step_seconds=STEP_SECONDS,
+        step_seconds=step_seconds,
         hurry=folder / "hurry",
     )
 

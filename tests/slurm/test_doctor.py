@@ -192,7 +192,7 @@ def test_an_interface_that_does_not_exist(slurm: Slurm, tmp_path: Path) -> None:
 def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
     """The job goes on after them, and the other checks pass."""
     setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
-    diagnosis = doctor(tmp_path, setup=setup)
+    diagnosis = doctor(tmp_path, nodes=1, setup=setup)
     assert diagnosis.code == 1
     assert diagnosis.problems == {
         "setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"
@@ -201,12 +201,12 @@ def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_setup_that_spans_several_lines(slurm: Slurm, tmp_path: Path) -> None:
-    diagnosis = doctor(tmp_path, setup=["if true; then", "export A=b", "fi"])
+    diagnosis = doctor(tmp_path, nodes=1, setup=["if true; then", "export A=b", "fi"])
     assert diagnosis.passed["setup"] == "every line succeeded"
 
 
 def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    diagnosis = doctor(tmp_path, setup=["exit 3"])
+    diagnosis = doctor(tmp_path, nodes=1, setup=["exit 3"])
     assert diagnosis.code == 1
     assert ("the last line of its log is: setup: exit code 3: exit 3; log: ") in diagnosis.problems[
         "job"

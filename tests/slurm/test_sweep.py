@@ -84,21 +84,28 @@ def test_every_strategy_over_two_nodes_equals_a_local_run(
 
 
 def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path: Path) -> None:
-    variants: dict[str, dict[str, Any]] = {
+    """The trial that hangs until its time is over does so in a job beside that of the others."""
+    failing: dict[str, dict[str, Any]] = {
         "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
         "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": DDP},
         "exits": {"options": {"exit_at": 5, "rank": 1}, "axes": DDP},
-        "hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP},
         "fine": {"axes": DDP},
     }
+    hanging = {"hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP}}
     results = tmp_path / "results"
-    submit(line_sweep(tmp_path, variants, length={"steps": 10}, timeout=45), results)
-    assert harness("status", "line", "--watch", "--results", str(results)).code == 1
-    records = {
-        record.trial.cell.workload.label: record for record in read_records(results).values()
-    }
-    assert records["fine"].status == "done"
+    for name, variants, timeout in (("hanging", hanging, 45), ("failing", failing, 300)):
+        folder = tmp_path / name
+        folder.mkdir()
+        length = {"steps": 10}
+        sweep = line_sweep(folder, variants, name=name, length=length, timeout=timeout)
+        submit(sweep, results)
+    assert harness("status", "--watch", "--results", str(results)).code == 1
+    records = {}
+    for name in ("hanging", "failing"):
+        for record in read_records(results, name).values():
+            records[record.trial.cell.workload.label] = record
 
+    assert records["fine"].status == "done"
     raised = records["raises"].failure
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
     killed = records["killed"].failure
@@ -107,7 +114,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     exited = records["exits"].failure
     assert exited is not None
     assert (exited.kind, exited.rank, exited.host) == ("Exited", 1, "n2")
-    assert exited.message.startswith("with code 7; ")
+    assert exited.message.startswith("with code 7")
     hung = records["hangs"].failure
     assert hung is not None
     assert hung.kind == "Timeout"
