@@ -1,1 +1,1 @@
-"""Knows what a machine can do: vendor peaks, measured peaks, rooflines, and how often equal code was told apart on it."""
+"""Knows what a machine can do: vendors' peaks, measured peaks, rooflines, and its false alarms."""

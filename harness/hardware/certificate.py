@@ -1,4 +1,13 @@
-"""How often equal code was told apart on a machine: the record `results/certificates/<key>.json`."""
+"""The A/A certificate of a machine: how often identical code was told apart on it.
+
+A gate compares two versions of the code. If it compares a version with itself, every "faster" or
+"slower" is a false alarm. `harness certify` makes many such comparisons and records them in
+`results/certificates/<key>.json`. The record says
+
+- how often a gate raises false alarms on this machine, and whether that is as rare as promised,
+- how large a change has to be to rise above the machine's noise,
+- how much the machine's speed drifts between measurements that were not interleaved.
+"""
 
 from __future__ import annotations
 
@@ -22,37 +31,38 @@ SCHEMA = "3.0"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate", schema=SCHEMA, remedy="harness certify --anew makes a new one"
 )
-MAX_FALSE_ALARMS = 0.05  # share of comparisons that may be false alarms
-FLOOR = 0.95  # share of comparisons that stayed below the noise floor
+MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
+NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
+FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identical code
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySettings:
-    """What the comparisons have in common."""
+    """What all comparisons of a certificate have in common."""
 
-    cell: str  # its id
-    label: str
-    seconds: float  # of measuring at most, for each
-    min_effect: float  # change that matters, a fraction of throughput
-    alpha: float
+    cell: str  # the cell's id
+    label: str  # the cell's label
+    seconds: float  # of measuring at most, for each comparison
+    min_effect: float  # the smallest change that matters, a fraction of throughput
+    alpha: float  # the significance level of a gate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Of code with itself. `load` is the machine's, over a minute, when it ended."""
+    """One comparison of the code with itself."""
 
     verdict: str  # faster, slower, same or inconclusive
-    log_ratio: float
-    rate: float  # samples/s of both sides
-    pairs: int  # of processes
+    log_ratio: float  # the mean difference of log throughput between the two sides
+    rate: float  # samples/s, the geometric mean of the two sides
+    pairs: int  # pairs of processes that were measured
     seconds: float  # of measuring
     ended: float  # seconds since the epoch
-    load: float
+    load: float  # of the machine over the last minute, when the comparison ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """The record of `harness certify`."""
+    """The record that `harness certify` writes."""
 
     schema: str = SCHEMA
     device: Device
@@ -64,103 +74,127 @@ class Certificate:
 
     @property
     def key(self) -> str:
+        """The name of the record's file; see `machine_key`."""
         return machine_key(self.hardware, self.device)
 
     @property
     def false_alarms(self) -> int:
-        return sum(one.verdict in ("faster", "slower") for one in self.comparisons)
+        """The number of comparisons that told identical code apart."""
+        return sum(comparison.verdict in FALSE_ALARMS for comparison in self.comparisons)
 
     @property
     def false_alarm_interval(self) -> tuple[float, float]:
-        """95% bounds of the share of false alarms."""
+        """The 95% confidence interval of the share of false alarms."""
         return share_interval(self.false_alarms, len(self.comparisons))
 
     @property
     def holds(self) -> bool:
-        """Unless false alarms are certainly more than were allowed for."""
+        """Whether gates hold on this machine: false unless too many false alarms are certain."""
         return self.false_alarm_interval[0] <= MAX_FALSE_ALARMS
 
     @property
     def noise_floor(self) -> float:
-        """The change that all but 1 - `FLOOR` of the comparisons stayed below, up or down."""
-        changes = sorted(math.expm1(abs(one.log_ratio)) for one in self.comparisons)
-        return changes[math.ceil(FLOOR * len(changes)) - 1]
+        """The change, up or down, that NOISE_FLOOR_QUANTILE of the comparisons did not exceed.
+
+        It is a fraction of throughput, and the smallest of the measured changes with that property.
+        """
+        changes = [math.expm1(abs(comparison.log_ratio)) for comparison in self.comparisons]
+        rank = math.ceil(NOISE_FLOOR_QUANTILE * len(changes))
+        return sorted(changes)[rank - 1]
 
     @property
     def drift(self) -> Drift | None:
-        """Of log throughput, from one comparison to another; None for a single one."""
+        """How much log throughput moves from one comparison to another; None for a single one."""
         count = len(self.comparisons)
         if count < 2:
             return None
-        return Drift(
-            deviation=stdev(math.log(one.rate) for one in self.comparisons),
-            degrees_of_freedom=count - 1,
-        )
+        log_rates = [math.log(comparison.rate) for comparison in self.comparisons]
+        return Drift(deviation=stdev(log_rates), degrees_of_freedom=count - 1)
 
     @property
     def description(self) -> str:
         """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-11-21`."""
-        count, low, high = len(self.comparisons), *self.false_alarm_interval
+        count = len(self.comparisons)
+        share = self.false_alarms / count
+        low, high = self.false_alarm_interval
         day = time.strftime("%Y-%m-%d", time.localtime(self.comparisons[-1].ended))
         return (
-            f"{self.false_alarms} of {count} false alarms ({self.false_alarms / count:.1%}, {low:.1%} to {high:.1%}),"
+            f"{self.false_alarms} of {count} false alarms"
+            f" ({share:.1%}, {low:.1%} to {high:.1%}),"
             f" noise floor {self.noise_floor:.1%} in {self.settings.seconds:g} s; {day}"
         )
 
     def continues(self, other: Certificate) -> bool:
-        """Whether comparisons of the two count together."""
-        return all(
-            getattr(self, name) == getattr(other, name)
-            for name in ("key", "software", "code", "settings")
-        )
+        """Return whether the comparisons of both may count together.
+
+        They may on the same hardware, with the same versions and the same settings.
+        """
+        decisive = ("key", "software", "code", "settings")
+        return all(getattr(self, name) == getattr(other, name) for name in decisive)
 
 
 def certificate_path(results: Results, hardware: str) -> Path:
+    """Return the path of the certificate of the machine with the key `hardware`."""
     return results.certificates / f"{hardware}.json"
 
 
 def write(results: Results, certificate: Certificate) -> Path:
-    """Leave the record under its hardware's key, a line for each comparison."""
+    """Write the certificate under its machine's key, a line for each comparison; return its path."""
     path = certificate_path(results, certificate.key)
     text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
-    write_atomically(
-        path,
-        re.sub(r"\{[^{}]*\"verdict\"[^{}]*\}", lambda found: " ".join(found[0].split()), text)
-        + "\n",
-    )
+    # Comparisons are the only innermost objects with a verdict.
+    comparison_object = r"\{[^{}]*\"verdict\"[^{}]*\}"
+    text = re.sub(comparison_object, lambda match: " ".join(match[0].split()), text)
+    write_atomically(path, text + "\n")
     return path
 
 
 def read(results: Results, hardware: str) -> Certificate | None:
-    """None if there is none; raises BadInput for what is none, not whole, of other hardware or of another schema."""
+    """Return the certificate of the machine with the key `hardware`, None if it has none.
+
+    Raises BadInput for a file that is no certificate, incomplete, of another machine or of another
+    schema.
+    """
     path = certificate_path(results, hardware)
     if not path.exists():
         return None
-    found = decode_file(Certificate, path, CERTIFICATE_FORMAT)
-    if not found.comparisons:
+    certificate = decode_file(Certificate, path, CERTIFICATE_FORMAT)
+    if not certificate.comparisons:
         raise CERTIFICATE_FORMAT.error(path, "not a valid certificate: no comparison")
-    if found.key != hardware:
-        raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {found.key}")
-    return found
+    if certificate.key != hardware:
+        raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {certificate.key}")
+    return certificate
 
 
 def drift_by_hardware(results: Results, hardware: Iterable[str]) -> dict[str, Drift]:
-    """How much the speed of each hardware moved between comparisons, where a certificate tells."""
-    found = {kind: read(results, kind) for kind in set(hardware)}
-    return {kind: one.drift for kind, one in found.items() if one and one.drift}
+    """Return how much the speed of each machine drifts between comparisons, by its key.
+
+    Machines without a certificate, and those with a single comparison, are left out.
+    """
+    drifts: dict[str, Drift] = {}
+    for key in set(hardware):
+        certificate = read(results, key)
+        if certificate is not None and certificate.drift is not None:
+            drifts[key] = certificate.drift
+    return drifts
 
 
 def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:
-    """A line for each hardware that a verdict rests on; none of several if one of them has no certificate."""
-    kinds = list(dict.fromkeys(hardware))
-    found = {kind: read(results, kind) for kind in kinds}
-    if len(kinds) == 1:
-        (one,) = found.values()
-        words = one.description if one else "none; harness certify measures it"
-        return [f"A/A certificate of this hardware: {words}"]
-    known = {kind: one.description for kind, one in found.items() if one}
-    return (
-        [f"A/A certificate of {kind}: {words}" for kind, words in known.items()]
-        if len(known) == len(kinds)
-        else []
-    )
+    """Return a line for the certificate of each machine that a verdict rests on.
+
+    `hardware` has the machines' keys. Of several machines there are lines only if all of them have a
+    certificate.
+    """
+    certificates = {key: read(results, key) for key in dict.fromkeys(hardware)}
+    if len(certificates) == 1:
+        (certificate,) = certificates.values()
+        description = "none; harness certify measures it"
+        if certificate is not None:
+            description = certificate.description
+        return [f"A/A certificate of this hardware: {description}"]
+    lines: list[str] = []
+    for key, certificate in certificates.items():
+        if certificate is None:
+            return []
+        lines.append(f"A/A certificate of {key}: {certificate.description}")
+    return lines

@@ -1,4 +1,4 @@
-"""What a machine can do, as measured on it: the record `results/peaks/<key>.json`."""
+"""The record of what a machine can do, as measured on it: `results/peaks/<key>.json`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,35 @@ MACHINE_FORMAT = FileFormat(
 )
 
 Device = Literal["cpu", "cuda"]
-Layout = Literal[
-    "nn", "nt", "tn"
-]  # A B, A Bᵀ and Aᵀ B, as in BLAS: backward's, forward's and the weights' of a linear layer
+# The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer uses
+# nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
+Layout = Literal["nn", "nt", "tn"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Repeats of a call. The least and the largest of n enclose the true median with probability 1 - 2^(1-n)."""
+    """Repeated measurements of one call.
+
+    The least and the largest of n repeats enclose the true median with probability 1 - 2^(1-n): the
+    chance that all n lie on the same side of the median is 2 * 2^-n.
+    """
 
     calls: int  # in each repeat
-    seconds: Sequence[float]  # of one call; one number a repeat
+    seconds: Sequence[float]  # of a single call; one number for each repeat
 
     @property
     def best(self) -> float:
+        """The least seconds."""
         return min(self.seconds)
 
     @property
     def worst(self) -> float:
+        """The most seconds."""
         return max(self.seconds)
 
     @property
     def median(self) -> float:
+        """The median of the seconds."""
         return median(self.seconds)
 
 
@@ -57,52 +64,60 @@ class Matmul:
 
     @property
     def work(self) -> float:
-        """FLOP of a call: 2 size^3, as a multiply-add counts 2."""
+        """FLOP of a call: 2 size^3, since each of the size^3 multiply-adds counts 2."""
         return 2.0 * self.size**3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """One array copied into another, within memory or between host and GPU (page-locked)."""
+    """A copy of one array into another, within memory or between the host and a GPU."""
 
-    direction: Literal["memory", "to-device", "from-device"]
+    direction: Literal["memory", "to-device", "from-device"]  # the host's array is page-locked
     bytes: int  # of the array
     threads: int | None  # None on a GPU
     timing: Timing
 
     @property
     def work(self) -> float:
-        """Bytes of a call: within memory what is read and what is written, as STREAM counts; across, what goes over."""
+        """Bytes that a call moves.
+
+        Within memory these are the bytes read and the bytes written, as STREAM counts them; between
+        host and GPU the bytes transferred.
+        """
         return float(self.bytes * (2 if self.direction == "memory" else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """An fp32 sum of `bytes` at each of `ranks` ranks; a call takes as long as at the slowest rank."""
+    """A sum in fp32 over all ranks. A call takes as long as at the slowest rank."""
 
-    bytes: int
+    bytes: int  # at each rank
     ranks: int
     timing: Timing
 
     @property
     def work(self) -> float:
-        """Bytes of a call: over its seconds they are nccl-tests' algorithm bandwidth."""
+        """Bytes of a call; divided by its seconds, the algorithm bandwidth of nccl-tests."""
         return float(self.bytes)
 
     @property
     def bus_work(self) -> float:
-        """For nccl-tests' bus bandwidth, which a link's own can be held against: 2(n-1)/n of the bytes."""
+        """2 (n - 1) / n of the bytes, at n ranks.
+
+        Divided by the seconds of a call, this is the bus bandwidth of nccl-tests, which can be
+        compared with the bandwidth of a link, whatever the number of ranks.
+        """
         return self.bytes * 2 * (self.ranks - 1) / self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The record of `harness peak`."""
+    """The record that `harness peak` writes."""
 
     schema: str = SCHEMA
     device: Device
-    quick: bool  # few sizes and few repeats
-    measured_at: float  # when, in seconds since the epoch
+    quick: bool  # measured with few sizes and few repeats
+    measured_at: float  # seconds since the epoch
     hardware: Hardware
     software: Software
     cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
@@ -113,64 +128,82 @@ class Machine:
 
     @property
     def key(self) -> str:
+        """The name of the record's file; see `machine_key`."""
         return machine_key(self.hardware, self.device)
 
     def peak(self, dtype: str, threads: int | None) -> float | None:
-        """FLOP/s: the best of all sizes and repeats; None unless this dtype was measured with as many threads."""
-        found = [
-            one.work / one.timing.best
-            for one in self.matmuls
-            if (one.dtype, one.threads) == (dtype, threads)
-        ]
-        return max(found, default=None)
+        """Return the most FLOP/s of all sizes and repeats, None if nothing was measured.
+
+        Only products in this dtype and with this number of threads count.
+        """
+        rates: list[float] = []
+        for matmul in self.matmuls:
+            if matmul.dtype == dtype and matmul.threads == threads:
+                rates.append(matmul.work / matmul.timing.best)
+        return max(rates, default=None)
 
     def bandwidth(self, threads: int | None) -> float | None:
-        """Bytes/s of main memory: the best repeat of the largest array."""
-        largest = max(self._copies(threads), key=lambda one: one.bytes, default=None)
-        return None if largest is None else largest.work / largest.timing.best
+        """Return the bytes/s of main memory: those of the best repeat of the largest array."""
+        copies = self._memory_copies(threads)
+        if not copies:
+            return None
+        largest = max(copies, key=lambda copy: copy.bytes)
+        return largest.work / largest.timing.best
 
     def cache_bandwidth(self, threads: int | None) -> float | None:
-        """Bytes/s of the arrays that are copied fastest, which lie in a cache."""
-        return max((one.work / one.timing.best for one in self._copies(threads)), default=None)
+        """Return the bytes/s of the array that is copied fastest, which fits in a cache."""
+        copies = self._memory_copies(threads)
+        return max((copy.work / copy.timing.best for copy in copies), default=None)
 
-    def _copies(self, threads: int | None) -> list[Copy]:
-        return [one for one in self.copies if one.direction == "memory" and one.threads == threads]
+    def _memory_copies(self, threads: int | None) -> list[Copy]:
+        """Return the copies within memory by this number of threads."""
+        return [
+            copy for copy in self.copies if copy.direction == "memory" and copy.threads == threads
+        ]
 
 
 def machine_key(hardware: Hardware, device: Device) -> str:
-    """Tells machines apart by what decides their speed: GPUs and how many, or the CPU and its usable cores.
+    """Return a file name that tells machines of different speed apart.
 
-    Virtual machines hide the model of their CPU; family, model and stepping tell its generation all the same.
+    It has the names and the number of the GPUs, or the CPU and its usable cores. A virtual machine
+    may hide the model of its CPU; family, model and stepping still tell its generation.
     """
     if device == "cuda":
         names = [gpu.name for gpu in hardware.gpus]
-        words = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
+        description = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
     else:
-        words = f"{hardware.cpu} {hardware.cpu_version or ''} {hardware.usable_cores} cores"
-    return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", words)))
+        version = hardware.cpu_version or ""
+        description = f"{hardware.cpu} {version} {hardware.usable_cores} cores"
+    return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", description)))
 
 
 def write(folder: Path, machine: Machine) -> Path:
-    """Leave the record in `folder` under the machine's key."""
+    """Write the record into `folder` under the machine's key; return its path."""
     path = folder / f"{machine.key}.json"
     write_atomically(path, json.dumps(asdict(machine), indent=1, allow_nan=False) + "\n")
     return path
 
 
 def read(path: Path) -> Machine:
-    """Raises BadInput for what is no such record, not whole, or of another schema."""
+    """Return a record; raises BadInput if it is none, incomplete, or of another schema."""
     machine = decode_file(Machine, path, MACHINE_FORMAT)
-    timings = [
-        one.timing
-        for found in (machine.matmuls, machine.copies, machine.all_reduces)
-        for one in found
+    measurements: list[Matmul | Copy | AllReduce] = [
+        *machine.matmuls,
+        *machine.copies,
+        *machine.all_reduces,
     ]
-    if not all(timing.calls > 0 and timing.seconds and timing.best > 0 for timing in timings):
-        raise MACHINE_FORMAT.error(path, "not a valid record of peaks: a time is not positive")
+    for measurement in measurements:
+        if not _is_positive(measurement.timing):
+            raise MACHINE_FORMAT.error(path, "not a valid record of peaks: a time is not positive")
     return machine
 
 
+def _is_positive(timing: Timing) -> bool:
+    """Return whether a timing has repeats, and all of its numbers are positive."""
+    return timing.calls > 0 and len(timing.seconds) > 0 and timing.best > 0
+
+
 def read_all(folder: Path) -> dict[str, Machine]:
-    """The records in `folder` by key; raises BadInput for one that can't be read."""
-    found = [read(path) for path in sorted(folder.glob("*.json"))]
-    return {machine.key: machine for machine in found}
+    """Return the records in `folder` by key; raises BadInput if one cannot be read."""
+    machines = [read(path) for path in sorted(folder.glob("*.json"))]
+    return {machine.key: machine for machine in machines}

@@ -1,6 +1,8 @@
-"""What a machine can do: `torchrun -m harness.hardware.measured_peaks FOLDER` reads FOLDER/trial.json, leaves FOLDER/rank<N>.json.
+"""Measures what a machine can do: `torchrun -m harness.hardware.measured_peaks FOLDER`.
 
-Rank 0 alone measures products and copies while the others wait; then all reduce together.
+Reads FOLDER/trial.json and writes FOLDER/rank<N>.json.
+
+Rank 0 measures matrix products and copies while the other ranks wait; then all ranks reduce together.
 """
 
 from __future__ import annotations
@@ -23,22 +25,25 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import die_with_parent
 from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
-from harness.hardware.repeat import repeat, runner
+from harness.hardware.repeat import Run, repeat, runner
 from harness.records import environment
 from harness.records.decode import FileFormat, decode_file
 from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
 
 DTYPES = {
     "fp32": torch.float32,
-    "tf32": torch.float32,
+    "tf32": torch.float32,  # fp32 tensors, whose products use TensorFloat-32
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
 AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
 LAYOUTS: tuple[Layout, ...] = ("nn", "nt", "tn")
-LONGEST = 1 / 16  # seconds: after a product that took longer no larger one is measured
+MAX_SECONDS = 1 / 16  # after a product that took longer, no larger one is measured
+SLOW_LAYOUT = 2  # a layout that takes this many times as long as the fastest is dropped
+TRIAL_RUNS = 3  # of each layout, to find the fastest
 KIB, MIB = 2**10, 2**20
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
+CACHE_MULTIPLE = 8  # how much larger than the caches the largest array is
 
 
 REQUEST_FORMAT = FileFormat(name="request for peaks")
@@ -46,7 +51,7 @@ REQUEST_FORMAT = FileFormat(name="request for peaks")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `trial.json` asks for."""
+    """What `trial.json` requests."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     quick: bool = False
@@ -56,25 +61,37 @@ class Request:
 class Extent:
     """How much is measured."""
 
-    sizes: Sequence[int]
-    copies: Sequence[int]  # bytes of arrays that fit into caches; one far larger is always copied
-    reduces: Sequence[int]  # bytes
+    matmul_sizes: Sequence[int]  # rows and columns
+    copy_bytes: Sequence[int]  # of arrays that fit in caches; one far larger is always copied, too
+    all_reduce_bytes: Sequence[int]
     repeats: int
-    least: float  # seconds that a repeat should take
+    min_seconds: float  # of a repeat
 
     @staticmethod
     def of(request: Request, device: torch.device) -> Extent:
+        """Return how much to measure on a device."""
         if request.quick:
-            return Extent(sizes=(128, 512), copies=(MIB,), reduces=(4, MIB), repeats=3, least=0.02)
-        gpu = device.type == "cuda"
+            return Extent(
+                matmul_sizes=(128, 512),
+                copy_bytes=(MIB,),
+                all_reduce_bytes=(4, MIB),
+                repeats=3,
+                min_seconds=0.02,
+            )
+        matmul_sizes: Sequence[int]
+        copy_bytes: Sequence[int]
+        if device.type == "cuda":
+            matmul_sizes = (512, 1024, 2048, 4096, 8192, 16384)
+            copy_bytes = (MIB, 16 * MIB, 128 * MIB)
+        else:
+            matmul_sizes = (128, 256, 512, 1024, 2048, 4096)
+            copy_bytes = (64 * KIB, 256 * KIB, MIB, 8 * MIB)
         return Extent(
-            sizes=(512, 1024, 2048, 4096, 8192, 16384)
-            if gpu
-            else (128, 256, 512, 1024, 2048, 4096),
-            copies=(MIB, 16 * MIB, 128 * MIB) if gpu else (64 * KIB, 256 * KIB, MIB, 8 * MIB),
-            reduces=(4, 256, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB),
+            matmul_sizes=matmul_sizes,
+            copy_bytes=copy_bytes,
+            all_reduce_bytes=(4, 256, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB),
             repeats=6,
-            least=0.05,
+            min_seconds=0.05,
         )
 
 
@@ -85,24 +102,28 @@ class Probe:
     extent: Extent
     device: torch.device
     ranks: Ranks
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]  # gets what is being measured
     matmuls: list[Matmul] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     all_reduces: list[AllReduce] = field(default_factory=list)
 
     def run(self) -> None:
+        """Measure everything."""
         if self.ranks.is_rank_0:
-            for threads in self.threads():
+            for threads in self.thread_counts():
                 for dtype in dtypes(self.device):
-                    self._matmuls(dtype, threads)
-            for threads in self.threads():
-                self._copies(threads)
+                    self._measure_matmuls(dtype, threads)
+            for threads in self.thread_counts():
+                self._measure_copies(threads)
         if self.ranks.world_size > 1:
-            all_reduce_min(self.device, 0)  # the others wait here for rank 0
-            self._all_reduces()
+            all_reduce_min(self.device, 0)  # the other ranks wait here for rank 0
+            self._measure_all_reduces()
 
-    def threads(self) -> Iterator[int | None]:
-        """Set torch to one thread, then to one a core; on a GPU there is nothing to set."""
+    def thread_counts(self) -> Iterator[int | None]:
+        """Set torch to a single thread, then to one for each core, and yield the number each time.
+
+        On a GPU there is nothing to set; it yields None once.
+        """
         if self.device.type == "cuda":
             yield None
             return
@@ -110,87 +131,101 @@ class Probe:
             torch.set_num_threads(threads)
             yield threads
 
-    def _time(self, call: Callable[[], object]) -> Timing:
-        return repeat(
-            runner(call, self.device), repeats=self.extent.repeats, least=self.extent.least
-        )
+    def _repeat(self, run: Run) -> Timing:
+        """Time repeats as the extent says."""
+        return repeat(run, repeats=self.extent.repeats, min_seconds=self.extent.min_seconds)
 
-    def _matmuls(self, dtype: str, threads: int | None) -> None:
+    def _measure_matmuls(self, dtype: str, threads: int | None) -> None:
+        """Measure products of growing sizes, in the fastest layout of each, until one takes long."""
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         layouts: Sequence[Layout] = LAYOUTS
-        for size in self.extent.sizes:
-            self.tell(f"product of {size}² {dtype}{_with(threads)}")
+        for size in self.extent.matmul_sizes:
+            self.on_progress(f"product of {size}² {dtype}{_with_threads(threads)}")
             calls = products(size, DTYPES[dtype], self.device)
-            layouts = self._fast(calls, layouts)
-            timing = self._time(calls[layouts[0]])
+            layouts = self._fast_layouts(calls, layouts)
+            fastest = layouts[0]
+            timing = self._repeat(runner(calls[fastest], self.device))
             self.matmuls.append(
-                Matmul(dtype=dtype, layout=layouts[0], size=size, threads=threads, timing=timing)
+                Matmul(dtype=dtype, layout=fastest, size=size, threads=threads, timing=timing)
             )
-            if timing.best > LONGEST:
+            if timing.best > MAX_SECONDS:
                 break
 
-    def _fast(
+    def _fast_layouts(
         self, calls: Mapping[Layout, Callable[[], object]], layouts: Sequence[Layout]
     ) -> list[Layout]:
-        """The fastest first, without those that take twice as long: a CPU without bf16 has layouts 70 times slower."""
+        """Return the layouts from fast to slow, without those that are far slower than the fastest.
+
+        A CPU without bf16 instructions has layouts that are 70 times slower: at larger sizes, even
+        to try them would take minutes.
+        """
         if len(layouts) == 1:
             return list(layouts)
-        runs = {layout: runner(calls[layout], self.device) for layout in layouts}
-        spent = {layout: min(run(1) for _ in range(3)) for layout, run in runs.items()}
-        return [
-            layout
-            for layout in sorted(spent, key=spent.__getitem__)
-            if spent[layout] < 2 * min(spent.values())
-        ]
+        seconds: dict[Layout, float] = {}
+        for layout in layouts:
+            run = runner(calls[layout], self.device)
+            seconds[layout] = min(run(1) for _ in range(TRIAL_RUNS))
+        limit = SLOW_LAYOUT * min(seconds.values())
+        from_fast_to_slow = sorted(layouts, key=lambda layout: seconds[layout])
+        return [layout for layout in from_fast_to_slow if seconds[layout] < limit]
 
-    def _copies(self, threads: int | None) -> None:
+    def _measure_copies(self, threads: int | None) -> None:
+        """Measure copies within memory and, on a GPU, to and from the host."""
         largest = far_larger_than_cache(self.device)
-        sizes = [size for size in self.extent.copies if size < largest] + [largest]
-        for size in sizes:
-            self.tell(f"copy of {size / MIB:g} MiB{_with(threads)}")
+        sizes = [size for size in self.extent.copy_bytes if size < largest]
+        for size in [*sizes, largest]:
+            self.on_progress(f"copy of {size / MIB:g} MiB{_with_threads(threads)}")
             source = torch.ones(size, dtype=torch.uint8, device=self.device)
             target = torch.zeros_like(source)
-            self._copy("memory", source, target, threads)
+            self._measure_copy("memory", source, target, threads)
             if self.device.type == "cuda":
                 pinned = torch.ones(size, dtype=torch.uint8, pin_memory=True)
-                self._copy("to-device", pinned, target, threads)
-                self._copy("from-device", source, pinned, threads)
+                self._measure_copy("to-device", pinned, target, threads)
+                self._measure_copy("from-device", source, pinned, threads)
 
-    def _copy(
+    def _measure_copy(
         self,
-        path: Literal["memory", "to-device", "from-device"],
+        direction: Literal["memory", "to-device", "from-device"],
         source: torch.Tensor,
         target: torch.Tensor,
         threads: int | None,
     ) -> None:
-        timing = self._time(lambda: target.copy_(source, non_blocking=True))
+        """Measure the copy of one array into another."""
+        run = runner(lambda: target.copy_(source, non_blocking=True), self.device)
         self.copies.append(
-            Copy(direction=path, bytes=source.nbytes, threads=threads, timing=timing)
+            Copy(
+                direction=direction, bytes=source.nbytes, threads=threads, timing=self._repeat(run)
+            )
         )
 
-    def _all_reduces(self) -> None:
-        world = self.ranks.world_size
-        for size in self.extent.reduces:
-            self.tell(f"all-reduce of {size} bytes at {world} ranks")
+    def _measure_all_reduces(self) -> None:
+        """Measure sums over all ranks; raises HarnessError if one of them is wrong."""
+        world_size = self.ranks.world_size
+        for size in self.extent.all_reduce_bytes:
+            self.on_progress(f"all-reduce of {size} bytes at {world_size} ranks")
             values = torch.ones(size // 4, device=self.device)
             dist.all_reduce(values)
-            if not bool((values == world).all()):
+            if not bool((values == world_size).all()):
                 raise HarnessError(
-                    f"an all-reduce of ones at {world} ranks gave {float(values[0])}"
+                    f"an all-reduce of ones at {world_size} ranks gave {float(values[0])}"
                 )
             values.zero_()  # sums of sums would overflow
-            timing = repeat(
-                self._together(values), repeats=self.extent.repeats, least=self.extent.least
-            )
-            self.all_reduces.append(AllReduce(bytes=size, ranks=world, timing=timing))
+            timing = self._repeat(self._all_reduce_run(values))
+            self.all_reduces.append(AllReduce(bytes=size, ranks=world_size, timing=timing))
 
-    def _together(self, values: torch.Tensor) -> Callable[[int], float]:
-        """All ranks begin together and all learn the time of the slowest, so that all go on alike."""
-        alone = runner(lambda: dist.all_reduce(values), self.device)
+    def _all_reduce_run(self, values: torch.Tensor) -> Run:
+        """Return what times all-reduces of `values`, with the same result at all ranks.
+
+        All ranks begin together and get the time of the slowest, so that all of them decide alike
+        how many calls to make next.
+        """
+        run_here = runner(lambda: dist.all_reduce(values), self.device)
 
         def run(calls: int) -> float:
             dist.barrier()
-            return -all_reduce_min(self.device, -round(alone(calls) * 1e9))[0] / 1e9
+            nanoseconds = round(run_here(calls) * 1e9)
+            slowest = -all_reduce_min(self.device, -nanoseconds)[0]  # the maximum
+            return slowest / 1e9
 
         return run
 
@@ -198,7 +233,10 @@ class Probe:
 def products(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> dict[Layout, Callable[[], object]]:
-    """Products of random matrices, which draw more power than zeros do, by layout."""
+    """Return the product of two random matrices in each layout, as calls.
+
+    The matrices are random because a GPU draws less power for zeros, and then clocks higher.
+    """
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     c = torch.empty_like(a)
     return {
@@ -209,54 +247,81 @@ def products(
 
 
 def dtypes(device: torch.device) -> list[str]:
-    """Those that the device multiplies: fp16 on CPUs is left out, as few have it and the rest take minutes."""
+    """Return the dtypes to measure: those whose products the device has instructions for.
+
+    fp16 is left out on CPUs: few have it, and the others take minutes.
+    """
     if device.type == "cpu":
         return ["fp32", "bf16"]
-    ampere = torch.cuda.get_device_capability(device)[0] >= AMPERE
-    return ["fp32", "tf32", "bf16", "fp16"] if ampere else ["fp32", "fp16"]
+    major, _ = torch.cuda.get_device_capability(device)
+    if major < AMPERE:
+        return ["fp32", "fp16"]
+    return ["fp32", "tf32", "bf16", "fp16"]
 
 
 def far_larger_than_cache(device: torch.device) -> int:
-    """Bytes of an array: eight times all last-level caches, at least 256 MiB, at most an eighth of the memory."""
+    """Return the bytes of an array whose copy measures main memory.
+
+    On a CPU: CACHE_MULTIPLE times all last-level caches and at least 256 MiB. On a GPU: 1 GiB. On
+    both at most an eighth of the memory.
+    """
     if device.type == "cuda":
-        return min(1024 * MIB, torch.cuda.get_device_properties(device).total_memory // 8)
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return min(1024 * MIB, memory // 8)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(max(256 * MIB, 8 * (cache_bytes() or 0)), memory // 8)
+    desired = max(256 * MIB, CACHE_MULTIPLE * (cache_bytes() or 0))
+    return min(desired, memory // 8)
 
 
 def cache_bytes(devices: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """All last-level caches together, as Linux tells; None where it does not."""
-    caches: dict[tuple[int, str], int] = {}
+    """Return the bytes of all last-level caches together, None where Linux does not report them.
+
+    Each core lists the caches that it uses; `shared_cpu_list` has the cores that share a cache, so
+    level and list together identify it.
+    """
+    sizes: dict[tuple[int, str], int] = {}
     try:
         for cache in devices.glob("cpu[0-9]*/cache/index[0-9]*"):
-            level, shared, size = (
-                (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
-            )
-            caches[int(level), shared] = int(size.removesuffix("K")) * KIB
+            level = int((cache / "level").read_text())
+            shared_by = (cache / "shared_cpu_list").read_text().strip()
+            kibibytes = (cache / "size").read_text().strip().removesuffix("K")
+            sizes[level, shared_by] = int(kibibytes) * KIB
     except (OSError, ValueError):
         return None
-    last = max((level for level, _ in caches), default=0)
-    return sum(size for (level, _), size in caches.items() if level == last) or None
+    last_level = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last_level) or None
 
 
-def _with(threads: int | None) -> str:
-    return "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
+def _with_threads(threads: int | None) -> str:
+    """Return `, 2 threads`, or nothing for a GPU."""
+    if threads is None:
+        return ""
+    return f", {threads} thread{'s' if threads > 1 else ''}"
 
 
-def measure(request: Request, ranks: Ranks, tell: Callable[[str], None]) -> Machine:
-    """At every rank; the all-reduces are known to all, the rest to rank 0."""
+def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) -> Machine:
+    """Measure this machine; call it at every rank.
+
+    The record of rank 0 has everything, those of the other ranks only the all-reduces.
+    """
     device = choose_device(request.device, ranks)
     with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
-        probe = Probe(extent=Extent.of(request, device), device=device, ranks=ranks, tell=tell)
+        probe = Probe(
+            extent=Extent.of(request, device),
+            device=device,
+            ranks=ranks,
+            on_progress=on_progress,
+        )
         probe.run()
+    on_gpu = device.type == "cuda"
     return Machine(
-        device="cuda" if device.type == "cuda" else "cpu",
+        device="cuda" if on_gpu else "cpu",
         quick=request.quick,
         measured_at=time.time(),
         hardware=environment.describe_hardware(),
         software=environment.describe_software(),
         settings=environment.describe_settings(),
-        cache_bytes=None if device.type == "cuda" else cache_bytes(),
+        cache_bytes=None if on_gpu else cache_bytes(),
         matmuls=probe.matmuls,
         copies=probe.copies,
         all_reduces=probe.all_reduces,
@@ -264,7 +329,7 @@ def measure(request: Request, ranks: Ranks, tell: Callable[[str], None]) -> Mach
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Ends the process: 0 when all is measured, 1 when something failed."""
+    """Measure and write the result; end the process with 0, or with 1 if something failed."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.hardware.measured_peaks", description=__doc__
     )
@@ -273,23 +338,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     die_with_parent()
     ranks = Ranks.from_environment()
 
-    def tell(now: str) -> None:
+    def report_progress(measured_now: str) -> None:
         if ranks.is_rank_0:
-            write_atomically(folder.progress_path, json.dumps({"now": now}), durable=False)
+            progress = json.dumps({"now": measured_now})
+            write_atomically(folder.progress_path, progress, durable=False)
 
     result: dict[str, Any]
     try:
         request = decode_file(Request, folder.assignment_path, REQUEST_FORMAT)
-        result = {"machine": asdict(measure(request, ranks, tell)), "failure": None}
+        machine = measure(request, ranks, report_progress)
+        result = {"machine": asdict(machine), "failure": None}
+    except HarnessError as error:
+        traceback.print_exc()
+        result = {"machine": None, "failure": f"rank {ranks.rank}: {error}"}
     except Exception as error:
         traceback.print_exc()
-        known = isinstance(error, HarnessError)
-        said = str(error) if known else f"{type(error).__name__}: {one_line(error)}"
-        result = {"machine": None, "failure": f"rank {ranks.rank}: {said}"}
+        failure = f"{type(error).__name__}: {one_line(error)}"
+        result = {"machine": None, "failure": f"rank {ranks.rank}: {failure}"}
     write_atomically(folder.result_path(ranks.rank), json.dumps(result, indent=1) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if result["failure"] is None else 1)  # a failed rank must not wait for the others
+    # A regular exit would wait for collectives that a failed rank never joined.
+    os._exit(0 if result["failure"] is None else 1)
 
 
 if __name__ == "__main__":

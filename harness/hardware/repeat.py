@@ -1,4 +1,4 @@
-"""Timing one call by itself: repeats of many calls, long enough that the clock and the odd interruption are small."""
+"""Times a single call: repeats of many calls, so long that the clock and interruptions matter little."""
 
 from __future__ import annotations
 
@@ -10,46 +10,66 @@ import torch
 
 from harness.hardware.machine import Timing
 
-FEWEST = 3  # repeats
-PATIENCE = 1.0  # seconds
+MIN_REPEATS = 3
+ENOUGH_SECONDS = 1.0  # once the repeats have taken that long, MIN_REPEATS are enough
+MAX_GROWTH = 100  # by which the number of calls grows at once
 
-Run = Callable[[int], float]  # makes so many calls and gives their seconds
+# Makes so many calls and returns the seconds that they took.
+Run = Callable[[int], float]
 
 
-def repeat(run: Run, *, repeats: int, least: float) -> Timing:
-    """Warm up, then time as many calls as take `least` seconds, `repeats` times.
+def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
+    """Warm up, then time `repeats` repeats of as many calls as take at least `min_seconds`.
 
-    An interruption makes few calls look long: a repeat that is shorter than `least` shows it, and all begin again with
-    more calls. Once the repeats have taken PATIENCE, FEWEST are enough.
+    If an interruption made a few calls look long, a later repeat is shorter than `min_seconds`. Then
+    all repeats begin again with more calls.
     """
     run(1)
-    calls, spans = 1, list[float]()
-    while len(spans) < repeats and (len(spans) < FEWEST or sum(spans) < PATIENCE):
-        spans.append(run(calls))
-        if spans[-1] < least:
-            calls = max(
-                2 * calls, min(100 * calls, math.ceil(1.1 * calls * least / max(spans[-1], 1e-9)))
-            )
-            spans.clear()
+    calls = 1
+    spans: list[float] = []  # seconds of each repeat
+    while not _is_enough(spans, repeats):
+        seconds = run(calls)
+        if seconds >= min_seconds:
+            spans.append(seconds)
+        else:
+            calls = _more_calls(calls, seconds, min_seconds)
+            spans = []
     return Timing(calls=calls, seconds=[span / calls for span in spans])
 
 
-def runner(call: Callable[[], object], device: torch.device) -> Run:
-    """By events on a GPU, by the monotonic clock elsewhere."""
+def _is_enough(spans: list[float], repeats: int) -> bool:
+    """Return whether no further repeat is needed."""
+    if len(spans) >= repeats:
+        return True
+    return len(spans) >= MIN_REPEATS and sum(spans) >= ENOUGH_SECONDS
 
-    def on_host(calls: int) -> float:
+
+def _more_calls(calls: int, seconds: float, min_seconds: float) -> int:
+    """Return how many calls should take a tenth more than `min_seconds`, if `calls` took `seconds`.
+
+    The number at least doubles, so that the search ends, and grows at most by MAX_GROWTH, as the
+    clock cannot resolve very short times.
+    """
+    proportional = math.ceil(1.1 * calls * min_seconds / max(seconds, 1e-9))
+    return max(2 * calls, min(MAX_GROWTH * calls, proportional))
+
+
+def runner(call: Callable[[], object], device: torch.device) -> Run:
+    """Return what times repeated calls: by events on a GPU, by the monotonic clock elsewhere."""
+
+    def run_on_host(calls: int) -> float:
         began = time.perf_counter()
         for _ in range(calls):
             call()
         return time.perf_counter() - began
 
-    def on_gpu(calls: int) -> float:
+    def run_on_gpu(calls: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(calls):
             call()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3  # it returns milliseconds
 
-    return on_gpu if device.type == "cuda" else on_host
+    return run_on_gpu if device.type == "cuda" else run_on_host

@@ -1,12 +1,18 @@
-"""Where a trial stands under the roofs of its machine: model FLOPs utilization and the roofline.
+"""Compares a trial with what its machine can do: model FLOPs utilization and the roofline.
 
-MFU (Chowdhery et al. 2022, PaLM, appendix B) is the FLOPs that the model's derivation asks for over those that the
-hardware could have done in the time: what is computed again, as by activation checkpointing, does not count.
+MFU (Chowdhery et al. 2022, PaLM, appendix B) is the FLOPs that the model's derivation asks for,
+divided by those that the hardware could have done in the same time. What is computed twice, as with
+activation checkpointing, counts once.
 
-The roofline (Williams, Waterman and Patterson 2009): at an intensity of I FLOP per byte a rank can do at most
-min(peak, I * bandwidth) FLOP/s. The bytes are those of `measure.traffic`: every operator's operands once. A compiler
-that fuses, or a cache that keeps what is used again, moves fewer, so that the intensity is a lower bound: a trial can
-stand above the roof of main memory, and one that is bound by memory in this count may not be by its machine.
+The roofline (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785): at an intensity of
+I FLOP per byte a rank can do at most
+
+    roof(I) = min(peak, I * bandwidth)    in FLOP/s
+
+The bytes are those of `harness.measure.traffic`: each operator's operands once. A compiler that fuses
+operators, or a cache that keeps what is used again, moves fewer. So the intensity is a lower bound: a
+trial can be above the roof of main memory, and one that is bound by memory in this count need not be
+on its machine.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.hardware.machine import Device, Machine, machine_key
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
@@ -24,7 +30,7 @@ from harness.records.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class RooflinePoint:
-    """One rank of a trial under the roofs that were measured."""
+    """One rank of a trial under the measured roofs."""
 
     flops_per_s: float  # achieved
     intensity: float  # FLOP per byte
@@ -33,96 +39,137 @@ class RooflinePoint:
 
     @property
     def roof(self) -> float:
-        """FLOP/s at this intensity."""
+        """The most FLOP/s at this intensity."""
         return min(self.peak, self.intensity * self.bandwidth)
 
     @property
     def share(self) -> float:
-        """Of the roof; above 1 where caches or fusion spare main memory traffic that was counted."""
+        """Achieved FLOP/s divided by the roof.
+
+        It exceeds 1 where caches or fusion save traffic to main memory that was counted.
+        """
         return self.flops_per_s / self.roof
 
     @property
     def bound(self) -> Literal["memory", "compute"]:
+        """The roof that is lower at this intensity."""
         return "memory" if self.intensity * self.bandwidth < self.peak else "compute"
 
 
+class Roofs(NamedTuple):
+    """What one rank could have reached; None where it was not measured."""
+
+    peak: float | None  # FLOP/s
+    bandwidth: float | None  # bytes/s of main memory
+
+
 def mfu(throughput: float, flops_per_sample: float, world_size: int, peak: float) -> float:
-    """Samples/s over all ranks times FLOP a sample, over `world_size` times the peak of one rank in FLOP/s."""
+    """Return the model FLOPs utilization: achieved FLOP/s divided by the peak of all ranks.
+
+    `throughput` is in samples/s over all ranks, `peak` in FLOP/s of one rank.
+    """
     return throughput * flops_per_sample / (world_size * peak)
 
 
 def device_of(record: Record) -> Device:
-    """Only ranks on a GPU have allocated its memory."""
-    return "cuda" if any("allocated" in rank.memory for rank in record.ranks) else "cpu"
+    """Return the kind of device that a trial ran on: only ranks on a GPU report allocated memory."""
+    on_gpu = any("allocated" in rank.memory for rank in record.ranks)
+    return "cuda" if on_gpu else "cpu"
 
 
 def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | None:
-    """The measured machine that a trial ran on, of machines by key."""
+    """Return the measured machine, of `machines` by key, that a trial ran on."""
     hardware = _hardware(record)
-    return machines.get(machine_key(hardware, device_of(record))) if hardware else None
+    if hardware is None:
+        return None
+    return machines.get(machine_key(hardware, device_of(record)))
 
 
-def roofs_of_rank(record: Record, machine: Machine) -> tuple[float | None, float | None]:
-    """The peak in FLOP/s and the bandwidth in bytes/s of main memory that one rank could have had to itself.
+def roofs_of_rank(record: Record, machine: Machine) -> Roofs:
+    """Return the peak and the memory bandwidth that one rank of a trial could have reached.
 
-    On a CPU: as measured with the rank's number of threads; None where that many were not measured, or where the
-    ranks of a node have more threads than it has cores. Memory is shared by the ranks of a node.
+    On a CPU they are those measured with the rank's number of threads. They are None if that number
+    was not measured, or if the ranks of a node have more threads than the node has cores. The ranks
+    of a node share its memory: each can have at most its part of the bandwidth of all cores.
     """
     axes = record.trial.cell.axes
     dtype = DTYPE_OF_PRECISION[axes.precision]
     if device_of(record) == "cuda":
-        return machine.peak(dtype, None), machine.bandwidth(None)
+        return Roofs(machine.peak(dtype, None), machine.bandwidth(None))
     cores = machine.hardware.usable_cores
-    beside = max(Counter(rank.host for rank in record.ranks).values())
-    if beside * axes.num_threads > cores:
-        return None, None
-    alone, shared = machine.bandwidth(axes.num_threads), machine.bandwidth(cores)
-    bandwidth = None if alone is None or shared is None else min(alone, shared / beside)
-    return machine.peak(dtype, axes.num_threads), bandwidth
+    ranks_per_node = max(Counter(rank.host for rank in record.ranks).values())
+    if ranks_per_node * axes.num_threads > cores:
+        return Roofs(None, None)
+    peak = machine.peak(dtype, axes.num_threads)
+    alone_on_node = machine.bandwidth(axes.num_threads)
+    whole_node = machine.bandwidth(cores)
+    if alone_on_node is None or whole_node is None:
+        return Roofs(peak, None)
+    return Roofs(peak, min(alone_on_node, whole_node / ranks_per_node))
 
 
 def roofline_point(record: Record, machine: Machine) -> RooflinePoint | None:
-    """None where something that it takes was not measured."""
-    achieved = _achieved(record)
-    peak, bandwidth = roofs_of_rank(record, machine)
-    moved = record.rank0.bytes_per_sample if record.rank0 else None
-    if achieved is None or peak is None or bandwidth is None or not moved or not record.rank0:
+    """Return where a trial is under the roofs of its machine, None if a figure is unknown."""
+    achieved = _achieved_flops_per_s(record)
+    roofs = roofs_of_rank(record, machine)
+    if achieved is None or roofs.peak is None or roofs.bandwidth is None:
         return None
-    intensity = record.rank0.flops_per_sample / moved
-    return RooflinePoint(flops_per_s=achieved, intensity=intensity, peak=peak, bandwidth=bandwidth)
+    if record.rank0 is None or not record.rank0.bytes_per_sample:
+        return None
+    return RooflinePoint(
+        flops_per_s=achieved,
+        intensity=record.rank0.flops_per_sample / record.rank0.bytes_per_sample,
+        peak=roofs.peak,
+        bandwidth=roofs.bandwidth,
+    )
 
 
 def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
-    """The record with its MFU against the vendor's peak and the measured one, where they are known."""
-    achieved = _achieved(record)
+    """Return the record with its MFU of the vendor's peak and of the measured one, where known.
+
+    `machines` are the measured machines by key. An MFU of a measured peak that the record has
+    already stays if this machine is not among them.
+    """
+    achieved = _achieved_flops_per_s(record)
     if record.summary is None or achieved is None:
         return record
-    machine, hardware = machine_of(record, machines), _hardware(record)
-    measured = roofs_of_rank(record, machine)[0] if machine else None
-    told = (
-        vendor_peak(hardware, record.trial.cell.axes.precision)
-        if hardware is not None and device_of(record) == "cuda"
-        else None
-    )
+    mfu_measured = record.summary.mfu_measured
+    machine = machine_of(record, machines)
+    if machine is not None:
+        measured_peak = roofs_of_rank(record, machine).peak
+        if measured_peak:
+            mfu_measured = achieved / measured_peak
+    vendor = _vendor_peak_of(record)
     summary = replace(
         record.summary,
-        mfu=achieved / told if told else None,
-        mfu_measured=achieved / measured if measured else record.summary.mfu_measured,
+        mfu=achieved / vendor if vendor else None,
+        mfu_measured=mfu_measured,
     )
     return replace(record, summary=summary)
 
 
-def _achieved(record: Record) -> float | None:
-    """FLOP/s of one rank."""
+def _vendor_peak_of(record: Record) -> float | None:
+    """Return the vendor's peak of the trial's GPUs in FLOP/s, None on a CPU and where unknown."""
+    hardware = _hardware(record)
+    if hardware is None or device_of(record) != "cuda":
+        return None
+    return vendor_peak(hardware, record.trial.cell.axes.precision)
+
+
+def _achieved_flops_per_s(record: Record) -> float | None:
+    """Return the FLOP/s that one rank achieved."""
     if record.summary is None or record.summary.throughput is None or record.rank0 is None:
         return None
     return mfu(
         record.summary.throughput,
         record.rank0.flops_per_sample,
         record.trial.cell.axes.world_size,
-        1.0,
+        peak=1.0,
     )
 
 
 def _hardware(record: Record) -> Hardware | None:
-    return record.rank0.environment.hardware if record.rank0 else None
+    """Return the description of the hardware in a record, None for a failed trial."""
+    if record.rank0 is None:
+        return None
+    return record.rank0.environment.hardware

@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.hardware import measured_peaks as peak
 from harness.hardware.machine import AllReduce, Copy, Timing
 from harness.hardware.measured_peaks import cache_bytes, far_larger_than_cache, products
-from harness.hardware.repeat import FEWEST, repeat, runner
+from harness.hardware.repeat import MIN_REPEATS, repeat, runner
 from harness.records.environment import Gpu, Hardware
 from harness.render import chart
 from harness.render.format import byte_size, rate
@@ -38,7 +38,7 @@ class Fake:
 class TestRepeat:
     def test_short_calls_are_gathered_until_they_take_long_enough(self) -> None:
         run = Fake(1e-6)
-        timing = repeat(run, repeats=6, least=0.05)
+        timing = repeat(run, repeats=6, min_seconds=0.05)
         assert timing.seconds == pytest.approx([1e-6] * 6)
         assert timing.calls * 1e-6 >= 0.05
         assert run.runs[-6:] == [timing.calls] * 6
@@ -46,16 +46,16 @@ class TestRepeat:
 
     def test_a_long_call_is_made_once_a_repeat(self) -> None:
         run = Fake(0.1)
-        assert repeat(run, repeats=6, least=0.05) == Timing(calls=1, seconds=[0.1] * 6)
+        assert repeat(run, repeats=6, min_seconds=0.05) == Timing(calls=1, seconds=[0.1] * 6)
         assert run.runs[0] == 1, "the first is a warm-up"
 
     def test_interruptions_do_not_make_repeats_short(self) -> None:
         for slow in [*((one,) for one in range(1, 12)), (2, 3), (2, 3, 5), (2, 3, 4, 5)]:
-            timing = repeat(Fake(1e-6, slow), repeats=6, least=0.05)
+            timing = repeat(Fake(1e-6, slow), repeats=6, min_seconds=0.05)
             assert min(timing.seconds) * timing.calls > 0.0499
 
     def test_what_takes_very_long_is_repeated_less_often(self) -> None:
-        assert len(repeat(Fake(2.0), repeats=6, least=0.05).seconds) == FEWEST
+        assert len(repeat(Fake(2.0), repeats=6, min_seconds=0.05).seconds) == MIN_REPEATS
 
     def test_the_host_is_timed_by_calls(self) -> None:
         made: list[int] = []
