@@ -34,7 +34,10 @@ class Goal:
 
 
 def goal(until: str, budget: float | None) -> Goal | None:
-    """Return the goal of `--until` and of `--budget` in minutes, None without; raises BadInput."""
+    """Return the goal of `--until` and of `--budget` in minutes, None without them.
+
+    Raises BadInput for no percentage, and for a budget without a goal.
+    """
     if until:
         seconds = None if budget is None else budget * 60
         return Goal(half_width=parse_percentage(until, "--until"), budget=seconds)
@@ -92,8 +95,10 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
 
 def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:
     """Return the log throughputs and the label of the cell with the widest interval."""
-    candidates = [(_log_throughputs(records, cell.id), cell.label) for cell in sweep.cells]
-    return max(candidates, key=lambda candidate: half_width(candidate[0]))
+    least_precise = max(
+        sweep.cells, key=lambda cell: half_width(_log_throughputs(records, cell.id))
+    )
+    return _log_throughputs(records, least_precise.id), least_precise.label
 
 
 def half_width(logs: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numb
 class Saved:
     """A baseline file that was written."""
 
-    path: Path
+    path: Path  # of the file
     result: CellResult  # what it holds
     replaced: bool  # whether it had another content before
 
@@ -42,9 +42,10 @@ def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
 
     Raises BadInput, before anything is written, for a cell that nothing could be compared with.
     """
-    cells_by_path = {_path(results, cell): cell for cell in cells}
+    # All paths before the first file: a cell that is refused leaves nothing half-written.
+    paths = [_path(results, cell) for cell in cells]
     saved = []
-    for path, cell in cells_by_path.items():
+    for path, cell in zip(paths, cells, strict=True):
         content = dump(cell)
         previous = path.read_text(encoding="utf-8") if path.exists() else None
         is_changed = content != previous

@@ -123,7 +123,7 @@ class Row:
     b: CellResult  # the cell that is judged
     b_side: str  # the name of B's side
     mean_a: float  # in the metric's unit; geometric for throughput
-    mean_b: float
+    mean_b: float  # and that of B
     verdict: Verdict  # with the effect, its interval and what could have been detected
 
     @property
@@ -136,7 +136,7 @@ class Row:
 class Comparison:
     """Cells that were compared, with a verdict on each of their metrics."""
 
-    matches: Sequence[Match]
+    matches: Sequence[Match]  # cells that were compared
     rows: Sequence[Row]  # by match; of each the throughput first
     differences: Sequence[str]  # between the conditions of the sides
     missing: Sequence[str]  # what could not be compared, as cells that only one side has
@@ -229,7 +229,11 @@ def _comparable_axes(side: Side) -> list[str]:
 
 def _differing_axes(cell: Cell, other: Cell) -> frozenset[str]:
     """Return the names of the axes in which two cells differ."""
-    return frozenset(axis for axis in AXES if getattr(cell.axes, axis) != getattr(other.axes, axis))
+    names = set()
+    for axis in AXES:
+        if getattr(cell.axes, axis) != getattr(other.axes, axis):
+            names.add(axis)
+    return frozenset(names)
 
 
 def against_first(side: Side) -> Comparison | None:
@@ -239,8 +243,8 @@ def against_first(side: Side) -> Comparison | None:
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    workloads = [_matching_key(cell.cell, tuple(AXES)) for cell in measured_first]
-    if len(set(workloads)) == len(workloads):
+    workloads = {_matching_key(cell.cell, tuple(AXES)) for cell in measured_first}
+    if len(workloads) == len(measured_first):
         return None
     ordered = Side(name=side.name, cells=measured_first)
     return compare_by(ordered, tuple(AXES), Rules(across=("hardware",)))
@@ -290,14 +294,17 @@ def match_cells(
     cells match, or if two cells of a side are alike in all but `across`.
     """
     cells_a, cells_b = _cells_by_key(a, across), _cells_by_key(b, across)
-    matched = [(cell, cells_b[key]) for key, cell in cells_a.items() if key in cells_b]
+    matched, unmatched = [], []
+    for key, cell in cells_a.items():
+        if key in cells_b:
+            matched.append((cell, cells_b[key]))
+        else:
+            unmatched.append(f"{cell.cell.label}: only in {a.name}")
+    for key, cell in cells_b.items():
+        if key not in cells_a:
+            unmatched.append(f"{cell.cell.label}: only in {b.name}")
     if not matched:
         raise BadInput(_no_match(a, b, across))
-    unmatched = []
-    for side, cells, other_cells in ((a, cells_a, cells_b), (b, cells_b, cells_a)):
-        for key, cell in cells.items():
-            if key not in other_cells:
-                unmatched.append(f"{cell.cell.label}: only in {side.name}")
     return matched, unmatched
 
 
@@ -474,8 +481,7 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     notes = []
     if speed is not None and not speed.question.estimate.paired:
         notes.append(_not_interleaved(drifts((match.a, match.b), rules.drift)))
-    trials = [*match.a.trials, *match.b.trials]
-    if any(trial.settled is False for trial in trials):
+    if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
         notes.append(f"{label}: some trials never reached a steady state")
     if speed is None:
         return notes

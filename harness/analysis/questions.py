@@ -38,14 +38,16 @@ TrialPair = tuple[TrialResult, TrialResult]  # of A and of B, with the same seed
 class MetricDifference:
     """A question, and the means of both sides as people read them."""
 
-    question: Question
+    question: Question  # with the estimate of B against A
     mean_a: float  # geometric for throughput, else arithmetic
     mean_b: float
 
 
 def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
     """Return the trials of both sides that have the same seed and repeat."""
-    trials_b = {(trial.seed, trial.repeat): trial for trial in b.trials}
+    trials_b = {}
+    for trial in b.trials:
+        trials_b[trial.seed, trial.repeat] = trial
     pairs = []
     for trial_a in a.trials:
         trial_b = trials_b.get((trial_a.seed, trial_a.repeat))
@@ -136,7 +138,9 @@ def _interleaved_log_ratios(a: CellResult, b: CellResult) -> list[float]:
     for (_, last_start), (next_start, _) in itertools.pairwise(starts):
         if last_start > next_start:
             return []
-    return log_ratios if len(log_ratios) > 1 else []
+    if len(log_ratios) < 2:
+        return []
+    return log_ratios
 
 
 def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
@@ -196,8 +200,10 @@ def _are_identical(a: CellResult, b: CellResult) -> bool:
     pairs = paired_trials(a, b)
     if not pairs or not len(pairs) == len(a.trials) == len(b.trials):
         return False
-    same_metric = all(trial_a.metric == trial_b.metric for trial_a, trial_b in pairs)
-    return same_metric and same_bits(a, b) == len(pairs)
+    for trial_a, trial_b in pairs:
+        if trial_a.metric != trial_b.metric:
+            return False
+    return same_bits(a, b) == len(pairs)
 
 
 def _with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:

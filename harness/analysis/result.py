@@ -37,7 +37,7 @@ class TrialResult:
     """One trial that is done."""
 
     sweep: str  # the name of its sweep
-    seed: int
+    seed: int  # of its initial weights and its data order
     repeat: int  # counts the trials of the same cell and seed, from 0
     started: float  # seconds since the epoch
     ended: float  # seconds since the epoch
@@ -58,7 +58,7 @@ class CellResult:
     It is saved as a baseline, so its fields are what can't be computed from others.
     """
 
-    cell: Cell
+    cell: Cell  # the workload with every axis set
     target: Target | None  # None where no trial is done
     conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
     trials: Sequence[TrialResult]  # those that are done
@@ -86,7 +86,9 @@ class CellResult:
             if trial.throughput:
                 values.append(trial.throughput)
                 seeds.append(trial.seed)
-        return mean_interval(independent_values(values, seeds)) if values else None
+        if not values:
+            return None
+        return mean_interval(independent_values(values, seeds))
 
     @cached_property
     def metric_by_seed(self) -> Mapping[int, float]:
@@ -109,6 +111,11 @@ class CellResult:
         return mean_interval(means) if means else None
 
     @property
+    def has_unsteady_trials(self) -> bool:
+        """Whether a trial never reached a steady state, as far as that can be told."""
+        return any(trial.settled is False for trial in self.trials)
+
+    @property
     def planned(self) -> int:
         """How many trials were asked for, as far as this result tells."""
         return len(self.trials) + sum(self.left_out.values())
@@ -128,7 +135,7 @@ class CellResult:
     @property
     def is_recorded(self) -> bool:
         """Whether any of its trials has left a record."""
-        return bool(self.trials) or any(status != UNRECORDED for status in self.left_out)
+        return self.planned > self.left_out.get(UNRECORDED, 0)
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
@@ -159,7 +166,7 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
     return CellResult(
         cell=parts[0].cell,
         target=target,
-        conditions={kind: list(conditions[kind]) for kind in conditions},
+        conditions={kind: list(values) for kind, values in conditions.items()},
         trials=trials,
         left_out=dict(left_out),
     )

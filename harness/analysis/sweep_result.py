@@ -30,7 +30,7 @@ class SweepResult:
     and the counts of trials that are not done; this class adds what takes several cells.
     """
 
-    name: str
+    name: str  # of the sweep
     cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
 
@@ -145,8 +145,9 @@ class SweepResult:
         for cell in self.workloads[workload]:
             if cell.metric is None:
                 continue
-            lower_is_better = cell.target is not None and not cell.target.higher_is_better
-            score = -cell.metric.mean if lower_is_better else cell.metric.mean
+            score = cell.metric.mean
+            if cell.target is not None and not cell.target.higher_is_better:
+                score = -score
             if best is None or score > best_score:
                 best, best_score = cell, score
         return best

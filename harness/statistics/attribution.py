@@ -46,11 +46,11 @@ class Effect:
     reference; 1 means that they do not interact.
     """
 
-    levels: Levels
-    reference: Levels
-    ratio: float
-    low: float  # bounds of the ratio's interval
-    high: float
+    levels: Levels  # of one axis or of two
+    reference: Levels  # of the same axes
+    ratio: float  # of throughputs
+    low: float  # the lower bound of the ratio's interval
+    high: float  # and the upper one
     p: float  # of the claim that the ratio is not 1, corrected by Holm over all effects
 
     @property
@@ -73,10 +73,10 @@ class Effect:
 class Attribution:
     """The effects of a workload's axes, and how well the model describes its trials."""
 
-    effects: Sequence[Effect]
+    effects: Sequence[Effect]  # of single axes, then of every two
     unknown: Sequence[Term]  # terms that the cells can't separate, as where axes change together
-    deviation: float  # of a trial from the model, relative
-    degrees_of_freedom: int
+    deviation: float  # of a trial from the model, as a fraction of its throughput
+    degrees_of_freedom: int  # trials that are left over to estimate the deviation
 
     @property
     def largest_first(self) -> list[Effect]:
@@ -111,14 +111,15 @@ class _Fit:
     weights: Numbers  # (columns,)
     covariance: Numbers  # of the weights, (columns, columns)
     deviation: float  # of the residuals
-    degrees_of_freedom: int
+    degrees_of_freedom: int  # points less columns
 
 
 def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attribution | None:
     """Return main effects and two-way interactions of the axes that vary, with blocks taken out.
 
-    A level's reference is the first of its axis in the order of the points. Returns None where no
-    degree of freedom is left to estimate an error.
+    A level's reference is the first of its axis in the order of the points. Interactions of three
+    axes or more are part of the noise: sweeps rarely have trials enough to tell. Returns None where
+    no degree of freedom is left to estimate an error.
     """
     design = _design(points)
     fit = _fit(design, np.asarray([point.value for point in points]))
@@ -126,8 +127,8 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
         return None
     effects = []
     for term in design.columns:
-        contributing = [design.axes[axis][1:] for axis in term]  # without the reference levels
-        for levels in itertools.product(*contributing):
+        levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
+        for levels in itertools.product(*levels_of_axes):
             effects.append(_effect(design, fit, term, levels, confidence))
     return Attribution(
         effects=_corrected(effects),
@@ -147,7 +148,11 @@ def _corrected(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def _design(points: Sequence[Point]) -> _Design:
-    """Return the model of these points, with every term that they can separate from the others."""
+    """Return the model of these points, with every term that they can separate from the others.
+
+    Terms are added one at a time. One whose columns do not raise the rank of the matrix by their
+    number says what earlier columns say already: its effect can't be estimated.
+    """
     axes = _varying_axes(points)
     codes = {}
     for axis, levels in axes.items():
@@ -159,7 +164,7 @@ def _design(points: Sequence[Point]) -> _Design:
     unknown: list[Term] = []
     for term in _terms(axes):
         if any((axis,) in unknown for axis in term):
-            continue  # an interaction with an axis whose own effect is unknown
+            continue  # an interaction of an axis whose own effect is unknown
         wider = np.column_stack([matrix, _interaction([codes[axis] for axis in term])])
         if np.linalg.matrix_rank(wider) < wider.shape[1]:
             unknown.append(term)
@@ -226,6 +231,7 @@ def _effect(
         c'w ± t sqrt(c' Cov(w) c).
     """
     columns = design.columns[term]
+    reference = {axis: design.axes[axis][0] for axis in term}
     contrast = _contrast(design.axes, term, levels)
     value = float(contrast @ fit.weights[columns])
     variance = float(contrast @ fit.covariance[columns, columns] @ contrast)
@@ -238,7 +244,7 @@ def _effect(
         p = float(value == 0)
     return Effect(
         levels=dict(zip(term, levels, strict=True)),
-        reference={axis: design.axes[axis][0] for axis in term},
+        reference=reference,
         ratio=math.exp(value),
         low=math.exp(value - half_width),
         high=math.exp(value + half_width),
@@ -260,7 +266,11 @@ def _contrast(axes: Axes, term: Term, levels: tuple[Hashable, ...]) -> Numbers:
 
 
 def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
-    """Return the sum-to-zero code of each value, shape (values, levels - 1)."""
+    """Return the sum-to-zero code of each value, shape (values, levels - 1).
+
+    In this code the columns of an axis add up to zero over its levels, which makes the model's mean
+    the mean over all levels and a main effect the mean effect over the other axes.
+    """
     return np.stack([_level_code(levels, value) for value in values])
 
 

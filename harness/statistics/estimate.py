@@ -16,19 +16,23 @@ POWER = 0.8  # the chance with which the smallest detectable effect is detected
 class Drift:
     """How much a machine's log throughput moves between one time of measuring and another."""
 
-    deviation: float
+    deviation: float  # of log throughput
     degrees_of_freedom: float  # of the deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A difference of B from A, such as that of log throughputs, with its standard error."""
+    """A difference of B from A, such as that of log throughputs, with its standard error.
 
-    value: float
+    The estimate over its standard error follows Student's t distribution where there is no true
+    difference; all p-values and intervals below come from that.
+    """
+
+    value: float  # B - A
     standard_error: float | None  # None if it is unknown
     degrees_of_freedom: float  # of the standard error
     count: int  # pairs, or values of the side that has fewer
-    paired: bool
+    paired: bool  # whether it is a mean of differences, or a difference of means
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return Student's interval; it is infinite where the standard error is unknown."""

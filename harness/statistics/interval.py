@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 class Interval:
     """A mean with its confidence interval."""
 
-    mean: float
+    mean: float  # of the independent values
     half_width: float | None  # None for fewer than two values
     count: int  # independent values that the mean is over
 

@@ -20,8 +20,8 @@ LOWEST_CORRELATION, HIGHEST_CORRELATION = -0.15, 0.99  # of batches; estimates a
 class TraceMean:
     """Means over the last axis of traces, each of shape (…); errors are NaN where unknown."""
 
-    mean: Numbers
-    standard_error: Numbers
+    mean: Numbers  # of all values
+    standard_error: Numbers  # of the mean
     degrees_of_freedom: Numbers  # of the standard error
 
     def half_width(self, confidence: float = 0.95) -> Numbers:

@@ -20,7 +20,7 @@ class TrialsMean:
     unknown or where there is a single trial.
     """
 
-    interval: Interval
+    interval: Interval  # of the mean over trials
     within: float | None  # explained by the trial's own steps: longer trials make it smaller
     between: float | None  # the remainder, which only more trials average out
 

@@ -31,9 +31,9 @@ class Metric:
     difference in its own unit.
     """
 
-    name: str
+    name: str  # as people read it: `samples/s`, `accuracy`
     higher_is_better: bool
-    relative: bool
+    relative: bool  # whether differences are ratios
     min_effect: float  # the smallest effect of interest: a fraction, or in the metric's unit
     better: str = "better"  # what to call a better and a worse value
     worse: str = "worse"
@@ -55,6 +55,7 @@ class Metric:
 
 
 def _exp(value: float) -> float:
+    """Return e to the power of the value, infinity where that is too large for a float."""
     return math.exp(value) if value < LARGEST_EXPONENT else math.inf
 
 
@@ -63,7 +64,7 @@ class Question:
     """Is B better or worse than A in this metric?"""
 
     metric: Metric
-    estimate: Estimate
+    estimate: Estimate  # of the difference of B from A, on the metric's scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +72,11 @@ class Verdict:
     """The answer. p-values are corrected for the family; the interval is of this question only."""
 
     question: Question
-    outcome: Outcome
+    outcome: Outcome  # of B against A
     p_change: float  # of the claim that there is a difference
     p_same: float  # of the claim that it is smaller than the smallest effect of interest
-    low: float  # bounds of the effect, as `Metric.back_transform` returns them
-    high: float
+    low: float  # the lower bound of the effect, as `Metric.back_transform` returns it
+    high: float  # and the upper one
     min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
 
     @property
@@ -153,7 +154,12 @@ def _verdict(
 
 
 def _outcome(question: Question, p_change: float, p_same: float, alpha: float) -> Outcome:
-    """Return what the p-values and the size of the effect say together."""
+    """Return what the p-values and the size of the effect say together.
+
+    A significant effect that is too small to matter is neither better nor worse; it is the same only
+    if it is shown to be too small, and inconclusive otherwise. A difference of zero without any
+    spread, as between equal bits, is the same.
+    """
     metric, estimate = question.metric, question.estimate
     lower_margin, upper_margin = metric.margins
     matters = not lower_margin < estimate.value < upper_margin
@@ -198,7 +204,7 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
 
 def _in_original_order(ascending: Numbers, order: NDArray[np.intp]) -> list[float]:
-    """Return the values in the order that `order`, their argsort, had them in."""
+    """Return the values in their order before they were sorted; `order` is the argsort."""
     values = np.empty_like(ascending)
     values[order] = ascending
     return [float(value) for value in values]

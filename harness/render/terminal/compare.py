@@ -131,10 +131,14 @@ def _legend(comparison: Comparison) -> str:
 
 def _conclusion(comparison: Comparison) -> str:
     """Return the meaning of the exit code (`Comparison.exit_code`): cells that are worse by name."""
-    worse = [row for row in comparison.rows if row.verdict.outcome == "worse"]
+    worse, outcomes = [], set()
+    for row in comparison.rows:
+        outcomes.add(row.verdict.outcome)
+        if row.verdict.outcome == "worse":
+            worse.append(f"{row.b.cell.label}: {row.verdict.label}")
     if worse:
-        return "; ".join(f"{row.b.cell.label}: {row.verdict.label}" for row in worse)
-    if any(row.verdict.outcome == "inconclusive" for row in comparison.rows):
+        return "; ".join(worse)
+    if "inconclusive" in outcomes:
         return "inconclusive: more seeds or repeats, or longer trials, narrow the intervals"
     if comparison.missing:
         return "inconclusive: something is missing, as listed above"

@@ -25,7 +25,7 @@ NEGLIGIBLE = 0.0005  # a share that would be printed as 0.0%
 class PhaseStyle:
     """How a phase of a step is shown."""
 
-    column: str
+    column: str  # the heading of its column
     color: str  # Rich's
 
 
@@ -46,7 +46,9 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     """
     console = Console(highlight=False)
     summaries = _summaries_by_cell(sweep, records)
-    shares = {cell_id: _mean_shares(summaries[cell_id]) for cell_id in summaries}
+    shares = {}
+    for cell in sweep.cells:
+        shares[cell.id] = _mean_shares(summaries[cell.id])
     phases = _visible_phases(list(shares.values()))
     table = _empty_table(sweep.cells, phases)
     axes = varying_axes(sweep.cells)
@@ -93,7 +95,9 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the phases that take more than a negligible share of any cell's step."""
     visible = []
     for phase in PHASES:
-        largest = max((cell_shares.get(phase, 0.0) for cell_shares in shares), default=0.0)
+        largest = 0.0
+        for cell_shares in shares:
+            largest = max(largest, cell_shares.get(phase, 0.0))
         if largest > NEGLIGIBLE:
             visible.append(phase)
     return visible
@@ -158,11 +162,13 @@ def _steadiness(summaries: Sequence[Summary]) -> Text:
     """
     if not summaries:
         return Text(fmt.MISSING)
-    never = sum(summary.settled is False for summary in summaries)
-    if never:
-        return Text(f"never, {never} of {len(summaries)}", style="yellow")
-    starts = [summary.window_start for summary in summaries if summary.window_start is not None]
-    all_settled = all(summary.settled for summary in summaries)
-    if not all_settled or not starts:
+    settled = [summary.settled for summary in summaries]
+    if False in settled:
+        return Text(f"never, {settled.count(False)} of {len(settled)}", style="yellow")
+    last_start = -1
+    for summary in summaries:
+        if summary.window_start is not None:
+            last_start = max(last_start, summary.window_start)
+    if None in settled or last_start < 0:
         return Text("too few steps to tell")
-    return Text(f"from step {max(starts)}")
+    return Text(f"from step {last_start}")
