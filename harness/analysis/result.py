@@ -286,7 +286,11 @@ def _software_versions(software: Software) -> str:
         "torch": software.torch,
         **software.packages,
     }
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version)
+    present = []
+    for name, version in sorted(versions.items()):
+        if version:
+            present.append(f"{name} {version}")
+    return ", ".join(present)
 
 
 def rounded(value: float) -> float:

@@ -105,9 +105,9 @@ def _records_of_cell(results: Results, name: str) -> list[Record]:
     if not holders:
         raise BadInput(_unknown_name(results, name, cell_name, cells_by_folder))
     if len(holders) > 1:
-        sweeps = ", ".join(folder.name for folder in holders)
-        choices = " or ".join(f"{folder.name}/{cell_name}" for folder in holders)
-        raise BadInput(f"{name}: found in the sweeps {sweeps}; allowed: {choices}")
+        sweeps = [folder.name for folder in holders]
+        choices = " or ".join(f"{sweep}/{cell_name}" for sweep in sweeps)
+        raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: {choices}")
     ((folder, cells),) = holders.items()
     return _read_records(folder, cells, cell_name)
 
@@ -155,7 +155,8 @@ def _unknown_name(
     candidates = set()
     for folder, cells in cells_by_folder.items():
         candidates.add(folder.name)
-        candidates.update(cell.id for cell in cells)
+        for cell in cells:
+            candidates.add(cell.id)
     suggestion = did_you_mean(cell_name, candidates).partition("allowed: ")[0].strip()
     hint = suggestion or f"found {len(candidates)} others"
     return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"

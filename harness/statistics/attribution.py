@@ -139,7 +139,10 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
 
 
 def _corrected(effects: Sequence[Effect]) -> list[Effect]:
-    """Return the effects with their p-values corrected by Holm over all of them."""
+    """Return the effects with their p-values corrected by Holm over all of them.
+
+    Many levels are tested at once, and one of them would be significant by luck.
+    """
     p_values = holm([effect.p for effect in effects])
     corrected = []
     for effect, p in zip(effects, p_values, strict=True):

@@ -18,7 +18,6 @@ from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
 
-Values = tuple[str, ...]  # of some axes
 Pairing = tuple[Hashable, ...]  # all that two trials share which are compared: axes, seed, repeat
 
 RATIO_NOTE = (
@@ -33,12 +32,12 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     show(console, pivot_table(sweep, records, across))
     console.print()
     show(console, ratio_table(sweep, records, across))
-    done = sum(record.status == "done" for record in records)
+    done = [record for record in records if record.status == "done"]
     trials = len(sweep.trials())
     means = "one trial a cell"
     if trials > len(sweep.cells):
-        means = "means over trials ± 95% intervals"
-    summary = f"samples/s, {means}, {done} of {trials} trials; {RATIO_NOTE}"
+        means = "means over trials ± 95% intervals (repeats of a seed count once)"
+    summary = f"samples/s, {means}, {len(done)} of {trials} trials; {RATIO_NOTE}"
     console.print(f"\n{summary}", soft_wrap=True)
 
 
@@ -50,13 +49,12 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     """
     down = _axes_down(sweep, across)
     columns = _columns(sweep, across)
-    rows: dict[Values, dict[Values, str]] = {}
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
     for cell_result in SweepResult.of_records(sweep, records).cells:
         cell = cell_result.cell
-        row = rows.setdefault((cell.workload.label, *_values(cell, down)), {})
-        row[_values(cell, across)] = fmt.throughput(cell_result.throughput)
-    titles = [" ".join(column) for column in columns]
-    table = make_table(["workload", *down, *titles], [*titles, *NUMERIC_AXES])
+        row = rows.setdefault((cell.workload.label, *fmt.axis_texts(cell, down)), {})
+        row[_column(cell, across)] = fmt.throughput(cell_result.throughput)
+    table = make_table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
     for head, row in rows.items():
         table.add_row(*head, *(row.get(column, fmt.MISSING) for column in columns))
     return table
@@ -70,7 +68,7 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     """
     down = _axes_down(sweep, across)
     first_column, *other_columns = _columns(sweep, across)
-    titles = [f"{' '.join(column)} : {' '.join(first_column)}" for column in other_columns]
+    titles = [f"{column} : {first_column}" for column in other_columns]
     table = make_table(["workload", *titles], titles)
     for workload, pairings in _paired_throughputs(records, across, down).items():
         rows = list(pairings.values())
@@ -81,26 +79,24 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
 
 def _paired_throughputs(
     records: Sequence[Record], across: Sequence[str], down: Sequence[str]
-) -> dict[str, dict[Pairing, dict[Values, float]]]:
+) -> dict[str, dict[Pairing, dict[str, float]]]:
     """Return throughputs by workload, then by all that a pair shares, then by column.
 
     Of trials that are done; two trials are a pair if they are alike in all but the axes across.
     """
-    workloads: dict[str, dict[Pairing, dict[Values, float]]] = {}
+    workloads: dict[str, dict[Pairing, dict[str, float]]] = {}
     for record in records:
         measured = record.summary.throughput if record.summary else None
         if record.status != "done" or not measured:
             continue
         cell = record.trial.cell
-        pairing = (*_values(cell, down), record.trial.seed, record.trial.repeat)
+        pairing = (*fmt.axis_texts(cell, down), record.trial.seed, record.trial.repeat)
         pairings = workloads.setdefault(cell.workload.label, {})
-        pairings.setdefault(pairing, {})[_values(cell, across)] = measured
+        pairings.setdefault(pairing, {})[_column(cell, across)] = measured
     return workloads
 
 
-def _mean_ratio(
-    rows: Sequence[Mapping[Values, float]], column: Values, first_column: Values
-) -> str:
+def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: str) -> str:
     """Return the geometric mean ratio of two columns over pairs: `1.23 [1.20, 1.26], 3 pairs`.
 
     A pair is a row that has both columns. What a seed brings is the same on both sides of a pair and
@@ -134,11 +130,16 @@ def _axes_down(sweep: Sweep, across: Sequence[str]) -> list[str]:
     return [axis for axis in varying if axis not in across]
 
 
-def _columns(sweep: Sweep, across: Sequence[str]) -> list[Values]:
-    """Return the combinations of values across that the sweep has, in its order."""
-    return list(dict.fromkeys(_values(cell, across) for cell in sweep.cells))
+def _columns(sweep: Sweep, across: Sequence[str]) -> list[str]:
+    """Return the titles of the columns, in the order of the sweep's cells."""
+    columns: list[str] = []
+    for cell in sweep.cells:
+        column = _column(cell, across)
+        if column not in columns:
+            columns.append(column)
+    return columns
 
 
-def _values(cell: Cell, axes: Sequence[str]) -> Values:
-    """Return the values of some axes of a cell as text."""
-    return tuple(fmt.axis_texts(cell, axes))
+def _column(cell: Cell, across: Sequence[str]) -> str:
+    """Return the title of a cell's column: its values of the axes across."""
+    return " ".join(fmt.axis_texts(cell, across))

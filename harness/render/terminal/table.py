@@ -92,9 +92,11 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
 
     result = SweepResult.of_records(sweep, records)
     axes = varying_axes(sweep.cells)
-    mfu_columns = [title for title, field in MFU_COLUMNS.items() if _is_measured(records, field)]
+    mfu_columns = [title for title in MFU_COLUMNS if summary_values(records, MFU_COLUMNS[title])]
     targets = {record.rank0.target.name for record in records if record.rank0}
-    metric_column = next(iter(targets)) if len(targets) == 1 else "metric"
+    metric_column = "metric"
+    if len(targets) == 1:
+        (metric_column,) = targets
     numbers = ["samples/s", "step ms", *mfu_columns, metric_column]
     table = make_table(
         ["cell", "workload", *axes, *numbers, "trials"],
@@ -119,11 +121,6 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
             _trial_counts(cell_result),
         )
     return table
-
-
-def _is_measured(records: Sequence[Record], field: str) -> bool:
-    """Return whether any record's summary has this field."""
-    return bool(summary_values(records, field))
 
 
 def _mean_summary(records: Sequence[Record], field: str) -> float | None:
@@ -162,8 +159,8 @@ def _best_cells(result: SweepResult) -> tuple[set[str], set[str]]:
         if len(ranking) > 1:
             fastest.add(ranking[0].cell.id)
         best = result.most_accurate(workload)
-        evaluated = [cell for cell in cells if cell.metric]
-        if best is not None and len(evaluated) > 1:
+        evaluated = sum(cell.metric is not None for cell in cells)
+        if best is not None and evaluated > 1:
             most_accurate.add(best.cell.id)
     return fastest, most_accurate
 
