@@ -1,4 +1,4 @@
-"""A sweep with records and baselines that nobody trained, for pytest as a gate."""
+"""A sweep with records and baselines that nobody trained, to try pytest as a gate on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
-import mlflow  # noqa: F401 - bends sys.meta_path; pytester half undoes that, and then finds no plugin
+import mlflow  # noqa: F401 - changes sys.meta_path; pytester undoes half of it, and then finds no plugin
 import numpy as np
 import pytest
-import scipy.special  # noqa: F401 - pytester forgets what a run has loaded, and this can't be loaded twice
+import scipy.special  # noqa: F401 - pytester unloads what a run has loaded, and this can't be loaded twice
 import yaml
 
-import harness.cli.pytest_cells  # noqa: F401 - the same
+import harness.cli.pytest_cells  # noqa: F401 - for the same reason
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_atomically
@@ -31,20 +31,20 @@ SEEDS = [0, 1, 2, 3, 4]
 OTHER_MACHINE = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, cpu="Other CPU"))
 
 
-class Place:
-    """A folder with a sweep of two cells, its records and their baselines; nothing in it was ever trained."""
+class BenchmarkProject:
+    """A folder with a sweep of two cells, their records and their baselines, none of them trained."""
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv(
-            "PYTEST_XDIST_WORKER", raising=False
-        )  # it would turn the inner benchmarks off
+        # Workers of xdist have it, and it would turn the benchmarks of the inner pytest off.
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
         self.pytester = pytester
         self.path = pytester.path
-        self.spec(["fp32", "bf16"])
+        self.write_sweep(["fp32", "bf16"])
         self.fp32, self.bf16 = load_sweep(self.path / "sweep.yaml").cells
         self.results = Results(self.path / "results")
 
-    def spec(self, precisions: Sequence[str]) -> None:
+    def write_sweep(self, precisions: Sequence[str]) -> None:
+        """Write the sweep, one cell for each precision."""
         content = {
             "name": "demo",
             "workloads": {"mlp": {"data": {"source": "digits"}}},
@@ -55,41 +55,41 @@ class Place:
         }
         (self.path / "sweep.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
 
-    def save(self) -> None:
-        """The baselines, of cells as they are without a change."""
-        baseline.save(
-            self.results,
-            aggregate([one for cell in (self.fp32, self.bf16) for one in records(cell)]),
-        )
+    def save_baselines(self) -> None:
+        """Save baselines of both cells as they are without any change."""
+        unchanged = [*records(self.fp32), *records(self.bf16)]
+        baseline.save(self.results, aggregate(unchanged))
 
     def record(self, cell: Cell, **changes: Any) -> None:
-        """What a run leaves of a cell; the changes are those of `records`."""
-        for one in records(cell, **changes):
-            write_record(
-                self.results.sweep_folder("demo").trial_folder(one.trial.id).record_path, one
-            )
+        """Write the records of a cell's trials; the changes are those of `records`."""
+        sweep_folder = self.results.sweep_folder("demo")
+        for record in records(cell, **changes):
+            path = sweep_folder.trial_folder(record.trial.id).record_path
+            write_record(path, record)
 
-    def both(self, **of_bf16: Any) -> None:
-        """Baselines, and a run in which the second cell has changed."""
-        self.save()
+    def save_and_record(self, **changes_of_bf16: Any) -> None:
+        """Save baselines, and write the records of a run in which the second cell has changed."""
+        self.save_baselines()
         self.record(self.fp32)
-        self.record(self.bf16, **of_bf16)
+        self.record(self.bf16, **changes_of_bf16)
 
-    def gate(self, **content: Any) -> None:
+    def write_gate(self, **content: Any) -> None:
+        """Write the limits beside the baselines."""
         write_atomically(self.results.baselines / "gate.yaml", yaml.safe_dump(content))
 
     def pytest(
         self,
         *arguments: str,
         trials: Sequence[str] = ("--harness-trials=recorded",),
-        apart: bool = False,
+        in_subprocess: bool = False,
     ) -> pytest.RunResult:
-        """pytest with this sweep; `apart` in a process of its own."""
-        run = self.pytester.runpytest_subprocess if apart else self.pytester.runpytest_inprocess
-        return run(
-            *PLUGIN, "-p", "no:xdist", "-p", "no:cacheprovider", "-W", "default", "--harness-sweep=sweep.yaml",
-            "--harness-baseline=results/baselines", *trials, *arguments,
-        )  # fmt: skip
+        """Run pytest with this sweep and its baselines, in this process or in one of its own."""
+        isolation = ["-p", "no:xdist", "-p", "no:cacheprovider", "-W", "default"]
+        sweep = ["--harness-sweep=sweep.yaml", "--harness-baseline=results/baselines"]
+        command = [*PLUGIN, *isolation, *sweep, *trials, *arguments]
+        if in_subprocess:
+            return self.pytester.runpytest_subprocess(*command)
+        return self.pytester.runpytest_inprocess(*command)
 
 
 def records(
@@ -100,28 +100,34 @@ def records(
     environment: Environment = ENVIRONMENT,
     bits: str = "",
 ) -> list[Record]:
-    """Of each seed one, whose speed is known to a few thousandths; `slower` is of all or of each."""
-    shares = np.broadcast_to(slower, len(SEEDS))
-    return [
-        _record(cell, seed, share, accuracy, environment, bits)
-        for seed, share in zip(SEEDS, shares, strict=True)
-    ]
+    """Return a cell's records, a trial for each of SEEDS, whose steps vary by a few thousandths.
+
+    `slower` is by which fraction steps take longer, of all trials or of each. `bits` go into the digest of the final
+    parameters.
+    """
+    slowdowns = np.broadcast_to(slower, len(SEEDS))
+    made: list[Record] = []
+    for seed, slowdown in zip(SEEDS, slowdowns, strict=True):
+        made.append(_record(cell, seed, float(slowdown), accuracy, environment, bits))
+    return made
 
 
 def _record(
     cell: Cell, seed: int, slower: float, accuracy: float, environment: Environment, bits: str
 ) -> Record:
-    made = make_record(cell, seed=seed)
-    assert made.rank0 is not None
-    seconds = 0.01 * (1 + slower) * np.random.default_rng(seed).normal(1, 0.002, 60)
-    ranks = [
-        replace(rank, step_seconds=Series.pack(seconds), step_phases={}) for rank in made.ranks
-    ]
-    ends = Evaluation(step=60, epoch=6, metrics={"accuracy": accuracy + 0.001 * seed}, seconds=0.1)
-    digest = made.rank0.parameter_digest + bits
-    learned = replace(
-        made.rank0, evaluations=[ends], environment=environment, parameter_digest=digest
+    record = make_record(cell, seed=seed)
+    assert record.rank0 is not None
+    noise = np.random.default_rng(seed).normal(1, 0.002, 60)
+    step_seconds = Series.pack(0.01 * (1 + slower) * noise)
+    ranks = [replace(rank, step_seconds=step_seconds, step_phases={}) for rank in record.ranks]
+    # Accuracy differs from seed to seed, as it does in training.
+    metrics = {"accuracy": accuracy + 0.001 * seed}
+    rank0 = replace(
+        record.rank0,
+        evaluations=[Evaluation(step=60, epoch=6, metrics=metrics, seconds=0.1)],
+        environment=environment,
+        parameter_digest=record.rank0.parameter_digest + bits,
     )
-    ranks[0] = replace(ranks[0], rank0=learned)
-    summary = summarize(ranks, learned, cell.axes.batch_size, cell.warmup)
-    return replace(made, ranks=ranks, rank0=learned, summary=summary)
+    ranks[0] = replace(ranks[0], rank0=rank0)
+    summary = summarize(ranks, rank0, cell.axes.batch_size, cell.warmup)
+    return replace(record, ranks=ranks, rank0=rank0, summary=summary)
