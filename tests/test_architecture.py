@@ -28,8 +28,6 @@ BRANCH_NODES = (
 )
 # Functions above the ceiling, and why they may be.
 MANY_BRANCHES = {
-    "harness.launch.assemble.assemble": "to be rewritten",
-    "harness.launch.srun.parse_failures": "to be rewritten",
     "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
     "harness.render.terminal.selftest.run": "to be rewritten",
     "harness.spec.axes.find_conflict": "to be rewritten",

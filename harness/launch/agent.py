@@ -1,5 +1,6 @@
-"""torchrun, and what it alone knows of failed ranks: `python -m harness.launch.agent FAILURES
-TORCHRUN_ARGUMENT…`.
+"""Runs torchrun and writes down which ranks failed, which torchrun alone knows.
+
+`python -m harness.launch.agent FAILURES TORCHRUN_ARGUMENT…`
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from pathlib import Path
 from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
-    block_signal()  # ranks inherit it, and then can't miss the signal even before they do it themselves
+    # Before torch is imported: ranks inherit the mask, so a signal cannot end them before they
+    # block it themselves.
+    block_signal()
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
@@ -21,17 +24,20 @@ from harness.core.processes import die_with_parent
 
 
 def main() -> None:
-    """Ends with torchrun's exit code; leaves each failed rank's exit code in FAILURES."""
+    """End with torchrun's exit code; write each failed rank's exit code to FAILURES."""
     die_with_parent()
-    failures, *arguments = sys.argv[1:]
+    failures_path, *arguments = sys.argv[1:]
     try:
         torchrun(arguments)
     except ChildFailedError as error:
-        found = {
-            str(rank): {"exitcode": failure.exitcode, "at": failure.timestamp, "pid": failure.pid}
-            for rank, failure in error.failures.items()
-        }
-        write_atomically(Path(failures), json.dumps(found))
+        failed_ranks = {}
+        for rank, failure in error.failures.items():
+            failed_ranks[str(rank)] = {
+                "exitcode": failure.exitcode,
+                "at": failure.timestamp,  # seconds since the epoch
+                "pid": failure.pid,
+            }
+        write_atomically(Path(failures_path), json.dumps(failed_ranks))
         sys.exit(1)
 
 

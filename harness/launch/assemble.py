@@ -1,9 +1,9 @@
-"""From what the ranks of a trial left in its folder to its record."""
+"""Assembles a trial's record from what its ranks left in its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness.core.errors import BadInput, Interrupted, last_log_line
 from harness.core.paths import TrialFolder
@@ -12,12 +12,38 @@ from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.assignment import Assignment
-from harness.records.record import Failure, RankResult, Record, Status, Summary, read_rank_result
+from harness.records.record import (
+    Failure,
+    Rank0Report,
+    RankResult,
+    Record,
+    Status,
+    Summary,
+    read_rank_result,
+)
 from harness.records.series import Series
+from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
 INTERRUPTED = Interrupted.__name__
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFiles:
+    """What the ranks of a trial left."""
+
+    results: Sequence[RankResult]  # of ranks that left a readable result, by rank
+    unreadable: Sequence[Failure]  # of ranks whose result can't be read
+    missing: Sequence[int]  # ranks that left no result
+
+    @property
+    def rank0(self) -> Rank0Report | None:
+        """Return what rank 0 alone reports."""
+        for result in self.results:
+            if result.rank0 is not None:
+                return result.rank0
+        return None
 
 
 def assemble(
@@ -33,115 +59,144 @@ def assemble(
     observed_failures: Sequence[Failure] = (),
     peaks: Mapping[str, Machine] | None = None,
 ) -> Record:
-    """The record of an ended trial. `ended_by` says why it was ended, if it was,
-    `observed_failures` which ranks the launcher saw end; a trial that is done and breaks one of
-    `rules` is invalid; `peaks` are machines by key.
+    """Return the record of a trial that has ended.
+
+    `ended_by` says why it was ended, if it was; `observed_failures` are those that the launcher
+    saw. A trial that finished and breaks one of `rules` is invalid. `peaks` are measured machines
+    by their key, for the record's MFU.
     """
     trial = assignment.trial
-    ranks, unreadable = _read_ranks(folder, trial.cell.axes.world_size)
-    failure = ended_by or _failure(
-        folder, ranks, observed_failures, unreadable, trial.cell.axes.world_size
-    )
-    rank0 = next((result.rank0 for result in ranks if result.rank0), None)
-    done = failure is None and rank0 is not None
-    summary = (
-        summarize(ranks, rank0, trial.cell.axes.batch_size, trial.cell.warmup)
-        if done and rank0
-        else None
-    )
-    invalid = violations(ranks, summary, rules) if summary else []
-    status: Status = "invalid" if invalid else "done" if done else "failed"
-    if failure and failure.kind == INTERRUPTED:
-        status = "interrupted"
-    found = Record(
+    files = read_rank_files(folder, trial.cell.axes.world_size)
+    failure = ended_by or first_cause(folder, files, observed_failures)
+    ranks = files.results
+    summary = None
+    loss = None
+    order_digest = None
+    broken_rules: list[str] = []
+    if failure is None and files.rank0 is not None:
+        summary = _summarize(trial, files, files.rank0)
+        loss = Series.pack(mean_loss(ranks))
+        order_digest = join_digests([result.order_sums for result in ranks])
+        broken_rules = violations(ranks, summary, rules)
+    record = Record(
         sweep=sweep,
         trial=trial,
-        status=status,
+        status=_status(failure, summary, broken_rules),
         attempt=assignment.attempt,
         started=started,
         ended=ended,
         failure=failure,
-        violations=invalid,
+        violations=broken_rules,
         previous_failures=previous_failures,
         summary=summary,
-        loss=Series.pack(mean_loss(ranks)) if done else None,
-        order_digest=join_digests([result.order_sums for result in ranks]) if done else None,
+        loss=loss,
+        order_digest=order_digest,
         ranks=ranks,
-        rank0=rank0,
-        phases=_phases(ranks, started, summary),
+        rank0=files.rank0,
+        phases=phase_seconds(ranks, started, summary),
     )
-    return with_mfu(found, peaks or {})
+    return with_mfu(record, peaks or {})
 
 
-def _phases(
+def _summarize(trial: Trial, files: RankFiles, rank0: Rank0Report) -> Summary:
+    """Return the summary of a trial that finished."""
+    return summarize(files.results, rank0, trial.cell.axes.batch_size, trial.cell.warmup)
+
+
+def _status(
+    failure: Failure | None, summary: Summary | None, broken_rules: Sequence[str]
+) -> Status:
+    """Return what became of a trial; one that finished has a summary."""
+    if failure is not None and failure.kind == INTERRUPTED:
+        return "interrupted"
+    if broken_rules:
+        return "invalid"
+    if summary is not None:
+        return "done"
+    return "failed"
+
+
+def phase_seconds(
     ranks: Sequence[RankResult], started: float, summary: Summary | None
 ) -> dict[str, float]:
-    """Of the rank that took longest; steps before the window are warm-up, in so far as they did not
-    compile.
+    """Return the seconds that each phase of a trial took at the rank where it took longest.
+
+    The steps before the measured window are warm-up, except for the time that they compiled.
     """
-    phases = {"startup": max((0.0, *(result.entered_at - started for result in ranks)))}
+    startup = max((result.entered_at - started for result in ranks), default=0.0)
+    phases = {"startup": max(0.0, startup)}
     for result in ranks:
         for name, seconds in result.phases.items():
             phases[name] = max(phases.get(name, 0.0), seconds)
-    if summary and summary.window_start is not None:
-        before = max(
-            float(unpack(result.step_seconds)[: summary.window_start].sum()) for result in ranks
-        )
-        phases["warmup"] = max(0.0, before - phases.get("compile", 0.0))
-        phases["train"] -= phases["warmup"]
+    if summary is None or summary.window_start is None:
+        return phases
+    before_window = 0.0
+    for result in ranks:
+        seconds_before = unpack(result.step_seconds)[: summary.window_start].sum()
+        before_window = max(before_window, float(seconds_before))
+    phases["warmup"] = max(0.0, before_window - phases.get("compile", 0.0))
+    phases["train"] -= phases["warmup"]
     return phases
 
 
-def _read_ranks(folder: TrialFolder, world_size: int) -> tuple[list[RankResult], list[Failure]]:
-    """The results that are there, by rank, and a failure for each that is there and can't be read."""
-    results, unreadable = [], []
+def read_rank_files(folder: TrialFolder, world_size: int) -> RankFiles:
+    """Read what all ranks left."""
+    results = []
+    unreadable = []
+    missing = []
     for rank in range(world_size):
-        if folder.result_path(rank).exists():
-            try:
-                results.append(read_rank_result(folder.result_path(rank)))
-            except BadInput as error:
-                unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
-    return results, unreadable
+        path = folder.result_path(rank)
+        if not path.exists():
+            missing.append(rank)
+            continue
+        try:
+            results.append(read_rank_result(path))
+        except BadInput as error:
+            unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
+    return RankFiles(results=results, unreadable=unreadable, missing=missing)
 
 
-def _failure(
-    folder: TrialFolder,
-    ranks: Sequence[RankResult],
-    observed_failures: Sequence[Failure],
-    unreadable: Sequence[Failure],
-    world_size: int,
+def first_cause(
+    folder: TrialFolder, files: RankFiles, observed_failures: Sequence[Failure]
 ) -> Failure | None:
-    """The first cause: an interruption, which leaves a checkpoint whatever comes after it, else a
-    rank that was killed or exited without a word, else the earliest error that a rank has told of,
-    else what is lost.
+    """Return the failure that caused all others, None if there is none.
+
+    That is the earliest one of the first of these kinds that occurs: an interruption, which leaves
+    a checkpoint whatever comes after it; a rank that the launcher saw end before it had written a
+    result; an error that a rank reports; a result that can't be read; a result that is missing.
     """
-    ended = [
-        failure
-        for failure in observed_failures
-        if failure.rank is None or not folder.result_path(failure.rank).exists()
-    ]
-    told = [result.failure for result in ranks if result.failure]
-    lost = [
-        Failure(
-            kind="Lost",
-            message=f"left no result; the launcher's last words: {last_log_line(folder.launch_log)}",
-            rank=rank,
-        )
-        for rank in range(world_size)
-        if not folder.result_path(rank).exists()
-    ]
-    interrupted = [
-        failure for failure in [*told, *observed_failures] if failure.kind == INTERRUPTED
-    ]
-    for candidates in (interrupted, ended, told, unreadable, lost):
+    reported = [result.failure for result in files.results if result.failure]
+    ended = []
+    for failure in observed_failures:
+        if failure.rank is None or not folder.result_path(failure.rank).exists():
+            ended.append(failure)
+    interruptions = []
+    for failure in [*reported, *observed_failures]:
+        if failure.kind == INTERRUPTED:
+            interruptions.append(failure)
+    lost = _lost_ranks(folder, files.missing)
+    for candidates in (interruptions, ended, reported, files.unreadable, lost):
         if candidates:
-            first = min(candidates, key=lambda failure: failure.at)
-            own = folder.launch_log if first.rank is None else folder.rank_log(first.rank)
-            log = own if own.exists() else folder.launch_log  # it ended before it had its own
-            if first.kind == "Exited":
-                first = replace(
-                    first,
-                    message=f"{first.message}; the last words of its log: {last_log_line(log)}",
-                )
-            return replace(first, log=str(log.relative_to(folder.path)))
+            earliest = min(candidates, key=lambda failure: failure.at)
+            return _with_log(earliest, folder)
     return None
+
+
+def _lost_ranks(folder: TrialFolder, missing: Sequence[int]) -> list[Failure]:
+    """Return a failure for each rank that left no result."""
+    last_line = last_log_line(folder.launch_log)
+    message = f"left no result; the launcher's last words: {last_line}"
+    return [Failure(kind="Lost", message=message, rank=rank) for rank in missing]
+
+
+def _with_log(failure: Failure, folder: TrialFolder) -> Failure:
+    """Return a failure with the log to look into, and that log's last line if the rank itself said
+    nothing.
+    """
+    log = folder.launch_log
+    if failure.rank is not None and folder.rank_log(failure.rank).exists():
+        log = folder.rank_log(failure.rank)
+    message = failure.message
+    if failure.kind == "Exited":
+        message = f"{message}; the last words of its log: {last_log_line(log)}"
+    return replace(failure, message=message, log=str(log.relative_to(folder.path)))

@@ -1,8 +1,7 @@
-"""The ranks of a trial, forked from one process: `python -m harness.launch.forked FAILURES RANKS
-MODULE ARGUMENT…`.
+"""Forks the ranks of a trial and watches them, as torchrun does on one machine.
 
-It stands for torchrun on one machine where it was itself forked from a process that has torch
-loaded, so that no rank loads it once more.
+`python -m harness.launch.forked FAILURES RANKS MODULE ARGUMENT…`, to be run in a process that a
+forkserver has forked: it has torch loaded, so no rank has to load it again.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -25,75 +25,98 @@ from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 from harness.launch.launcher import rank_variables
 
-HERE = "127.0.0.1"
-GRACE = 0.5  # seconds in which the others may leave their own words once a rank has failed
-PATIENCE = 30.0  # seconds between asking them to end and ending them
-POLL = 0.01
+LOOPBACK = "127.0.0.1"
+GRACE = 0.5  # seconds in which the other ranks may report their own errors once one has failed
+TERMINATION_TIMEOUT = 30.0  # seconds between SIGTERM and SIGKILL
+POLL = 0.01  # seconds between two looks at ranks once one has failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRank:
+    """How a rank ended, with the keys of the file FAILURES."""
+
+    exitcode: int  # negative: the signal that ended it
+    at: float  # seconds since the epoch
+    pid: int
 
 
 def main() -> None:
-    """Exit code 1 if a rank has failed; leaves each failed rank's exit code in FAILURES."""
+    """Run all ranks; exit with 1 if one has failed, and write how the failed ones ended to
+    FAILURES.
+    """
     die_with_parent()
-    failures, size, module, *arguments = sys.argv[1:]
-    listening = socket.create_server((HERE, 0))
+    failures_path, world_size, module, *arguments = sys.argv[1:]
+    listening = socket.create_server((LOOPBACK, 0))
     port = listening.getsockname()[1]
-    running = {}
-    for rank in range(int(size)):
+    ranks: dict[int, int] = {}
+    for rank in range(int(world_size)):
         pid = os.fork()
         if not pid:
             listening.close()
-            be_rank(rank, int(size), port, module, arguments)
-        running[pid] = rank
-    # Ranks that call before the store answers wait in the queue of a port that nobody else can
-    # take.
+            become_rank(rank, int(world_size), port, module, arguments)
+        ranks[pid] = rank
+    # The port is open before any rank exists: no other process can take it, and a rank that
+    # connects before the store answers waits in the socket's queue.
     store = TCPStore(
-        HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    found = watch(running)
+    failed = watch(ranks)
     del store
-    if found:
-        write_atomically(Path(failures), json.dumps(found))
-    sys.exit(1 if found else 0)
+    if failed:
+        content = {str(rank): asdict(ended) for rank, ended in failed.items()}
+        write_atomically(Path(failures_path), json.dumps(content))
+        sys.exit(1)
+    sys.exit(0)
 
 
-def be_rank(rank: int, size: int, port: int, module: str, arguments: Sequence[str]) -> NoReturn:
-    """End with what the module's `main` returns, in a process that was forked for it."""
-    code = 1
+def become_rank(
+    rank: int, world_size: int, port: int, module: str, arguments: Sequence[str]
+) -> NoReturn:
+    """Run the module's `main` as a rank, in a forked process; end with the exit code that it
+    returns.
+    """
+    exit_code = 1
     try:
-        os.environ.update(rank_variables(rank, size))
-        os.environ.update(
-            MASTER_ADDR=HERE, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
-        )
-        code = import_module(module).main(arguments)
+        os.environ.update(rank_variables(rank, world_size))
+        os.environ["MASTER_ADDR"] = LOOPBACK
+        os.environ["MASTER_PORT"] = str(port)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 opens no store of its own
+        exit_code = import_module(module).main(arguments)
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # it waits for no other rank
+        os._exit(exit_code)  # at once: nothing may wait for other ranks
 
 
-def watch(running: dict[int, int]) -> dict[str, dict[str, Any]]:
-    """Wait for the ranks, given by process; ends the others of one that fails. Returns those that
-    failed, in order.
+def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
+    """Wait until all ranks have ended; return those that failed, by rank, in the order of their
+    ends.
+
+    `ranks` maps processes to ranks. Once a rank has failed, the others are ended: by SIGTERM, then
+    by SIGKILL. How those end says nothing, so they are not among the failed ones.
     """
-    found: dict[str, dict[str, Any]] = {}
-    next_signal, due, asked = signal.SIGTERM, 0.0, False
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG if found else 0)
+    failed: dict[int, FailedRank] = {}
+    next_signal = signal.SIGTERM
+    deadline = 0.0
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
         if pid:
-            rank, code = running.pop(pid), os.waitstatus_to_exitcode(status)
-            if code and not found:
-                due = time.monotonic() + GRACE
-            if code and not asked:
-                found[str(rank)] = {"exitcode": code, "at": time.time(), "pid": pid}
-        elif time.monotonic() > due:
-            for left in running:
-                os.kill(left, next_signal)
-            next_signal, due, asked = signal.SIGKILL, time.monotonic() + PATIENCE, True
+            rank = ranks.pop(pid)
+            exit_code = os.waitstatus_to_exitcode(status)
+            if exit_code and not failed:
+                deadline = time.monotonic() + GRACE
+            if exit_code and next_signal == signal.SIGTERM:
+                failed[rank] = FailedRank(exitcode=exit_code, at=time.time(), pid=pid)
+        elif time.monotonic() > deadline:
+            for remaining in ranks:
+                os.kill(remaining, next_signal)
+            next_signal = signal.SIGKILL
+            deadline = time.monotonic() + TERMINATION_TIMEOUT
         else:
             time.sleep(POLL)
-    return found
+    return failed
 
 
 if __name__ == "__main__":

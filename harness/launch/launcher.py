@@ -1,4 +1,4 @@
-"""Launchers: what starts the ranks of a trial."""
+"""What a launcher is: it starts the ranks of a trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.records.record import Failure
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank of a job on this node alone."""
+    """Return the variables that torchrun sets for a rank of a job that has this node alone."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -22,22 +22,21 @@ def rank_variables(rank: int, world_size: int) -> dict[str, str]:
 
 
 class Launcher(Protocol):
-    """Builds commands purely, and starts them."""
+    """Builds commands without side effects, and starts them."""
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
     ) -> list[str]:
-        """What starts `module` at every rank, with `folder` and `more` as its arguments."""
+        """Return the command that runs `module` with `folder` and `more` at every rank."""
 
     def variables(self, threads: int) -> dict[str, str]:
-        """The environment of that command: `threads` are each rank's."""
+        """Return the environment of that command, for ranks of so many threads each."""
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-        """Run such a command, with its output added to `log`, at the head of a process group."""
+        """Start such a command as the leader of a process group, with its output added to `log`."""
 
-    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
-        """What the launcher alone knows of ranks that have ended: those that were killed, the first
-        one first.
+    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
+        """Return why ranks ended, as far as the launcher alone knows, the first cause first.
 
-        `words` are what the command wrote.
+        `output` is what the command printed.
         """

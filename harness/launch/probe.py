@@ -1,5 +1,5 @@
-"""`harness peak` on this machine: starts the ranks that measure, follows them, keeps what they
-found.
+"""`harness peak` on this machine: starts the ranks that measure, follows them, and keeps what they
+measured.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.running import read_progress_file
 from harness.spec.cluster import Profile, available_slots, count_gpus
 
-POLL = 0.1  # seconds between looks
-TIMEOUT = 900.0  # seconds
-
-
+POLL = 0.1  # seconds between two looks at the ranks
+TIMEOUT = 900.0  # seconds that they may take
 RESULT_FORMAT = FileFormat(name="rank's result")
 
 
@@ -39,16 +37,19 @@ class ProbeResult:
     failure: str | None
 
 
-def choose_rank_count(profile: Profile, asked: int | None) -> int:
-    """The ranks that all-reduce: as asked, or one per GPU, or two on a CPU that holds them. Raises
-    BadInput.
+def choose_rank_count(profile: Profile, requested: int | None) -> int:
+    """Return how many ranks all-reduce; raises BadInput for more than the machine has slots.
+
+    Without a request that is one for each GPU, or two on a CPU that has slots for them.
     """
-    held, what = available_slots(profile)
-    if asked is None:
-        return max(1, held if profile.device != "cpu" and count_gpus() else min(2, held))
-    if asked > held:
-        raise BadInput(f"--ranks: found {asked}; allowed: at most {held}, {what}")
-    return asked
+    slots, source = available_slots(profile)
+    if requested is not None:
+        if requested > slots:
+            raise BadInput(f"--ranks: found {requested}; allowed: at most {slots}, {source}")
+        return requested
+    if profile.device != "cpu" and count_gpus():
+        return max(1, slots)
+    return max(1, min(2, slots))
 
 
 def measure(
@@ -59,62 +60,73 @@ def measure(
     quick: bool,
     on_progress: Callable[[str], None],
 ) -> tuple[Path, Machine]:
-    """The record's path and the record, once it is on disk; `told` hears what is being measured.
+    """Measure this machine; return the path of its record and the record, which is on disk.
 
-    Raises BadInput if results can't be written, HarnessError with a rank's own words if one fails;
-    its log stays.
+    `on_progress` is called with what is being measured. Raises BadInput if the results can't be
+    written, HarnessError with a rank's own message if one fails; the log that it names stays.
     """
-    try:
-        results.peaks.mkdir(parents=True, exist_ok=True)
-        place = TrialFolder(Path(tempfile.mkdtemp(prefix="running-", dir=results.peaks)))
-    except OSError as error:
-        raise BadInput(f"--results: {results.peaks}: can't be written: {error.strerror}") from None
+    folder = _make_folder(results)
     request = {"device": profile.device, "quick": quick}
-    write_atomically(place.assignment_path, json.dumps(request) + "\n")
+    write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
-    arguments = launcher.command("harness.hardware.measured_peaks", place, ranks)
+    command = launcher.command("harness.hardware.measured_peaks", folder, ranks)
     variables = launcher.variables(len(os.sched_getaffinity(0)))
-    process = launcher.start(arguments, variables, place.launch_log)
+    process = launcher.start(command, variables, folder.launch_log)
     try:
-        in_time = _follow(process, place, on_progress)
+        ended = _wait(process, folder, on_progress)
     except KeyboardInterrupt:
         end_process_group(process)
-        shutil.rmtree(place.path)
+        shutil.rmtree(folder.path)
         raise
     finally:
         end_process_group(process)
-    found = _read(place, ranks) if in_time else f"took longer than {TIMEOUT:g} s"
-    if isinstance(found, str):
-        raise HarnessError(f"peak: {found}; log: {place.launch_log}")
-    shutil.rmtree(place.path)
-    return machine.write(results.peaks, found), found
+    if not ended:
+        raise HarnessError(f"peak: took longer than {TIMEOUT:g} s; log: {folder.launch_log}")
+    measured = _read_results(folder, ranks)
+    shutil.rmtree(folder.path)
+    return machine.write(results.peaks, measured), measured
 
 
-def _follow(process: Process, place: TrialFolder, on_progress: Callable[[str], None]) -> bool:
-    """Whether it ended in time."""
+def _make_folder(results: Results) -> TrialFolder:
+    """Return a new folder for the ranks beside the records; raises BadInput if it can't be made."""
+    try:
+        results.peaks.mkdir(parents=True, exist_ok=True)
+        return TrialFolder(Path(tempfile.mkdtemp(prefix="running-", dir=results.peaks)))
+    except OSError as error:
+        raise BadInput(f"--results: {results.peaks}: can't be written: {error.strerror}") from None
+
+
+def _wait(process: Process, folder: TrialFolder, on_progress: Callable[[str], None]) -> bool:
+    """Wait for the ranks; return whether they have ended in time."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         try:
             process.wait(POLL)
             return True
         except subprocess.TimeoutExpired:
-            progress = read_progress_file(place.progress_path)
+            progress = read_progress_file(folder.progress_path)
             if progress:
                 on_progress(progress["now"])
     return False
 
 
-def _read(place: TrialFolder, ranks: int) -> Machine | str:
-    """What rank 0 found, or the first failure."""
-    results: list[ProbeResult | None] = []
+def _read_results(folder: TrialFolder, ranks: int) -> Machine:
+    """Return what rank 0 measured; raises HarnessError if a rank failed or left nothing."""
+    failures = []
+    missing = []
+    measured: Machine | None = None
     for rank in range(ranks):
-        path = place.result_path(rank)
-        result = decode_file(ProbeResult, path, RESULT_FORMAT) if path.exists() else None
-        results.append(result)
-    failures = [result.failure for result in results if result and result.failure]
-    lost = [f"rank {rank} left no result" for rank, result in enumerate(results) if result is None]
-    if failures or lost:
-        return str([*failures, *lost][0])
-    assert results[0] is not None
-    assert results[0].machine is not None
-    return results[0].machine
+        path = folder.result_path(rank)
+        if not path.exists():
+            missing.append(f"rank {rank} left no result")
+            continue
+        result = decode_file(ProbeResult, path, RESULT_FORMAT)
+        if result.failure:
+            failures.append(result.failure)
+        if rank == 0:
+            measured = result.machine
+    problems = [*failures, *missing]
+    if problems:
+        raise HarnessError(f"peak: {problems[0]}; log: {folder.launch_log}")
+    assert measured is not None
+    return measured

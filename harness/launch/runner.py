@@ -1,8 +1,9 @@
-"""Running trials: the ranks of each in fresh processes, one record each, invalid ones again."""
+"""Runs trials: the ranks of each in fresh processes, a record of each, and again what counts for
+nothing.
+"""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import time
@@ -27,23 +28,39 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
 
-POLL = 0.1  # seconds between looks at a running trial
-REMIND = 2.0  # seconds between signals to ranks that are to stop
-RETRIED_FAILURES = {  # failures that are not the trial's own
-    "Lost", "NodeFailure", "NotStarted", "CollectiveTimeout", "DistBackendError", "DistNetworkError", "DistStoreError",
-}  # fmt: skip
+POLL = 0.1  # seconds between two looks at a running trial
+SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
+# Failures that say nothing about the trial itself.
+RETRIED_FAILURES = {
+    "Lost",
+    "NodeFailure",
+    "NotStarted",
+    "CollectiveTimeout",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+}
 
 
 class TrialListener(Protocol):
-    """Told of everything that happens; shows it to somebody or delivers it somewhere."""
+    """Shows somebody what happens to trials, or delivers it somewhere."""
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+        """`pending` trials are going to run; `finished` ones will not run again."""
 
-    def on_trial_start(self, trial: Trial) -> None: ...
+    def on_trial_start(self, trial: Trial) -> None:
+        """The ranks of a trial are going to be started."""
 
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
+        """A trial still runs; `progress` is empty before its first step."""
 
-    def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
+        """A trial has ended, and its record is on disk."""
+
+
+def never_stop() -> str | None:
+    """Return None: there is no reason to stop."""
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,112 +72,143 @@ class Runner:
     folder: SweepFolder
     launcher: Launcher
     listener: TrialListener
-    peaks: Mapping[str, Machine]
-    first_attempts: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the attempt that reruns count from, if not this run's own
+    peaks: Mapping[str, Machine]  # by the machine's key
+    # The attempt that a trial's reruns are counted from, by its id; of others the first of this
+    # run.
+    first_attempts: Mapping[str, int] = field(default_factory=dict)
     poll_seconds: float = POLL
-    retries: int = 0  # how often a trial runs again that failed for one of RETRIED_FAILURES
-    resumes: int = 10  # times that an interrupted trial is taken up again at once
-    stop_reason: Callable[[], str | None] = lambda: (
-        None
-    )  # why a running trial is to save and stop, and no other begins
+    retries: int = 0  # how often a trial runs again that failed by one of RETRIED_FAILURES
+    resumes: int = 10  # how often an interrupted trial resumes at once
+    # Returns why the running trial is to save its state and stop, and why no other one begins.
+    stop_reason: Callable[[], str | None] = never_stop
 
     @cached_property
     def code(self) -> Code:
-        """The harness that runs here: ranks need no git."""
+        """Return the harness that runs here; ranks then need no git."""
         return describe_code()
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
-        """Each trial's record once it is on disk and the listener has been told.
+        """Give each trial's record once it is on disk and the listener has been called.
 
         A trial whose measurement is invalid runs again at the end of its block, as often as the
-        profile says, and then yields another record. One whose ranks were interrupted goes on at
-        once. `fresh` forgets what earlier attempts left.
+        profile says, and then gives another record. One whose ranks were interrupted resumes at
+        once. `fresh` removes what earlier attempts left.
         """
-        queue, first = list(pending), dict(self.first_attempts)
+        queue = list(pending)
+        first_attempts = dict(self.first_attempts)
         while queue and not self.stop_reason():
             trial = queue.pop(0)
             self.listener.on_trial_start(trial)
-            found = self._run(trial, fresh=fresh and trial.id not in first)
-            for _ in range(self.resumes):
-                if found.status == "interrupted" and not self.stop_reason():
-                    found = self._run(trial, fresh=False)
-            self.listener.on_trial_end(found, self.folder.trial_folder(trial.id))
-            yield found
-            if self.runs_again(found, first.setdefault(trial.id, found.attempt)):
+            is_first_attempt = trial.id not in first_attempts
+            record = self._run_with_resumes(trial, fresh=fresh and is_first_attempt)
+            self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
+            yield record
+            first_attempt = first_attempts.setdefault(trial.id, record.attempt)
+            if self.runs_again(record, first_attempt):
                 queue.insert(_end_of_block(queue, trial), trial)
 
-    def runs_again(self, found: Record, first: int) -> bool:
-        """Whether a trial runs again by itself, its attempts counted from `first` on."""
-        before = found.previous_failures[first - 1 :]
-        if found.status == "invalid":
-            return (
-                sum(failure.kind == "Invalid" for failure in before) < self.profile.validity.reruns
-            )
-        lost = found.failure is not None and found.failure.kind in RETRIED_FAILURES
-        return lost and sum(failure.kind in RETRIED_FAILURES for failure in before) < self.retries
+    def runs_again(self, record: Record, first_attempt: int) -> bool:
+        """Whether a trial runs again by itself, its attempts counted from `first_attempt` on."""
+        earlier = [failure.kind for failure in record.previous_failures[first_attempt - 1 :]]
+        if record.status == "invalid":
+            return earlier.count("Invalid") < self.profile.validity.reruns
+        if record.failure is None or record.failure.kind not in RETRIED_FAILURES:
+            return False
+        retried = sum(kind in RETRIED_FAILURES for kind in earlier)
+        return retried < self.retries
+
+    def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
+        """Record the last attempt as interrupted if it ended together with the process that ran it.
+
+        The next attempt then has a number of its own.
+        """
+        folder = self.folder.trial_folder(trial.id)
+        attempt = _last_attempt(folder)
+        if attempt is None:
+            return
+        record = read_record_if_exists(folder.record_path)
+        if record is not None and record.attempt >= attempt:
+            return
+        previous_failures = _prepare_folder(folder, fresh=False)
+        ended_by = Failure(kind="Interrupted", message=reason, host=host, at=time.time())
+        interrupted = self._assemble(
+            folder,
+            self._assignment(trial, attempt=attempt),
+            started=ended_by.at,
+            previous_failures=previous_failures,
+            ended_by=ended_by,
+        )
+        _write(folder, interrupted)
+
+    def _run_with_resumes(self, trial: Trial, *, fresh: bool) -> Record:
+        """Run a trial, and resume it while it is interrupted and may be resumed."""
+        record = self._run(trial, fresh=fresh)
+        for _ in range(self.resumes):
+            if record.status != "interrupted" or self.stop_reason():
+                break
+            record = self._run(trial, fresh=False)
+        return record
 
     def _run(self, trial: Trial, *, fresh: bool) -> Record:
-        """Start the ranks, wait for their end, and leave the record."""
-        place = self.folder.trial_folder(trial.id)
-        previous_failures = _clear(place, fresh=fresh)
-        assignment = self._assign(trial, attempt=len(previous_failures) + 1)
-        write_assignment(place.assignment_path, assignment)
+        """Start the ranks, wait until they have ended, and write the record.
+
+        Raises HarnessError if another job has begun the same trial meanwhile.
+        """
+        folder = self.folder.trial_folder(trial.id)
+        previous_failures = _prepare_folder(folder, fresh=fresh)
+        assignment = self._assignment(trial, attempt=len(previous_failures) + 1)
+        write_assignment(folder.assignment_path, assignment)
         axes = trial.cell.axes
-        arguments = self.launcher.command(
-            "harness.training.worker", place, axes.world_size, ["--write-logs"]
+        command = self.launcher.command(
+            "harness.training.worker", folder, axes.world_size, ["--write-logs"]
         )
-        said = place.launch_log.stat().st_size if place.launch_log.exists() else 0
-        process = self.launcher.start(
-            arguments, self.launcher.variables(axes.num_threads), place.launch_log
-        )
-        started = time.time()  # not before: what a forkserver takes to load is no trial's
+        variables = self.launcher.variables(axes.num_threads)
+        log_start = _size(folder)
+        process = self.launcher.start(command, variables, folder.launch_log)
+        started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         try:
-            ended_by = self._watch(process, place, trial, started + self.sweep.timeout)
+            ended_by = self._wait(process, folder, trial, started + self.sweep.timeout)
         finally:
             end_process_group(process)
-        observed_failures = self.launcher.observed_failures(place, _words(place, said))
-        found = self._assemble(
-            place, assignment, started, previous_failures, ended_by, observed_failures
+        output = _launcher_output(folder, log_start)
+        record = self._assemble(
+            folder,
+            assignment,
+            started=started,
+            previous_failures=previous_failures,
+            ended_by=ended_by,
+            observed_failures=self.launcher.observed_failures(folder, output),
         )
-        if found.status == "interrupted" and found.failure and (why := self.stop_reason()):
-            found = replace(
-                found, failure=replace(found.failure, message=f"{why}: {found.failure.message}")
-            )
-        if _attempt(place) != assignment.attempt:
-            raise HarnessError(f"{place.path}: another job has taken it over")
-        return _keep(place, found)
+        record = self._with_stop_reason(record)
+        if _last_attempt(folder) != assignment.attempt:
+            raise HarnessError(f"{folder.path}: another job has taken it over")
+        _write(folder, record)
+        return record
 
-    def record_interruption(self, trial: Trial, why: str, host: str | None = None) -> None:
-        """Record an attempt that ended with whoever ran it as interrupted, so that the next one is
-        another attempt.
-        """
-        place = self.folder.trial_folder(trial.id)
-        attempt, known = _attempt(place), read_record_if_exists(place.record_path)
-        if attempt is None or (known is not None and known.attempt >= attempt):
-            return
-        previous_failures = _clear(place, fresh=False)
-        assignment = self._assign(trial, attempt=attempt)
-        ended_by = Failure(kind="Interrupted", message=why, host=host, at=time.time())
-        _keep(place, self._assemble(place, assignment, ended_by.at, previous_failures, ended_by))
+    def _with_stop_reason(self, record: Record) -> Record:
+        """Return the record with the reason of its interruption, if this runner had one."""
+        reason = self.stop_reason()
+        if record.status != "interrupted" or record.failure is None or not reason:
+            return record
+        failure = replace(record.failure, message=f"{reason}: {record.failure.message}")
+        return replace(record, failure=failure)
 
     def _assemble(
         self,
-        place: TrialFolder,
+        folder: TrialFolder,
         assignment: Assignment,
+        *,
         started: float,
         previous_failures: Sequence[Failure],
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
     ) -> Record:
-        """The record of an attempt that has ended."""
-        from harness.launch.assemble import (
-            assemble,  # here, because what only looks at trials needs no NumPy
-        )
+        """Return the record of an attempt that has just ended."""
+        # Imported only now, because a process that only looks at trials needs no NumPy.
+        from harness.launch.assemble import assemble
 
         record = assemble(
-            place,
+            folder,
             self.sweep.name,
             assignment,
             started=started,
@@ -173,7 +221,8 @@ class Runner:
         )
         return replace(record, settings=run_settings(self.sweep, self.profile))
 
-    def _assign(self, trial: Trial, attempt: int) -> Assignment:
+    def _assignment(self, trial: Trial, attempt: int) -> Assignment:
+        """Return what the ranks of a trial read."""
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
@@ -185,103 +234,118 @@ class Runner:
             mlflow=metadata.version("mlflow"),
         )
 
-    def _watch(
-        self, process: Process, place: TrialFolder, trial: Trial, deadline: float
+    def _wait(
+        self, process: Process, folder: TrialFolder, trial: Trial, deadline: float
     ) -> Failure | None:
-        """Wait for the ranks to end; says why if they were ended for taking too long."""
-        asked = 0.0
+        """Wait until the ranks have ended or the deadline has passed, which is a failure.
+
+        Tells the ranks to stop if there is a reason.
+        """
+        signaled_at = 0.0
         while True:
             try:
                 process.wait(self.poll_seconds)
                 return None
             except subprocess.TimeoutExpired:
-                progress = read_progress(place)
+                progress = read_progress(folder)
                 self.listener.on_trial_progress(trial, progress)
-            if (
-                self.stop_reason() and time.time() > asked + REMIND
-            ):  # a launcher that has just begun may miss it
-                asked = time.time()
+            # The signal is repeated because a launcher that has just been started may miss it.
+            if self.stop_reason() and time.time() > signaled_at + SIGNAL_INTERVAL:
+                signaled_at = time.time()
                 process.send_signal(SIGNAL)
             if time.time() > deadline:
-                reached = (
-                    f"step {progress['step']} of {progress['steps']}" if progress else "no step"
-                )
-                log = str(place.rank_log(0).relative_to(place.path))
-                message = f"took longer than its time-out; it had reached {reached}"
-                return Failure(kind="Timeout", message=message, log=log)
+                return _timeout_failure(folder, progress)
 
 
-def _attempt(place: TrialFolder) -> int | None:
-    """The attempt that was begun last."""
-    if not place.assignment_path.exists():
+def read_progress(folder: TrialFolder) -> dict[str, Any]:
+    """Return how far a running trial has come; empty before its first step."""
+    return read_progress_file(folder.progress_path)
+
+
+def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any]) -> Failure:
+    """Return the failure of a trial that took too long."""
+    reached = "no step"
+    if progress:
+        reached = f"step {progress['step']} of {progress['steps']}"
+    return Failure(
+        kind="Timeout",
+        message=f"took longer than its time-out; it had reached {reached}",
+        log=str(folder.rank_log(0).relative_to(folder.path)),
+    )
+
+
+def _last_attempt(folder: TrialFolder) -> int | None:
+    """Return the number of the attempt that was begun last."""
+    if not folder.assignment_path.exists():
         return None
-    return read_assignment(place.assignment_path).attempt
+    return read_assignment(folder.assignment_path).attempt
 
 
-def _keep(place: TrialFolder, found: Record) -> Record:
-    """Write the record and remove what only a trial needs that is not over."""
-    write_record(place.record_path, found)
-    _tidy(place)
-    if found.status in ("done", "invalid"):
-        shutil.rmtree(place.resume_checkpoints, ignore_errors=True)
-    return found
+def _write(folder: TrialFolder, record: Record) -> None:
+    """Write the record and remove what only an unfinished trial needs."""
+    write_record(folder.record_path, record)
+    _remove_leftovers(folder)
+    if record.status in ("done", "invalid"):
+        shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
 
 
-def read_progress(place: TrialFolder) -> dict[str, Any]:
-    """How far a running trial has come; empty before its first word."""
-    return read_progress_file(place.progress_path)
+def _size(folder: TrialFolder) -> int:
+    """Return the size of a trial's launch log in bytes, 0 if there is none yet."""
+    return folder.launch_log.stat().st_size if folder.launch_log.exists() else 0
 
 
-def _words(place: TrialFolder, since: int) -> str:
-    """What the launcher has written since its log had `since` bytes."""
-    with place.launch_log.open("rb") as log:
-        log.seek(since)
+def _launcher_output(folder: TrialFolder, start: int) -> str:
+    """Return what the launcher has written to its log, from byte `start` on."""
+    with folder.launch_log.open("rb") as log:
+        log.seek(start)
         return log.read().decode("utf-8", errors="replace")
 
 
-def _clear(place: TrialFolder, *, fresh: bool) -> list[Failure]:
-    """Make way for another attempt; returns why the earlier ones failed. A checkpoint stays unless
-    `fresh`.
+def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
+    """Make way for another attempt and return why the earlier ones failed.
 
-    The record of the attempt before stays until the next one replaces it; one that is invalid is
-    kept beside it.
+    A checkpoint stays, unless `fresh`. The record of the last attempt stays until the next one
+    replaces it; that of an invalid attempt is copied beside it.
     """
     previous_failures: list[Failure] = []
-    if place.record_path.exists() and not fresh:
-        before = read_record(place.record_path)
-        previous_failures = [*before.previous_failures, *filter(None, [before.failure])]
-        if before.status == "invalid":
-            previous_failures.append(
-                Failure(kind="Invalid", message="; ".join(before.violations), at=before.ended)
-            )
-            shutil.copyfile(place.record_path, place.invalid_record_path(before.attempt))
-            shutil.rmtree(
-                place.best_checkpoints, ignore_errors=True
-            )  # it finished: there is nothing to go on from
-    for folder in (
-        (place.trace_folder, place.best_checkpoints, place.resume_checkpoints, place.log_folder)
-        if fresh
-        else (place.trace_folder,)
-    ):
-        shutil.rmtree(folder, ignore_errors=True)
     if fresh:
-        for aside in place.path.glob(place.invalid_record_path("*").name):
-            aside.unlink()
-    _tidy(place)
+        for path in folder.path.glob(folder.invalid_record_path("*").name):
+            path.unlink()
+        for stale in (folder.best_checkpoints, folder.resume_checkpoints, folder.log_folder):
+            shutil.rmtree(stale, ignore_errors=True)
+    elif folder.record_path.exists():
+        previous_failures = _set_last_attempt_aside(folder)
+    shutil.rmtree(folder.trace_folder, ignore_errors=True)
+    _remove_leftovers(folder)
     return previous_failures
 
 
-def _tidy(place: TrialFolder) -> None:
+def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
+    """Return why all attempts so far failed; copy the record of the last one if it is invalid."""
+    record = read_record(folder.record_path)
+    failures = list(record.previous_failures)
+    if record.failure is not None:
+        failures.append(record.failure)
+    if record.status == "invalid":
+        message = "; ".join(record.violations)
+        failures.append(Failure(kind="Invalid", message=message, at=record.ended))
+        shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
+        # It finished, so there is nothing to resume.
+        shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
+    return failures
+
+
+def _remove_leftovers(folder: TrialFolder) -> None:
     """Remove what only a running trial needs."""
-    for leftover in [place.progress_path, place.failures_path, *place.path.glob("rank*.json")]:
-        leftover.unlink(missing_ok=True)
-    for cache in place.path.glob("cache*"):
+    for path in [folder.progress_path, folder.failures_path, *folder.path.glob("rank*.json")]:
+        path.unlink(missing_ok=True)
+    for cache in folder.path.glob("cache*"):
         shutil.rmtree(cache)
 
 
 def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
-    """How many trials at the head of the queue are of the same block."""
-    inside = itertools.takewhile(
-        lambda other: (other.seed, other.repeat) == (trial.seed, trial.repeat), queue
-    )
-    return len(list(inside))
+    """Return how many trials at the head of the queue belong to the same block as `trial`."""
+    for position, other in enumerate(queue):
+        if (other.seed, other.repeat) != (trial.seed, trial.repeat):
+            return position
+    return len(queue)

@@ -1,18 +1,17 @@
-"""The launcher inside a job: the ranks of each trial are the tasks of one Slurm step, a task a
-rank.
+"""The launcher inside a Slurm job: the ranks of each trial are the tasks of one step.
 
-Slurm itself starts, binds, signals and ends them on every node, so that no torchrun stands between.
+Slurm itself starts, binds, signals and ends them on every node, so no torchrun stands between.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
@@ -20,7 +19,7 @@ from harness.core.processes import Process, start_session
 from harness.launch.launcher import rank_variables
 from harness.records.record import Failure
 
-# How srun and slurmstepd tell that a task has ended, or the whole step.
+# What srun and slurmstepd print when a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")
 STEP_ENDED = re.compile(
     r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*"
@@ -34,101 +33,195 @@ OUT_OF_MEMORY = re.compile(
 )
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
-BY_SIGNAL = "User defined signal 2"  # it came before the rank held it back
+# How a task ends that got SIGUSR2 before its rank had blocked it.
+BY_SIGNAL = "User defined signal 2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Srun:
-    """Steps in an allocation that holds at least as many ranks as any trial has."""
+    """Starts steps in an allocation that holds at least as many ranks as any trial has."""
 
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # variables of the cluster profile
     ranks_per_node: int
     cpus_per_rank: int
-    python: str
-    prefix: Sequence[str]
-    address: str  # of rank 0's node, as the others resolve it
-    free_port: Callable[[], int]  # there; asked once a trial
+    python: str  # the interpreter, on the nodes
+    prefix: Sequence[str]  # a command that runs the interpreter, such as a container's
+    address: str  # of rank 0's node, as the other nodes resolve it
+    free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
     ) -> list[str]:
-        """Nodes are filled one after the other, from the job's first on, which is the one that
-        `address` names.
+        """Return the command of a step whose every task runs `module` with `folder` and `more`.
+
+        Nodes are filled one after the other, from the first node of the job on, which is the one
+        that `address` names.
         """
-        here = min(ranks, self.ranks_per_node)
         return [
-            "srun", f"--nodes={-(-ranks // self.ranks_per_node)}", f"--ntasks={ranks}", f"--ntasks-per-node={here}",
-            f"--cpus-per-task={self.cpus_per_rank}", "--relative=0", "--distribution=block:block", "--mpi=none",
-            "--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", f"--job-name={folder.path.name}",
-            *self.prefix, self.python, "-m", module, str(folder.path), *more,
-        ]  # fmt: skip
+            "srun",
+            f"--nodes={math.ceil(ranks / self.ranks_per_node)}",
+            f"--ntasks={ranks}",
+            f"--ntasks-per-node={min(ranks, self.ranks_per_node)}",
+            # srun does not take it from sbatch since Slurm 22.05.
+            f"--cpus-per-task={self.cpus_per_rank}",
+            "--relative=0",
+            "--distribution=block:block",
+            "--mpi=none",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--unbuffered",
+            "--input=none",
+            f"--job-name={folder.path.name}",
+            *self.prefix,
+            self.python,
+            "-m",
+            module,
+            str(folder.path),
+            *more,
+        ]
 
     def variables(self, threads: int) -> dict[str, str]:
-        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.free_port())}
-        ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in rank_variables(0, 1)
-        }
-        return {**inherited, **self.environment, **meeting, **ours}
+        """Return the environment of the command.
+
+        The job may have been submitted by a process that torchrun had started. What torchrun told
+        that one about its rank would mislead ours.
+        """
+        of_torchrun = rank_variables(0, 1)
+        variables = {}
+        for name, value in os.environ.items():
+            if name not in of_torchrun:
+                variables[name] = value
+        variables.update(self.environment)
+        variables["MASTER_ADDR"] = self.address
+        variables["MASTER_PORT"] = str(self.free_port())
+        variables["OMP_NUM_THREADS"] = str(threads)
+        variables["PYTHONUNBUFFERED"] = "1"
+        return variables
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+        """Start srun, with its output added to `log`."""
         return start_session(arguments, variables, log)
 
-    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
-        return parse_failures(words, time.time())
+    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
+        """Return why the step ended, from what srun printed."""
+        return parse_failures(output, time.time())
 
 
-def parse_failures(words: str, at: float) -> list[Failure]:
-    """Why a step ended, as far as what srun wrote tells; of ranks that exited by themselves, each
-    one.
+def parse_failures(output: str, at: float) -> list[Failure]:
+    """Return why a step ended, as far as what srun printed says so.
+
+    That is the first cause alone; of ranks that exited by themselves, a failure of each. `at` is
+    the time of the failures, in seconds since the epoch.
     """
-    task, step = TASK_ENDED.search(words), STEP_ENDED.search(words)
-    where: dict[str, Any] = {"rank": int(task["rank"]), "host": task["host"]} if task else {}
-    if found := NODE_FAILURE.search(words):
-        return [Failure(kind="NodeFailure", message=_line(words, found), host=found["host"], at=at)]
-    if found := OUT_OF_MEMORY.search(words):
-        told = (
-            where if task and "Memory" in task["how"] else {}
-        )  # else the others, ended with it, may come first
-        return [Failure(kind="OutOfMemory", message=_line(words, found), **told, at=at)]
-    if step and (step["why"] or not task or task.start() > step.start()):
-        why = (step["why"] or "cancelled").strip()
-        return [Failure(kind="Interrupted", message=f"{BY_SLURM}{why}", at=at)]
-    if task and BY_SIGNAL in task["how"]:
-        return [
-            Failure(kind="Interrupted", message="SIGUSR2 before the first step", **where, at=at)
-        ]
-    if task and not task["how"].startswith(
-        EXITED
-    ):  # the first to end: `--kill-on-bad-exit` ended the others
-        return [
-            Failure(
-                kind="Killed", message=f"ended by Slurm: {one_line(task['how'])}", **where, at=at
-            )
-        ]
-    if not task and (found := NOT_STARTED.search(words)):
-        return [Failure(kind="NotStarted", message=one_line(found["why"]), at=at)]
-    return [
-        Failure(
-            kind="Exited",
-            message=found["how"].replace("Exited with exit", "with"),
-            rank=int(found["rank"]),
-            host=found["host"],
-            at=at,
-        )
-        for found in TASK_ENDED.finditer(words)
-        if found["how"].startswith(EXITED)
-    ]
+    for find_cause in FIRST_CAUSES:
+        failure = find_cause(output)
+        if failure is not None:
+            return [replace(failure, at=at)]
+    return [replace(failure, at=at) for failure in _exited_tasks(output)]
 
 
 def cancelled_by_user(message: str) -> bool:
-    """Whether an interruption that `parse_failures` has told of was somebody's wish: Slurm gives no
-    reason then.
+    """Whether the message of an interruption says that a user wanted it: Slurm then gives no
+    reason.
     """
     return message.endswith(f"{BY_SLURM}cancelled")
 
 
-def _line(words: str, found: re.Match[str]) -> str:
-    """The line that something was found in."""
-    end = words.find("\n", found.end())
-    return one_line(words[words.rfind("\n", 0, found.start()) + 1 : end if end >= 0 else None])
+def _node_failure(output: str) -> Failure | None:
+    """Return the failure of a node that died or was set down."""
+    failure = NODE_FAILURE.search(output)
+    if failure is None:
+        return None
+    return Failure(kind="NodeFailure", message=_line_of(failure), host=failure["host"])
+
+
+def _out_of_memory(output: str) -> Failure | None:
+    """Return the failure of a step that used too much memory.
+
+    It names a rank only if srun says that this rank's task ended for that: the tasks that were
+    ended together with it may be printed first.
+    """
+    out_of_memory = OUT_OF_MEMORY.search(output)
+    if out_of_memory is None:
+        return None
+    message = _line_of(out_of_memory)
+    task = TASK_ENDED.search(output)
+    if task is not None and "Memory" in task["how"]:
+        return _task_failure(task, "OutOfMemory", message)
+    return Failure(kind="OutOfMemory", message=message)
+
+
+def _step_ended(output: str) -> Failure | None:
+    """Return the interruption of a step that Slurm ended for a reason of its own or a user's.
+
+    A step is also cancelled because one of its tasks has failed. Slurm then gives no reason, and
+    the task is printed first.
+    """
+    step = STEP_ENDED.search(output)
+    if step is None:
+        return None
+    task = TASK_ENDED.search(output)
+    task_was_first = task is not None and task.start() < step.start()
+    if task_was_first and not step["why"]:
+        return None
+    reason = (step["why"] or "cancelled").strip()
+    return Failure(kind="Interrupted", message=f"{BY_SLURM}{reason}")
+
+
+def _task_signaled(output: str) -> Failure | None:
+    """Return the interruption of a task that got SIGUSR2 before its rank had blocked it."""
+    task = TASK_ENDED.search(output)
+    if task is None or BY_SIGNAL not in task["how"]:
+        return None
+    return _task_failure(task, "Interrupted", "SIGUSR2 before the first step")
+
+
+def _task_killed(output: str) -> Failure | None:
+    """Return the failure of the task that was killed first: `--kill-on-bad-exit` ended the others."""
+    task = TASK_ENDED.search(output)
+    if task is None or task["how"].startswith(EXITED):
+        return None
+    return _task_failure(task, "Killed", f"ended by Slurm: {one_line(task['how'])}")
+
+
+def _step_not_started(output: str) -> Failure | None:
+    """Return the failure of a step of which no task has started."""
+    reason = NOT_STARTED.search(output)
+    if reason is None or TASK_ENDED.search(output) is not None:
+        return None
+    return Failure(kind="NotStarted", message=one_line(reason["why"]))
+
+
+# What ended a step, the more certain cause first.
+FIRST_CAUSES: Sequence[Callable[[str], Failure | None]] = (
+    _node_failure,
+    _out_of_memory,
+    _step_ended,
+    _task_signaled,
+    _task_killed,
+    _step_not_started,
+)
+
+
+def _exited_tasks(output: str) -> list[Failure]:
+    """Return a failure of each task that exited with a code of its own."""
+    failures = []
+    for task in TASK_ENDED.finditer(output):
+        if task["how"].startswith(EXITED):
+            message = task["how"].replace("Exited with exit", "with")
+            failures.append(_task_failure(task, "Exited", message))
+    return failures
+
+
+def _task_failure(task: re.Match[str], kind: str, message: str) -> Failure:
+    """Return a failure at the rank and node of a match of TASK_ENDED."""
+    return Failure(kind=kind, message=message, rank=int(task["rank"]), host=task["host"])
+
+
+def _line_of(match: re.Match[str]) -> str:
+    """Return the whole line that a match is in."""
+    start = match.string.rfind("\n", 0, match.start()) + 1
+    end = match.string.find("\n", match.end())
+    if end < 0:
+        end = len(match.string)
+    return one_line(match.string[start:end])

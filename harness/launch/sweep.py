@@ -1,4 +1,4 @@
-"""Running a sweep on this machine: which trials are pending, and running them."""
+"""Runs a sweep on this machine: finds out which trials are pending, and runs them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-Redo = Literal["missing", "failed", "all"]  # which trials run: those not over, failed ones too, all
-KEPT: Mapping[Redo, Sequence[Status]] = {
+# Which trials run: those that have not finished, those that failed too, or all.
+Redo = Literal["missing", "failed", "all"]
+# The trials that do not run again, by what became of them.
+FINISHED: Mapping[Redo, Sequence[Status]] = {
     "missing": ("done", "invalid", "failed"),
     "failed": ("done",),
     "all": (),
@@ -27,24 +29,31 @@ KEPT: Mapping[Redo, Sequence[Status]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run of a sweep has to do, given what is on disk."""
+    """What a run of a sweep has to do, given the records on disk."""
 
     pending: Sequence[Trial]
-    finished: Sequence[Record]  # of this sweep's trials, that will not run again
+    finished: Sequence[Record]  # of the trials that will not run again
 
 
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
-    """Raises BadInput for a record that can't be read, unless all trials are to run again."""
-    pending, finished = [], []
+    """Return what is to do; raises BadInput for a record that can't be read, unless all trials run
+    again.
+    """
+    pending = []
+    finished = []
     for trial in sweep.trials():
-        found = (
-            read_record_if_exists(folder.trial_folder(trial.id).record_path) if KEPT[redo] else None
-        )
-        if found is not None and found.status in KEPT[redo]:
-            finished.append(found)
+        record = None
+        if FINISHED[redo]:
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+        if record is not None and record.status in FINISHED[redo]:
+            finished.append(record)
         else:
             pending.append(trial)
     return Plan(pending=pending, finished=finished)
+
+
+def allow_all(folder: SweepFolder) -> None:
+    """Allow any sweep to run."""
 
 
 def run(
@@ -55,22 +64,25 @@ def run(
     *,
     redo: Redo,
     fail_fast: bool,
-    check: Callable[[SweepFolder], None] = lambda folder: None,
+    check: Callable[[SweepFolder], None] = allow_all,
 ) -> list[Record]:
-    """Run what is pending, one trial after the other; returns the records of all the sweep's trials that have one.
+    """Run the pending trials one after the other; return the records of all the sweep's trials that
+    have one.
 
-    Every record is on disk before anybody is told. Raises BadInput if another process is at this sweep; on
-    KeyboardInterrupt the running trial's processes are ended and nothing is recorded for it. A trial whose
-    measurement is invalid runs again at the end of its block, as often as the profile says; one whose ranks were
-    interrupted goes on at once, as often as `Runner.resumes` says. `check` may raise what forbids it, once nobody else
-    can begin.
+    Every record is on disk before the listener is called. A trial whose measurement is invalid runs
+    again at the end of its block, as often as the profile says. One whose ranks were interrupted
+    resumes at once, as often as `Runner.resumes` says. `check` is called once no other process can
+    begin this sweep, and may raise what forbids it.
+
+    Raises BadInput if another process runs this sweep. On KeyboardInterrupt the running trial's
+    processes are ended and it gets no record.
     """
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     with lock(folder):
         check(folder)
-        todo = plan(sweep, folder, redo)
+        planned = plan(sweep, folder, redo)
         write_spec(sweep, folder)
-        listener.on_plan(todo.pending, todo.finished)
+        listener.on_plan(planned.pending, planned.finished)
         runner = Runner(
             sweep=sweep,
             profile=profile,
@@ -79,9 +91,9 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
         )
-        records = {found.trial.id: found for found in todo.finished}
-        for found in runner.run(todo.pending, fresh=redo == "all"):
-            records[found.trial.id] = found
-            if fail_fast and found.status in ("failed", "interrupted"):
+        records = {record.trial.id: record for record in planned.finished}
+        for record in runner.run(planned.pending, fresh=redo == "all"):
+            records[record.trial.id] = record
+            if fail_fast and record.status in ("failed", "interrupted"):
                 break
     return list(records.values())

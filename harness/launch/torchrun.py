@@ -1,5 +1,5 @@
-"""The local launcher: the ranks of each trial are fresh processes of this machine, started by
-torchrun or forked.
+"""The local launcher: each trial's ranks are fresh processes of this machine, started by torchrun
+or forked.
 """
 
 from __future__ import annotations
@@ -21,31 +21,26 @@ from harness.training.interruption import SIGNAL
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """Of the caller's environment, with `environment` on top. `fork` has ranks forked instead: see
-    `forked`.
-    """
+    """Starts ranks in this process's environment, with `environment` on top."""
 
-    environment: Mapping[str, str]
-    fork: bool = False
+    environment: Mapping[str, str]  # variables of the cluster profile
+    fork: bool = False  # whether ranks are forked instead, which `forked` describes
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
     ) -> list[str]:
+        """Return the command that runs `module` with `folder` and `more` at every rank."""
+        failures = str(folder.failures_path)
+        module_arguments = [module, str(folder.path), *more]
         if self.fork:
-            forked = [
-                sys.executable,
-                "-m",
-                "harness.launch.forked",
-                str(folder.failures_path),
-                str(ranks),
-            ]
-            return [*forked, module, str(folder.path), *more]
-        return [
-            sys.executable, "-m", "harness.launch.agent", str(folder.failures_path),
-            "--standalone", f"--nproc-per-node={ranks}", "-m", module, str(folder.path), *more,
-        ]  # fmt: skip
+            launcher = ["harness.launch.forked", failures, str(ranks)]
+        else:
+            options = ["--standalone", f"--nproc-per-node={ranks}", "-m"]
+            launcher = ["harness.launch.agent", failures, *options]
+        return [sys.executable, "-m", *launcher, *module_arguments]
 
     def variables(self, threads: int) -> dict[str, str]:
+        """Return the environment of the command, for ranks of so many threads each."""
         return {
             **os.environ,
             **self.environment,
@@ -54,22 +49,29 @@ class Torchrun:
         }
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-        return (forkserver.start_worker if self.fork else start_session)(arguments, variables, log)
+        """Start the command, with its output added to `log`."""
+        if self.fork:
+            return forkserver.start_worker(arguments, variables, log)
+        return start_session(arguments, variables, log)
 
-    def observed_failures(self, folder: TrialFolder, words: str) -> list[Failure]:
-        """SIGTERM is how torchrun itself ends the others of a rank that has failed."""
-        failed_ranks = read_failed_ranks(folder.failures_path)
-        return [
-            _ended(failed.exitcode, rank, failed.at)
-            for rank, failed in failed_ranks.items()
-            if -failed.exitcode != signal.SIGTERM
-        ]
+    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
+        """Return a failure of each rank that was killed or exited by itself.
+
+        Not of those that SIGTERM ended: so torchrun itself ends the other ranks of one that failed.
+        """
+        failures = []
+        for rank, ended in read_failed_ranks(folder.failures_path).items():
+            if -ended.exitcode != signal.SIGTERM:
+                failures.append(_failure(ended.exitcode, rank, ended.at))
+        return failures
 
 
-def _ended(code: int, rank: int, at: float) -> Failure:
-    if code > 0:
-        return Failure(kind="Exited", message=f"with code {code}", rank=rank, at=at)
-    kind = (
-        "Interrupted" if -code == SIGNAL else "Killed"
-    )  # the signal came before the rank held it back
-    return Failure(kind=kind, message=f"ended by {signal.Signals(-code).name}", rank=rank, at=at)
+def _failure(exit_code: int, rank: int, at: float) -> Failure:
+    """Return the failure of a rank that ended with this exit code; a negative one is a signal."""
+    if exit_code > 0:
+        return Failure(kind="Exited", message=f"with code {exit_code}", rank=rank, at=at)
+    kind = "Killed"
+    if -exit_code == SIGNAL:  # it came before the rank had blocked it
+        kind = "Interrupted"
+    name = signal.Signals(-exit_code).name
+    return Failure(kind=kind, message=f"ended by {name}", rank=rank, at=at)
