@@ -30,12 +30,8 @@ BRANCH_NODES = (
 MANY_BRANCHES = {
     "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
     "harness.render.terminal.selftest.run": "to be rewritten",
-    "harness.spec.axes.find_conflict": "to be rewritten",
-    "harness.spec.matrix.read_matrix": "to be rewritten",
     "harness.spec.slurm.__post_init__": "to be rewritten",
     "harness.spec.partitions._misfits": "to be rewritten",
-    "harness.spec.sweep._cells_of": "to be rewritten",
-    "harness.spec.sweep._apply_set": "to be rewritten",
 }
 
 # A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.

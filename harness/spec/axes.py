@@ -23,15 +23,19 @@ else:
 
 @dataclass(frozen=True)
 class AxisHelp:
-    """What `harness axes` says of an axis."""
+    """What `harness axes` says about an axis."""
 
     does: str
-    needs: str = ""
+    needs: str = ""  # other settings, or hardware, without which the axis does nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes(Strict):
-    """One value of every axis. A default, once given, stays: ids leave out what has its default."""
+    """One value of every axis.
+
+    To add an axis, add a field here, with a default that leaves training as it is, and read it in `harness.training`.
+    A default never changes later: a cell's id leaves out the axes that have their defaults.
+    """
 
     execution: Annotated[
         Literal["eager", "compile", "compile:reduce-overhead", "compile:max-autotune"],
@@ -78,7 +82,7 @@ class Axes(Strict):
     ] = False
     fsdp_wrap: Annotated[
         Literal["layers", "root"],
-        AxisHelp("what FSDP2 shards: each block, or all at once", "fsdp2"),
+        AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2"),
     ] = "layers"
     reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
@@ -108,7 +112,7 @@ class Axes(Strict):
         Count, AxisHelp("micro-steps of an optimizer step; gradients are shared in the last")
     ] = 1
     activation_checkpointing: Annotated[
-        bool, AxisHelp("blocks compute their activations again in backward")
+        bool, AxisHelp("layers compute their activations again in backward")
     ] = False
     max_grad_norm: Annotated[
         Annotated[float, Between(1e-6)] | None,
@@ -142,119 +146,187 @@ class Axes(Strict):
 
 
 AXES = {axis.name: axis for axis in fields(Axes)}
-AXIS_TYPES: dict[str, Any] = {
-    **{
-        name: hint
-        for name, hint in get_type_hints(Axes, include_extras=True).items()
-        if name in AXES
-    },
-    # Another way to say batch_size: it is no axis of a cell.
-    "rank_batch_size": Annotated[
-        Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")
-    ],
-}
-DEFAULTS: dict[str, Any] = {
-    name: value for name, value in asdict(Axes(batch_size=1)).items() if name != "batch_size"
-}
+_HINTS = get_type_hints(Axes, include_extras=True)
+# The annotated type of each axis that a sweep may set.
+AXIS_TYPES: dict[str, Any] = {name: _HINTS[name] for name in AXES}
+# Another way to set batch_size; it is no axis of a cell.
+AXIS_TYPES["rank_batch_size"] = Annotated[
+    Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")
+]
+DEFAULTS: dict[str, Any] = asdict(Axes(batch_size=1))
+del DEFAULTS["batch_size"]  # which has none of its own: it is the workload's
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """What `dependents` do nothing without: a value of `axis`."""
+    """Axes that do nothing unless another axis has a certain value."""
 
     axis: str
-    met: Callable[[Any], bool]
-    words: str
+    met: Callable[[Any], bool]  # of that axis's value
+    words: str  # what is required, for errors
     dependents: tuple[str, ...]
 
 
+def _is_compiled(execution: str) -> bool:
+    return execution != "eager"
+
+
+def _is_ddp(strategy: str) -> bool:
+    return strategy == "ddp"
+
+
+def _is_fsdp2(strategy: str) -> bool:
+    return strategy == "fsdp2"
+
+
+def _is_loader(input_: str) -> bool:
+    return input_ == "loader"
+
+
+def _is_positive(count: int) -> bool:
+    return count > 0
+
+
+def _takes_warmup(lr_schedule: str) -> bool:
+    """Return whether a schedule takes a warm-up: one-cycle has its own, and so may a workload's recipe."""
+    return lr_schedule not in ("recipe", "one-cycle")
+
+
 NEEDS = (
-    Requirement(
-        "execution",
-        lambda value: value != "eager",
-        "execution compile",
-        ("dynamic", "fullgraph", "cache"),
-    ),
+    Requirement("execution", _is_compiled, "execution compile", ("dynamic", "fullgraph", "cache")),
     Requirement(
         "strategy",
-        lambda value: value == "ddp",
+        _is_ddp,
         "strategy ddp",
         ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
     ),
+    Requirement("strategy", _is_fsdp2, "strategy fsdp2", ("fsdp_wrap", "reshard_after_forward")),
+    Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory")),
     Requirement(
-        "strategy",
-        lambda value: value == "fsdp2",
-        "strategy fsdp2",
-        ("fsdp_wrap", "reshard_after_forward"),
+        "num_workers", _is_positive, "num_workers", ("prefetch_factor", "persistent_workers")
     ),
-    Requirement(
-        "input", lambda value: value == "loader", "input loader", ("num_workers", "pin_memory")
-    ),
-    Requirement(
-        "num_workers",
-        lambda value: value > 0,
-        "num_workers",
-        ("prefetch_factor", "persistent_workers"),
-    ),
-    Requirement(
-        "lr_schedule",
-        lambda value: value not in ("recipe", "one-cycle"),
-        "a schedule",
-        ("lr_warmup",),
-    ),
+    Requirement("lr_schedule", _takes_warmup, "a schedule", ("lr_warmup",)),
 )
 
 
 def axis_help(axis: str) -> AxisHelp:
-    """Raises KeyError for what is no axis."""
-    found: AxisHelp = next(
-        part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, AxisHelp)
-    )
-    return found
+    """Return the help of an axis; raises KeyError for what is no axis."""
+    parts = [part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, AxisHelp)]
+    return parts[0]
 
 
 def axis_choices(axis: str) -> tuple[str, ...]:
-    """The words that an axis takes; none for a number or an unknown axis."""
-    kind = get_args(AXIS_TYPES[axis])[0] if axis in AXIS_TYPES else None
+    """Return the words that an axis allows; none for an axis of numbers and for what is no axis."""
+    if axis not in AXIS_TYPES:
+        return ()
+    kind = get_args(AXIS_TYPES[axis])[0]
     if kind is bool:
         return ("false", "true")
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def find_conflict(axes: Axes) -> str | None:
-    """Why a combination of axes makes no sense, or None."""
-    rank_batch, left = divmod(axes.batch_size, axes.world_size)
+    """Return why a combination of axes makes no sense, None if it does."""
+    for rule in CONFLICT_RULES:
+        reason = rule(axes)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _world_size_of_single(axes: Axes) -> str | None:
     if axes.strategy == "single" and axes.world_size != 1:
         return f"strategy single is one rank, world_size is {axes.world_size}"
-    if left:
+    return None
+
+
+def _uneven_batch(axes: Axes) -> str | None:
+    """Every rank takes as many samples of a step as any other, and so does every micro-step."""
+    if axes.batch_size % axes.world_size:
         return (
             f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
         )
-    if rank_batch % axes.grad_accum_steps:
-        return f"a rank's {rank_batch} samples can't be cut evenly into {axes.grad_accum_steps} micro-steps"
+    rank_batch_size = axes.batch_size // axes.world_size
+    if rank_batch_size % axes.grad_accum_steps:
+        return (
+            f"a rank's {rank_batch_size} samples can't be cut evenly into"
+            f" {axes.grad_accum_steps} micro-steps"
+        )
+    return None
+
+
+def _setting_without_effect(axes: Axes) -> str | None:
     for need in NEEDS:
-        vain = [name for name in need.dependents if getattr(axes, name) != DEFAULTS[name]]
-        if vain and not need.met(getattr(axes, need.axis)):
-            return f"{vain[0]} does nothing without {need.words}"
+        if need.met(getattr(axes, need.axis)):
+            continue
+        for name in need.dependents:
+            if getattr(axes, name) != DEFAULTS[name]:
+                return f"{name} does nothing without {need.words}"
+    return None
+
+
+def _mixed_precision_of_fsdp2(axes: Axes) -> str | None:
     if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
+    return None
+
+
+def _static_graph_with_accumulation(axes: Axes) -> str | None:
+    """Micro-steps before the last run under `no_sync`, where DDP sees no gradient to share."""
     if axes.static_graph and axes.grad_accum_steps > 1:
-        return "static_graph can't be had with grad_accum_steps: DDP learns the graph from a backward that shares gradients"
-    if axes.execution != "eager" and (axes.bucket_cap_mb or 1) < 1:
-        return f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile: there torch takes 1 or more"
+        return (
+            "static_graph can't be had with grad_accum_steps:"
+            " DDP learns the graph from a backward that shares gradients"
+        )
+    return None
+
+
+def _compiled_small_bucket(axes: Axes) -> str | None:
+    """torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB."""
+    if axes.execution == "eager" or axes.bucket_cap_mb is None or axes.bucket_cap_mb >= 1:
+        return None
+    return (
+        f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile:"
+        " there torch takes 1 or more"
+    )
+
+
+def _broken_full_graph(axes: Axes) -> str | None:
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy == "fsdp2" and axes.fsdp_wrap != "root":
         return "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them"
+    return None
+
+
+def _optimizer_without_rate(axes: Axes) -> str | None:
     if axes.optimizer == "sgd" and axes.lr is None:
         return "optimizer sgd needs lr: the workload's own is for another optimizer"
     return None
 
 
+# In the order in which they are reported.
+CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
+    _world_size_of_single,
+    _uneven_batch,
+    _setting_without_effect,
+    _mixed_precision_of_fsdp2,
+    _static_graph_with_accumulation,
+    _compiled_small_bucket,
+    _broken_full_graph,
+    _optimizer_without_rate,
+)
+# The value of an axis that does nothing on a CPU.
+GPU_SETTINGS = {
+    "execution": "compile:reduce-overhead",
+    "precision": "tf32",
+    "pin_memory": "always",
+}
+
+
 def setting_that_needs_gpu(axes: Axes) -> str | None:
-    """The setting of a cell that does nothing without a GPU, or None."""
-    needy = {"execution": "compile:reduce-overhead", "precision": "tf32", "pin_memory": "always"}
-    return next(
-        (f"{name}: found {value}" for name, value in needy.items() if getattr(axes, name) == value),
-        None,
-    )
+    """Return the first setting that does nothing without a GPU, as `AXIS: found VALUE`; None if there is none."""
+    for name, value in GPU_SETTINGS.items():
+        if getattr(axes, name) == value:
+            return f"{name}: found {value}"
+    return None

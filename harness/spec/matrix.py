@@ -1,4 +1,4 @@
-"""From axes to cells: the cartesian product, zipped axes, exclusions, inclusions, and combinations without sense."""
+"""From axes to points: the cartesian product, zipped axes, exclusions and inclusions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from harness.spec.document import Document, Key
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
+CONFLICT = "conflict"  # the rule of points whose axes make no sense together
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludedPoint:
     """A point of the matrix that is not run, and why."""
 
-    workload: str
+    workload: str  # its label
     axes: Values
-    rule: str  # `exclude[0]`, or `conflict` for a combination that makes no sense
+    rule: str  # `exclude[0]`, or CONFLICT
     reason: str
 
 
@@ -32,148 +33,179 @@ class Matrix:
     fixed: Values
     product: Options
     zipped: Sequence[Options]
-    exclude: Sequence[Options]  # here `workload` is allowed beside the axes
+    exclude: Sequence[Options]  # here and in include, `workload` is allowed beside the axes
     include: Sequence[Options]
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
     def varies(self, axis: str) -> bool:
-        """Whether the product or a zip decides the axis."""
+        """Return whether the product or a zip decides the axis."""
         return axis in self.product or any(axis in group for group in self.zipped)
 
     def sets(self, axis: str) -> bool:
+        """Return whether the axis is set for all workloads."""
         return axis in self.fixed or self.varies(axis)
 
-    def points(self, workload: str, own: Values) -> Iterator[tuple[Axes, str | None]]:
-        """Every combination for a workload with `own` fixed axes, and the exclude rule that it falls under, if any."""
-        columns = [[{axis: value} for value in values] for axis, values in self.product.items()]
-        columns += [
-            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
-            for group in self.zipped
-            if group
-        ]
-        for choices in itertools.product(*columns):
-            point = dict(self.fixed) | dict(own)
+    def points(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[Axes, str | None]]:
+        """Yield every combination for a workload, with the exclude rule that matches it if there is one."""
+        for choices in itertools.product(*self._columns()):
+            values = {**self.fixed, **axes_of_workload}
             for choice in choices:
-                point |= choice
-            axes = _axes(point)
-            yield axes, self._excluded(workload, axes)
+                values.update(choice)
+            axes = _axes(values)
+            yield axes, self._matching_exclusion(workload, axes)
 
-    def inclusions(self, workload: str, own: Values) -> Iterator[tuple[int, Axes]]:
-        """The further combinations for a workload, each with the number of its include rule."""
+    def _columns(self) -> list[list[Values]]:
+        """Return the factors of the product: each a list of alternatives, each of them values of some axes."""
+        columns: list[list[Values]] = []
+        for axis, values in self.product.items():
+            columns.append([{axis: value} for value in values])
+        for group in self.zipped:
+            rows = zip(*group.values(), strict=True)
+            alternatives = [dict(zip(group, row, strict=True)) for row in rows]
+            if group:  # an empty one would be a factor without alternatives
+                columns.append(alternatives)
+        return columns
+
+    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Axes]]:
+        """Yield the further combinations for a workload, each with the number of its include rule."""
         for number, rule in enumerate(self.include):
-            if workload in rule.get("workload", [workload]):
-                axes = {axis: values for axis, values in rule.items() if axis != "workload"}
-                for row in itertools.product(*axes.values()):
-                    yield (
-                        number,
-                        _axes(dict(self.fixed) | dict(own) | dict(zip(axes, row, strict=True))),
-                    )
+            if workload not in rule.get("workload", [workload]):
+                continue
+            options = {axis: values for axis, values in rule.items() if axis != "workload"}
+            for row in itertools.product(*options.values()):
+                included = dict(zip(options, row, strict=True))
+                yield number, _axes({**self.fixed, **axes_of_workload, **included})
 
-    def _excluded(self, workload: str, axes: Axes) -> str | None:
-        rank_batch_size = axes.batch_size / axes.world_size
-        complete = asdict(axes) | {"workload": workload, "rank_batch_size": rank_batch_size}
+    def _matching_exclusion(self, workload: str, axes: Axes) -> str | None:
+        """Return the first exclude rule that matches a point, and note that it is used."""
+        values = asdict(axes)
+        values["workload"] = workload
+        values["rank_batch_size"] = axes.batch_size / axes.world_size
         for number, rule in enumerate(self.exclude):
-            if all(complete[axis] in values for axis, values in rule.items()):
+            if all(values[axis] in excluded for axis, excluded in rule.items()):
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
 
 
-def _axes(point: Values) -> Axes:
-    values = dict(point)
-    if rank_batch_size := values.pop("rank_batch_size", None):
-        values["batch_size"] = rank_batch_size * values.get("world_size", 1)
-    return Axes(**values)
+def _axes(values: Values) -> Axes:
+    """Return the axes with these values, `rank_batch_size` turned into `batch_size`."""
+    settings = dict(values)
+    rank_batch_size = settings.pop("rank_batch_size", None)
+    if rank_batch_size:
+        settings["batch_size"] = rank_batch_size * settings.get("world_size", 1)
+    return Axes(**settings)
 
 
 def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
-    """The `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep; raises BadInput."""
+    """Return the `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep; raises BadInput."""
     content = document.content
-    fixed = {
-        axis: axis_value(document, ("axes", axis), value)
-        for axis, value in content.get("axes", {}).items()
-    }
-    product = {
-        axis: axis_values(document, ("matrix", axis), value)
-        for axis, value in content.get("matrix", {}).items()
-    }
+    fixed: dict[str, Any] = {}
+    for axis, value in content.get("axes", {}).items():
+        fixed[axis] = axis_value(document, ("axes", axis), value)
+    product: dict[str, list[Any]] = {}
+    for axis, values in content.get("matrix", {}).items():
+        product[axis] = axis_values(document, ("matrix", axis), values)
     zipped: list[Options] = []
     for number, group in enumerate(content.get("zip", [])):
-        columns = {
-            axis: axis_values(document, ("zip", number, axis), value)
-            for axis, value in group.items()
-        }
-        lengths = {axis: len(values) for axis, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise document.error(
-                ("zip", number), f"found lists of lengths {lengths}; allowed: equal lengths"
-            )
-        zipped.append(columns)
-    seen: set[str] = set()
-    groups = [(("zip", number), group) for number, group in enumerate(zipped)]
-    for place, axes in [(("axes",), fixed), (("matrix",), product), *groups]:
-        for axis in axes:
-            if axis in seen:
-                raise document.error(
-                    (*place, axis), "found a second time; allowed: an axis in one place"
-                )
-            seen.add(axis)
-    exclude, include = (
-        [
-            _rule(document, (key, number), rule, workloads)
-            for number, rule in enumerate(content.get(key, []))
-        ]
-        for key in ("exclude", "include")
-    )
-    unused = set(range(len(exclude)))
+        zipped.append(_read_zip(document, ("zip", number), group))
+    _check_axes_are_set_once(document, fixed, product, zipped)
+    exclude = _read_rules(document, "exclude", workloads)
     return Matrix(
-        fixed=fixed, product=product, zipped=zipped, exclude=exclude, include=include, unused=unused
+        fixed=fixed,
+        product=product,
+        zipped=zipped,
+        exclude=exclude,
+        include=_read_rules(document, "include", workloads),
+        unused=set(range(len(exclude))),
     )
 
 
-def axis_values(document: Document, key: Key, value: Any) -> list[Any]:
-    """The checked values of the axis that ends `key`: a list that is not empty."""
-    values: list[Any] = document.validate(list[_axis_type(document, key)], value, key)  # type: ignore[misc]
-    if not values:
+def _read_zip(document: Document, key: Key, group: Mapping[str, Any]) -> Options:
+    """Return the axes of a zip, whose lists must be of one length; raises BadInput."""
+    columns: dict[str, list[Any]] = {}
+    for axis, values in group.items():
+        columns[axis] = axis_values(document, (*key, axis), values)
+    lengths = {axis: len(values) for axis, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise document.error(key, f"found lists of lengths {lengths}; allowed: equal lengths")
+    return columns
+
+
+def _check_axes_are_set_once(
+    document: Document, fixed: Values, product: Options, zipped: Sequence[Options]
+) -> None:
+    """Raise BadInput for an axis that two of `axes`, `matrix` and the zips set."""
+    groups: list[tuple[Key, Mapping[str, Any]]] = [(("axes",), fixed), (("matrix",), product)]
+    groups += [(("zip", number), group) for number, group in enumerate(zipped)]
+    set_before: set[str] = set()
+    for key, axes in groups:
+        for axis in axes:
+            if axis in set_before:
+                problem = "found a second time; allowed: an axis in one place"
+                raise document.error((*key, axis), problem)
+            set_before.add(axis)
+
+
+def _read_rules(document: Document, name: str, workloads: Sequence[str]) -> list[Options]:
+    """Return the rules of `exclude` or `include`; raises BadInput."""
+    rules = document.content.get(name, [])
+    return [
+        _read_rule(document, (name, number), rule, workloads) for number, rule in enumerate(rules)
+    ]
+
+
+def _read_rule(
+    document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]
+) -> Options:
+    """Return a rule's values, each a list: one value stands for a list of one."""
+    options: dict[str, Sequence[Any]] = {}
+    for axis, value in rule.items():
+        axis_key = (*key, axis)
+        if axis == "workload":
+            options[axis] = _read_labels(document, axis_key, value, workloads)
+        elif isinstance(value, list):
+            options[axis] = axis_values(document, axis_key, value)
+        else:
+            options[axis] = [axis_value(document, axis_key, value)]
+    if not options:
+        hint = did_you_mean("", ["workload", *AXIS_TYPES])
+        raise document.error(key, f"found an empty rule; {hint}")
+    return options
+
+
+def _read_labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) -> list[str]:
+    """Return the labels of workloads that a rule names; raises BadInput for none and for an unknown one."""
+    labels = value if isinstance(value, list) else [value]
+    if not labels:
+        problem = "an empty list"
+        raise document.error(key, f"found {problem!r}; {did_you_mean(problem, workloads)}")
+    for label in labels:
+        if label not in workloads:
+            raise document.error(key, f"found {label!r}; {did_you_mean(label, workloads)}")
+    return labels
+
+
+def axis_values(document: Document, key: Key, values: Any) -> list[Any]:
+    """Return the checked values of the axis that ends `key`, at least one; raises BadInput."""
+    axis_type = _axis_type(document, key)
+    checked: list[Any] = document.validate(list[axis_type], values, key)  # type: ignore[valid-type]
+    if not checked:
         raise document.error(key, "found an empty list; allowed: at least one value")
-    return values
+    return checked
 
 
 def axis_value(document: Document, key: Key, value: Any) -> Any:
+    """Return the checked value of the axis that ends `key`; raises BadInput."""
     return document.validate(_axis_type(document, key), value, key)
 
 
 def _axis_type(document: Document, key: Key) -> Any:
-    if key[-1] not in AXIS_TYPES:
-        rules = ["workload"] if key[0] in ("exclude", "include") else []
-        raise document.error(key, f"unknown axis; {did_you_mean(key[-1], [*AXIS_TYPES, *rules])}")
-    return AXIS_TYPES[str(key[-1])]
-
-
-def _rule(
-    document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]
-) -> Options:
-    """A rule's values, each a list: one value stands for a list of one."""
-    checked: dict[str, Sequence[Any]] = {}
-    for axis, value in rule.items():
-        place = (*key, axis)
-        if axis == "workload":
-            checked[axis] = _labels(document, place, value, workloads)
-        elif isinstance(value, list):
-            checked[axis] = axis_values(document, place, value)
-        else:
-            checked[axis] = [axis_value(document, place, value)]
-    if not checked:
-        raise document.error(
-            key, f"found an empty rule; {did_you_mean('', ['workload', *AXIS_TYPES])}"
-        )
-    return checked
-
-
-def _labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) -> list[str]:
-    labels = value if isinstance(value, list) else [value]
-    unknown = [label for label in labels if label not in workloads]
-    if unknown or not labels:
-        found = unknown[0] if unknown else "an empty list"
-        raise document.error(key, f"found {found!r}; {did_you_mean(found, workloads)}")
-    return labels
+    """Return the type of the axis that ends `key`; raises BadInput for what is no axis."""
+    axis = str(key[-1])
+    if axis in AXIS_TYPES:
+        return AXIS_TYPES[axis]
+    allowed = [*AXIS_TYPES]
+    if key[0] in ("exclude", "include"):
+        allowed.append("workload")
+    raise document.error(key, f"unknown axis; {did_you_mean(axis, allowed)}")

@@ -10,37 +10,18 @@ from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
-from harness.spec.axes import AXIS_TYPES, Axes, find_conflict
-from harness.spec.cell import (
-    Cell,
-    Length,
-    Profiling,
-    Trial,
-    WorkloadRef,
-    digest_files,
-    without_defaults,
-)
-from harness.spec.document import Document, choose, parse_value, read_document
-from workloads.catalog import BUILT_IN, Declaration, load_class
-from workloads.options import Between, Settings, Strict
+from harness.spec.axes import Axes
+from harness.spec.cell import Cell, Length, Profiling, Trial
+from harness.spec.document import Document, Key, read_document
+from harness.spec.overrides import apply_data, apply_set
+from harness.spec.workload import PlannedWorkload, Seeds, WorkloadEntry, plan_workload
+from workloads.catalog import BUILT_IN
+from workloads.options import Between, Strict
 
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
 MOST_REPEATS = 10_000  # a slip of the finger must not fill the memory with trials
-Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadEntry(Strict):
-    """One workload of a sweep file."""
-
-    uses: str | None = None  # its own name unless given
-    options: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    axes: dict[str, Any] = field(default_factory=dict)
-    length: Length | None = None
-    evaluate: Length | None = None
-    seeds: Seeds | None = None  # those of the sweep unless given
+MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +46,7 @@ class SweepFile(Strict):
     include: list[dict[str, Any]] = field(default_factory=list)
 
 
-SWEEP_KEYS = [f.name for f in fields(SweepFile)]
+SWEEP_KEYS = [key.name for key in fields(SweepFile)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +68,7 @@ class Sweep:
 
     @property
     def base_folder(self) -> Path:
-        """What relative paths in the file are relative to."""
+        """The folder that relative paths in the file are relative to."""
         return self.source.absolute().parent
 
     def blocks(self) -> list[list[Trial]]:
@@ -120,53 +101,47 @@ class Sweep:
         return len(self.seeds_of(cell)) * self.repeats
 
     def trials(self) -> list[Trial]:
+        """Return the trials of all blocks in the order in which they run."""
         return [trial for block in self.blocks() for trial in block]
 
 
 def ready_sweeps() -> dict[str, Path]:
-    """The sweeps that come with the package, by name."""
+    """Return the sweeps that come with the package, by name."""
     return {path.stem: path for path in sorted(READY.glob("*.yaml"))}
 
 
 def find_sweep_file(name: str) -> Path:
-    """The file of a sweep given as a path or by the name of a ready one; raises BadInput."""
-    path, ready = Path(name), ready_sweeps()
+    """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput."""
+    path = Path(name)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return path
+    ready = ready_sweeps()
     if name in ready:
         return ready[name]
     raise BadInput(f"{name}: no such sweep file or ready sweep; {did_you_mean(name, ready)}")
 
 
 def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
-    """The sweep in `path` with `--set` and `--data` applied; raises BadInput, having read every data file."""
+    """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
+
+    All that planning can check is checked: types, axes against each other, and that data files can be read.
+    """
     document = read_document(path)
-    file: SweepFile = document.validate(SweepFile, document.content)
-    for apply, texts in ((_apply_data, data), (_apply_set, sets)):
-        for text in texts:
-            apply(document, text)
-            file = document.validate(SweepFile, document.content)
-    _check_file(document, file)
-    cells, excluded, points = [], [], matrix.read_matrix(document, list(file.workloads))
+    file = _read_file(document, sets, data)
+    axes_matrix = matrix.read_matrix(document, list(file.workloads))
+    cells: list[Cell] = []
+    excluded: list[matrix.ExcludedPoint] = []
     for label, entry in file.workloads.items():
-        found, left_out = _cells_of(document, file, label, entry or WorkloadEntry(), points)
-        cells += found
-        excluded += left_out
-    distinct: dict[str, Cell] = {}
-    for cell in cells:
-        first = distinct.setdefault(cell.id, cell).workload.label
-        if first != cell.workload.label:
-            raise document.error(
-                ("workloads", cell.workload.label),
-                f"found the same as {first}; allowed: a difference",
-            )
-    if not cells:
-        reasons = Counter(
-            f"by {out.rule}" if out.rule != "conflict" else f"because {out.reason}"
-            for out in excluded
+        planner = _CellPlanner(
+            document=document,
+            file=file,
+            entry=entry or WorkloadEntry(),
+            workload=plan_workload(document, label, entry or WorkloadEntry()),
+            axes_matrix=axes_matrix,
         )
-        listed = ", ".join(f"{count} left out {reason}" for reason, count in reasons.most_common(3))
-        raise document.error((), f"found no cell to run: {listed}; allowed: at least one cell")
+        cells += planner.cells(excluded)
+    if not cells:
+        raise _nothing_to_run(document, excluded)
     return Sweep(
         name=file.name,
         description=file.description,
@@ -176,23 +151,28 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         checkpoint=file.checkpoint,
         profile=file.profile,
         timeout=file.timeout,
-        cells=list(distinct.values()),
+        cells=_distinct(document, cells),
         excluded=excluded,
-        unused_rules=[f"exclude[{number}]" for number in sorted(points.unused)],
+        unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=_workload_seeds(file),
     )
 
 
-def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
-    """Return the seeds of the workloads that have their own, by label."""
-    seeds: dict[str, Sequence[int]] = {}
-    for label, entry in file.workloads.items():
-        if entry is not None and entry.seeds is not None:
-            seeds[label] = entry.seeds
-    return seeds
+def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepFile:
+    """Return the checked keys of a sweep file after `--data` and then `--set` were applied to it; raises BadInput."""
+    file: SweepFile = document.validate(SweepFile, document.content)
+    for text in data:
+        apply_data(document, text)
+        file = document.validate(SweepFile, document.content)
+    for text in sets:
+        apply_set(document, text, SWEEP_KEYS)
+        file = document.validate(SweepFile, document.content)
+    _check_file(document, file)
+    return file
 
 
 def _check_file(document: Document, file: SweepFile) -> None:
+    """Raise BadInput for what the types of the keys can't rule out."""
     if not file.name.strip():
         raise document.error(("name",), "found an empty name; allowed: any text")
     if not file.workloads:
@@ -205,194 +185,130 @@ def _check_file(document: Document, file: SweepFile) -> None:
             _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
 
 
-def _check_seeds(document: Document, key: tuple[str, ...], seeds: Sequence[int]) -> None:
+def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
     """Raise BadInput for no seeds, and for a seed that is there twice."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise document.error(key, f"found {seeds}; allowed: at least one, each once")
 
 
-def _cells_of(
-    document: Document, file: SweepFile, label: str, entry: WorkloadEntry, points: matrix.Matrix
-) -> tuple[list[Cell], list[matrix.ExcludedPoint]]:
-    """The cells of one workload, and what was left out of its matrix."""
-    declared, options, data, choice = _choose(document, label, entry)
-    key = ("workloads", label)
-    own = {
-        axis: matrix.axis_value(document, (*key, "axes", axis), value)
-        for axis, value in entry.axes.items()
-    }
-    if twice := [axis for axis in own if points.varies(axis)]:
-        raise document.error(
-            (*key, "axes", twice[0]), "found in matrix or zip too; allowed: an axis in one place"
-        )
-    if all(axis in own or points.sets(axis) for axis in ("batch_size", "rank_batch_size")):
-        raise document.error(key, "found batch_size and rank_batch_size; allowed: one of them")
-    own = {"batch_size": declared.batch_size} | own if "batch_size" not in points.fixed else own
-    length, evaluate = entry.length or file.length, entry.evaluate or file.evaluate
-    if length.steps is not None and length.steps <= file.warmup:
-        default = "" if ("warmup",) in document.sources else ", the default"
-        raise document.error(
-            ("warmup",),
-            f"found {file.warmup}{default}; allowed: fewer than the {length.steps} steps of {label}",
-        )
-
-    def senseless(axes: Axes) -> str | None:
-        return find_conflict(axes) or options.conflict(asdict(axes)) or data.conflict(asdict(axes))
-
-    cells, excluded = [], []
-    for axes, rule in points.points(label, own):
-        why = "the sweep says so" if rule else senseless(axes)
-        if why:
-            excluded.append(
-                matrix.ExcludedPoint(
-                    workload=label, axes=asdict(axes), rule=rule or "conflict", reason=why
-                )
-            )
-        else:
-            cells.append(
-                Cell(
-                    workload=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup
-                )
-            )
-    for number, axes in points.inclusions(label, own):
-        if why := senseless(axes):
-            raise document.error(("include", number), why)
-        cells.append(
-            Cell(workload=choice, axes=axes, length=length, evaluate=evaluate, warmup=file.warmup)
-        )
-    return cells, excluded
+def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
+    """Return the seeds of the workloads that have their own, by label."""
+    seeds: dict[str, Sequence[int]] = {}
+    for label, entry in file.workloads.items():
+        if entry is not None and entry.seeds is not None:
+            seeds[label] = entry.seeds
+    return seeds
 
 
-def _choose(
-    document: Document, label: str, entry: WorkloadEntry
-) -> tuple[Declaration, Settings, Settings, WorkloadRef]:
-    """A workload's declaration and its settings, checked against the files that they name."""
-    key, uses, base = (
-        ("workloads", label),
-        entry.uses or label,
-        Path(document.sources[()]).absolute().parent,
-    )
-    named = (*key, "uses") if entry.uses else key
-    try:
-        declared = workload_declaration(uses, base)
-    except ValueError as error:
-        raise document.error(named, str(error)) from None
-    except SyntaxError as error:
-        place = f"{error.filename}:{error.lineno}" if error.filename else uses
-        raise document.error(named, f"{place}: found {error.msg}; allowed: valid Python") from None
-    options = _settings(document, declared.options, entry.options, (*key, "options"), base)
-    data = _settings(document, declared.data, entry.data, (*key, "data"), base)
-    identity = {
-        "uses": uses,
-        "options": without_defaults(options),
-        "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-        "files": digest_files([*options.files(), *data.files()]),
-    }
-    choice = WorkloadRef(
-        label=label, uses=uses, options=_plain(options), data=_plain(data), identity=identity
-    )
-    return declared, options, data, choice
+def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells, each once; raises BadInput for two workloads of the sweep that are the same."""
+    distinct: dict[str, Cell] = {}
+    for cell in cells:
+        label = cell.workload.label
+        same = distinct.setdefault(cell.id, cell)
+        if same.workload.label != label:
+            problem = f"found the same as {same.workload.label}; allowed: a difference"
+            raise document.error(("workloads", label), problem)
+    return list(distinct.values())
 
 
-def workload_declaration(uses: str, base: Path) -> Declaration:
-    """What planning needs to know of a workload; raises ValueError if there is none. Imports torch for users' own."""
-    if uses in BUILT_IN:
-        return BUILT_IN[uses]
-    found = load_class(uses, base)
-    return Declaration(
-        path=uses, options=found.Options, data=found.Data, batch_size=found.batch_size
-    )
+def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]) -> BadInput:
+    """Return the error for a sweep without cells, with the most frequent reasons for that."""
+    reasons: Counter[str] = Counter()
+    for point in excluded:
+        is_conflict = point.rule == matrix.CONFLICT
+        reasons[f"because {point.reason}" if is_conflict else f"by {point.rule}"] += 1
+    listed = [f"{count} left out {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
+    problem = f"found no cell to run: {', '.join(listed)}; allowed: at least one cell"
+    return document.error((), problem)
 
 
-def _settings(
-    document: Document, kind: Any, values: Mapping[str, Any], key: tuple[str, ...], base: Path
-) -> Settings:
-    try:
-        member = choose(kind, values)
-    except ValueError as error:
-        raise document.error((*key, "source"), str(error)) from None
-    hint = f"; give it here or as --data {key[1]}=PATH"
-    try:
-        settings: Settings = document.validate(member, dict(values), key)
-    except BadInput as error:
-        raise BadInput(
-            f"{error}{hint}" if "data.path: missing" in str(error) else str(error)
-        ) from None
-    settings = settings.with_paths_relative_to(base)
-    try:
-        settings.check()
-    except ValueError as error:
-        name, _, problem = str(error).partition(": ")
-        named = name in {f.name for f in fields(settings)}
-        raise (
-            document.error((*key, name), problem) if named else document.error(key, str(error))
-        ) from None
-    return settings
+@dataclass(frozen=True, kw_only=True)
+class _CellPlanner:
+    """Makes the cells of one workload of a sweep."""
 
+    document: Document
+    file: SweepFile
+    entry: WorkloadEntry
+    workload: PlannedWorkload
+    axes_matrix: matrix.Matrix
 
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in asdict(settings).items()
-    }
+    @property
+    def label(self) -> str:
+        return self.workload.reference.label
 
+    @property
+    def key(self) -> Key:
+        return ("workloads", self.label)
 
-def _apply_set(document: Document, text: str) -> None:
-    """`--set execution=eager,compile` replaces an axis; `--set length.epochs=3` any other key."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise BadInput(
-            f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
-        )
-    name, place, entries = name.strip(), f"--set {text}", document.content["workloads"]
-    key, last = tuple(name.split(".")), name.rpartition(".")[2]
-    if name in AXIS_TYPES:
-        own = [(entry or {}).get("axes", {}) for entry in entries.values()]
-        for axes in [document.content.get("axes", {}), *document.content.get("zip", []), *own]:
-            axes.pop(name, None)
-        document.put(("matrix", name), _many(value, place), place)
-    elif key[0] not in SWEEP_KEYS:
-        raise BadInput(
-            f"{place}: unknown axis or key; {did_you_mean(name, [*AXIS_TYPES, *SWEEP_KEYS])}"
-        )
-    elif key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
-        raise BadInput(f"{place}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
-    elif name == "seeds":
-        for entry in entries.values():
-            (entry or {}).pop("seeds", None)  # the option is for all workloads
-        document.put(("seeds",), _many(value, place), place)
-    elif key[-2:-1] in (("length",), ("evaluate",)) and last in ("steps", "epochs"):
-        document.put(
-            key[:-1], {last: parse_value(value, place)}, place
-        )  # it has one of the two, never both
-    else:
-        document.put(key, parse_value(value, place), place)
+    def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
+        """Return the workload's cells and add the points that are left out to `excluded`; raises BadInput."""
+        axes_of_workload = self._axes_of_workload()
+        self._check_warmup()
+        cells: list[Cell] = []
+        for axes, rule in self.axes_matrix.points(self.label, axes_of_workload):
+            point = self._exclusion(axes, rule)
+            if point is None:
+                cells.append(self._cell(axes))
+            else:
+                excluded.append(point)
+        for number, axes in self.axes_matrix.inclusions(self.label, axes_of_workload):
+            conflict = self.workload.find_conflict(axes)
+            if conflict:
+                raise self.document.error(("include", number), conflict)
+            cells.append(self._cell(axes))
+        return cells
 
+    def _axes_of_workload(self) -> dict[str, Any]:
+        """Return the axes that the workload itself sets, its batch size included; raises BadInput."""
+        axes: dict[str, Any] = {}
+        for axis, value in self.entry.axes.items():
+            axes[axis] = matrix.axis_value(self.document, (*self.key, "axes", axis), value)
+            if self.axes_matrix.varies(axis):
+                problem = "found in matrix or zip too; allowed: an axis in one place"
+                raise self.document.error((*self.key, "axes", axis), problem)
+        batch_size_axes = [
+            axis
+            for axis in ("batch_size", "rank_batch_size")
+            if axis in axes or self.axes_matrix.sets(axis)
+        ]
+        if len(batch_size_axes) > 1:
+            problem = "found batch_size and rank_batch_size; allowed: one of them"
+            raise self.document.error(self.key, problem)
+        if "batch_size" in self.axes_matrix.fixed:
+            return axes
+        return {"batch_size": self.workload.declaration.batch_size, **axes}
 
-def _many(value: str, place: str) -> Any:
-    """The list in `a,b` or `[a, b]`."""
-    return parse_value(value if value.startswith("[") else f"[{value}]", place)
+    def _check_warmup(self) -> None:
+        """Raise BadInput if no step is left to be measured after the warm-up."""
+        steps, warmup = self._length.steps, self.file.warmup
+        if steps is None or warmup < steps:
+            return
+        default = "" if ("warmup",) in self.document.sources else ", the default"
+        problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {self.label}"
+        raise self.document.error(("warmup",), problem)
 
+    @property
+    def _length(self) -> Length:
+        return self.entry.length or self.file.length
 
-def _apply_data(document: Document, text: str) -> None:
-    """`--data PATH` for every workload whose data lies in files, `--data LABEL=PATH` for one."""
-    label, equals, path = text.partition("=")
-    entries = document.content["workloads"]
-    if equals and label not in entries:
-        raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
-    whom = [label] if equals else [name for name, entry in entries.items() if _has_files(entry)]
-    if not whom:
-        raise BadInput(
-            f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH"
-        )
-    for name in whom:
-        document.put(
-            ("workloads", name, "data", "path"),
-            str(Path(path if equals else text).absolute()),
-            f"--data {text}",
+    def _exclusion(self, axes: Axes, rule: str | None) -> matrix.ExcludedPoint | None:
+        """Return the point as excluded if a rule or a conflict excludes it."""
+        reason = "the sweep says so" if rule else self.workload.find_conflict(axes)
+        if reason is None:
+            return None
+        return matrix.ExcludedPoint(
+            workload=self.label,
+            axes=asdict(axes),
+            rule=rule or matrix.CONFLICT,
+            reason=reason,
         )
 
-
-def _has_files(entry: dict[str, Any] | None) -> bool:
-    data = (entry or {}).get("data", {})
-    return data.get("source") in ("idx", "csv") or "path" in data
+    def _cell(self, axes: Axes) -> Cell:
+        return Cell(
+            workload=self.workload.reference,
+            axes=axes,
+            length=self._length,
+            evaluate=self.entry.evaluate or self.file.evaluate,
+            warmup=self.file.warmup,
+        )

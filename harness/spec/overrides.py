@@ -1,0 +1,99 @@
+"""The command line's changes to a sweep file: `--set` and `--data`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import BadInput, did_you_mean
+from harness.spec.axes import AXIS_TYPES
+from harness.spec.document import Document, parse_value
+
+
+def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
+    """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
+
+    `sweep_keys` are the keys of a sweep file. Raises BadInput for an unknown key or a value that is no YAML.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise BadInput(
+            f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
+        )
+    source = f"--set {text}"
+    if name in AXIS_TYPES:
+        _replace_axis(document, name, value, source)
+    elif name == "seeds":
+        _replace_seeds(document, value, source)
+    else:
+        _replace_key(document, name, value, source, sweep_keys)
+
+
+def _replace_axis(document: Document, axis: str, value: str, source: str) -> None:
+    """Have the matrix alone decide an axis, whatever decided it in the file."""
+    content = document.content
+    workloads = [entry or {} for entry in content["workloads"].values()]
+    groups = [content.get("axes", {}), *content.get("zip", [])]
+    groups += [entry.get("axes", {}) for entry in workloads]
+    for group in groups:
+        group.pop(axis, None)
+    document.put(("matrix", axis), _parse_list(value, source), source)
+
+
+def _replace_seeds(document: Document, value: str, source: str) -> None:
+    """Set the seeds of all workloads, those that have seeds of their own too."""
+    for entry in document.content["workloads"].values():
+        (entry or {}).pop("seeds", None)
+    document.put(("seeds",), _parse_list(value, source), source)
+
+
+def _replace_key(
+    document: Document, name: str, value: str, source: str, sweep_keys: Sequence[str]
+) -> None:
+    """Set any other key of the file, given as a dotted path."""
+    key = tuple(name.split("."))
+    labels = document.content["workloads"]
+    if key[0] not in sweep_keys:
+        hint = did_you_mean(name, [*AXIS_TYPES, *sweep_keys])
+        raise BadInput(f"{source}: unknown axis or key; {hint}")
+    if key[0] == "workloads" and len(key) > 2 and key[1] not in labels:
+        raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], labels)}")
+    parsed = parse_value(value, source)
+    is_length = len(key) > 1 and key[-2] in ("length", "evaluate")
+    if is_length and key[-1] in ("steps", "epochs"):
+        # A length has one of the two, never both: the new one replaces the other.
+        document.put(key[:-1], {key[-1]: parsed}, source)
+    else:
+        document.put(key, parsed, source)
+
+
+def _parse_list(value: str, source: str) -> Any:
+    """Return the list in `a,b` or `[a, b]`."""
+    return parse_value(value if value.startswith("[") else f"[{value}]", source)
+
+
+def apply_data(document: Document, text: str) -> None:
+    """Apply `--data`: `PATH` for every workload whose data lies in files, `LABEL=PATH` for one. Raises BadInput."""
+    label, equals, path = text.partition("=")
+    entries = document.content["workloads"]
+    if equals and label not in entries:
+        raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
+    if equals:
+        labels = [label]
+    else:
+        path = text
+        labels = [name for name, entry in entries.items() if _has_files(entry)]
+    if not labels:
+        raise BadInput(
+            f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH"
+        )
+    for name in labels:
+        key = ("workloads", name, "data", "path")
+        document.put(key, str(Path(path).absolute()), f"--data {text}")
+
+
+def _has_files(entry: dict[str, Any] | None) -> bool:
+    data = (entry or {}).get("data", {})
+    return data.get("source") in ("idx", "csv") or "path" in data

@@ -1,0 +1,144 @@
+"""The workloads of a sweep file: their declarations, and their settings checked against files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from harness.core.errors import BadInput
+from harness.spec.axes import Axes, find_conflict
+from harness.spec.cell import Length, WorkloadRef, digest_files, without_defaults
+from harness.spec.document import Document, Key, choose
+from workloads.catalog import BUILT_IN, Declaration, load_class
+from workloads.options import Between, Settings, Strict
+
+Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadEntry(Strict):
+    """The keys of one workload in a sweep file; what is not set is as the whole sweep has it."""
+
+    uses: str | None = None  # the workload; its label unless set
+    options: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    length: Length | None = None
+    evaluate: Length | None = None
+    seeds: Seeds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWorkload:
+    """A workload of a sweep whose settings were checked."""
+
+    declaration: Declaration
+    options: Settings
+    data: Settings
+    reference: WorkloadRef
+
+    def find_conflict(self, axes: Axes) -> str | None:
+        """Return why the workload can't be trained with these axes, None if it can."""
+        settings = asdict(axes)
+        return (
+            find_conflict(axes) or self.options.conflict(settings) or self.data.conflict(settings)
+        )
+
+
+def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> PlannedWorkload:
+    """Return the workload of a sweep's entry; raises BadInput for a wrong setting or an unusable file."""
+    uses = entry.uses or label
+    key: Key = ("workloads", label)
+    base_folder = Path(document.sources[()]).absolute().parent
+    declaration = _find_declaration(
+        document, uses, base_folder, (*key, "uses") if entry.uses else key
+    )
+    options = _read_settings(
+        document, declaration.options, entry.options, (*key, "options"), base_folder
+    )
+    data = _read_settings(document, declaration.data, entry.data, (*key, "data"), base_folder)
+    identity = {
+        "uses": uses,
+        "options": without_defaults(options),
+        "data": without_defaults(data) | {"source": getattr(data, "source", None)},
+        "files": digest_files([*options.files(), *data.files()]),
+    }
+    reference = WorkloadRef(
+        label=label,
+        uses=uses,
+        options=_as_json(options),
+        data=_as_json(data),
+        identity=identity,
+    )
+    return PlannedWorkload(declaration=declaration, options=options, data=data, reference=reference)
+
+
+def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:
+    """Return what a workload declares; raises BadInput if there is no such workload, or if its file is no Python."""
+    try:
+        return workload_declaration(uses, base_folder)
+    except ValueError as error:
+        raise document.error(key, str(error)) from None
+    except SyntaxError as error:
+        source = f"{error.filename}:{error.lineno}" if error.filename else uses
+        raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
+
+
+def workload_declaration(uses: str, base_folder: Path) -> Declaration:
+    """Return what planning needs to know about a workload; raises ValueError if there is none of that name.
+
+    Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
+    """
+    if uses in BUILT_IN:
+        return BUILT_IN[uses]
+    workload_class = load_class(uses, base_folder)
+    return Declaration(
+        path=uses,
+        options=workload_class.Options,
+        data=workload_class.Data,
+        batch_size=workload_class.batch_size,
+    )
+
+
+def _read_settings(
+    document: Document, kind: Any, values: Mapping[str, Any], key: Key, base_folder: Path
+) -> Settings:
+    """Return a workload's options or data: of the right types, with absolute paths, and with files that can be read.
+
+    `kind` is the Settings class that the workload declares, or a union of them told apart by `source`. Raises BadInput.
+    """
+    try:
+        member = choose(kind, values)
+    except ValueError as error:
+        raise document.error((*key, "source"), str(error)) from None
+    try:
+        settings: Settings = document.validate(member, dict(values), key)
+    except BadInput as error:
+        message = str(error)
+        if "data.path: missing" in message:
+            message += f"; give it here or as --data {key[1]}=PATH"
+        raise BadInput(message) from None
+    settings = settings.with_paths_relative_to(base_folder)
+    try:
+        settings.check()
+    except ValueError as error:
+        raise _settings_error(document, key, settings, str(error)) from None
+    return settings
+
+
+def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:
+    """Return the error for a failed check, at the field that it begins with if it names one."""
+    name, _, problem = message.partition(": ")
+    if name in {setting.name for setting in fields(settings)}:
+        return document.error((*key, name), problem)
+    return document.error(key, message)
+
+
+def _as_json(settings: Settings) -> dict[str, Any]:
+    """Return settings as JSON can hold them, paths as text."""
+    values: dict[str, Any] = {}
+    for name, value in asdict(settings).items():
+        values[name] = str(value) if isinstance(value, Path) else value
+    return values
