@@ -163,7 +163,7 @@ class Requirement:
 
     axis: str
     met: Callable[[Any], bool]  # of that axis's value
-    words: str  # what is required, for errors
+    description: str  # of what is required, for errors
     dependents: tuple[str, ...]
 
 
@@ -261,7 +261,7 @@ def _setting_without_effect(axes: Axes) -> str | None:
             continue
         for name in need.dependents:
             if getattr(axes, name) != DEFAULTS[name]:
-                return f"{name} does nothing without {need.words}"
+                return f"{name} does nothing without {need.description}"
     return None
 
 

@@ -54,9 +54,9 @@ class Matrix:
             axes = _axes(values)
             yield axes, self._matching_exclusion(workload, axes)
 
-    def _columns(self) -> list[list[Values]]:
+    def _columns(self) -> list[Sequence[Values]]:
         """Return the factors of the product: each a list of alternatives, each of them values of some axes."""
-        columns: list[list[Values]] = []
+        columns: list[Sequence[Values]] = []
         for axis, values in self.product.items():
             columns.append([{axis: value} for value in values])
         for group in self.zipped:
