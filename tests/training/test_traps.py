@@ -65,7 +65,8 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
     if need.axis == "input":
         setting["input"] = "resident"
     assert (
-        find_conflict(Axes(batch_size=1, **setting)) == f"{name} does nothing without {need.description}"
+        find_conflict(Axes(batch_size=1, **setting))
+        == f"{name} does nothing without {need.description}"
     )
 
 
