@@ -114,7 +114,8 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     exited = records["exits"].failure
     assert exited is not None
     assert (exited.kind, exited.rank, exited.host) == ("Exited", 1, "n2")
-    assert exited.message.startswith("with code 7")
+    assert exited.message.startswith("with code 7; ")
+    assert "of its log: " in exited.message
     hung = records["hangs"].failure
     assert hung is not None
     assert hung.kind == "Timeout"
