@@ -292,17 +292,21 @@ class JobListener:
         self.log(f"{signal.Signals(number).name}: the running trial is to save and stop")
 
     def log(self, text: str) -> None:
-        """Print a line with the time; the batch script has redirected the output to the job's log."""
+        """Print a line with the time, to the job's log, where the batch script's output goes."""
         print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+        """Do nothing: the leader has logged what is pending."""
 
     def on_trial_start(self, trial: Trial) -> None:
+        """Log which trial starts."""
         self.log(f"{trial.id} starts: {trial.cell.label}")
 
-    def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None: ...
+    def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
+        """Do nothing: `harness status` reads the trial's own report."""
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
+        """Log how the trial ended."""
         reason = record.failure or "; ".join(record.violations)
         suffix = f": {one_line(reason)}" if reason else ""
         self.log(f"{record.trial.id} {record.status}{suffix}")

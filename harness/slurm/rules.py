@@ -137,7 +137,7 @@ def _record_detail(facts: TrialFacts) -> str:
 
 
 def _phase_detail(facts: TrialFacts) -> str:
-    """Return the phase, such as `starting` or `evaluate`; of one that trains, the step says more."""
+    """Return the phase, such as `starting` or `evaluate`; of one that trains, the step tells."""
     if facts.phase in (None, "train"):
         return facts.detail
     return str(facts.phase)

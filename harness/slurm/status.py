@@ -85,7 +85,7 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """The state of a sweep: of its present trials, and of those that an earlier version of it had."""
+    """The state of a sweep, with the trials that an earlier version of its file asked for."""
 
     sweep: Sweep
     trials: Sequence[TrialState]
@@ -160,7 +160,6 @@ def trial_states(
 
     Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
-    # Of several submissions that have a trial, the last one counts.
     jobs: dict[str, tuple[Submission, SubmittedJob]] = {}
     for submission in queues.recover_job_ids(submitted, queue or {}):
         for job in submission.jobs():

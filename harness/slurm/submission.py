@@ -179,7 +179,7 @@ def new(
 
 
 def _job_array(packed: PackedArray) -> JobArray:
-    """Return what is written down of an array before it is submitted: ids instead of whole trials."""
+    """Return what is written down of an array before it is submitted, with ids for trials."""
     trial_ids = []
     estimated_seconds = []
     for job in packed.jobs:

@@ -50,7 +50,7 @@ def set_client_environment(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def slurm(shared_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """Two idle nodes, n1 and n2, for clients in this process too; they are restored after the test."""
+    """Two idle nodes, n1 and n2, for clients in this process too; restored after the test."""
     set_client_environment(shared_slurm, monkeypatch)
     yield shared_slurm
     shared_slurm.restore()

@@ -81,7 +81,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def reap() -> list[int]:
-    """Return the ids of the children, adopted ones included, that have ended since the last call."""
+    """Return the ids of the children, adopted ones too, that have ended since the last call."""
     ended = []
     with suppress(ChildProcessError):  # there is no child at all
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:

@@ -84,7 +84,7 @@ def slow_down(folder: Path) -> None:
 
 
 def slurm_profile(folder: Path, **slurm: Any) -> Path:
-    """Write a profile of two nodes with a rank each, and these further keys of its section `slurm`."""
+    """Write a profile of two nodes with a rank each, and further keys of its section `slurm`."""
     section = {
         "nodes": 2,
         "cpus_per_rank": 2,
@@ -185,7 +185,7 @@ def is_over(results: Path) -> bool:
 
 
 def step_of(results: Path, number: int) -> int:
-    """Return the step that the sweep's trial with this number has reached; -1 if it is not running."""
+    """Return the step that the trial with this number has reached; -1 if it is not running."""
     return int(read_progress(trial_folder(results, number)).get("step", -1))
 
 

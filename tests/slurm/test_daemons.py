@@ -42,7 +42,7 @@ def test_a_job_runs_on_both_nodes(slurm: Slurm) -> None:
 def test_a_job_of_higher_priority_preempts_and_the_other_soon_runs_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    """This is what tests of preemptions build on: a warning, a requeue, and no wait of two minutes."""
+    """This is what tests of preemptions build on: a warning, a requeue, and a short wait."""
     log = tmp_path / "log"
     on_warning = f"echo warned >>{log}; scontrol requeue $SLURM_JOB_ID"
     script = (

@@ -60,8 +60,8 @@ def test_a_time_limit_that_is_too_short(
     """The shortest limit that Slurm has is a minute.
 
     Slurm looks at limits every 30 s, and sends a warning that falls due until the next look: the
-    trial gets this one when the job has run for 10 to 40 s. Should it be so early that the trial has
-    not begun to train, the next start of the job has another chance.
+    trial gets this one when the job has run for 10 to 40 s. Should it come before the first step,
+    the next start of the job has another chance.
     """
     sweep = slow_sweep(tmp_path, strategies=["single"], step_seconds=0.2)
     results = tmp_path / "results"

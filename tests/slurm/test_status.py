@@ -67,7 +67,7 @@ def states_by(
     files_by_seed: Mapping[int, TrialFiles] | None = None,
     squeue: str | None = SQUEUE,
 ) -> list[TrialState]:
-    """Return the states of a submission's trials. In the text of squeue, NAME is that of its jobs."""
+    """Return the states of a submission's trials; NAME in squeue's text is that of its jobs."""
     trials = submission.sweep.trials()
     files = {trials[seed].id: trial_files for seed, trial_files in (files_by_seed or {}).items()}
     queue = None

@@ -84,7 +84,7 @@ def test_a_thousand_trials_are_one_call_of_sbatch(
 def test_submitting_twice_runs_nothing_twice(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
-    """A trial that a job has is not submitted again; one whose job has ended without a record is."""
+    """A trial that a job has is not submitted again; one whose job left no record is."""
     sweep = write(tmp_path, seeds=[0, 1, 2])
     submit(sweep, results)
     slurm.set_queue(squeue_output(results))
@@ -268,7 +268,7 @@ def test_mistakes_are_one_line(
 
 
 def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:
-    """A row for each cell with counts, and a row for each trial that went wrong; `--all` lists all."""
+    """A row for each cell, and one for each trial that went wrong; `--all` lists all trials."""
     submit(write(tmp_path, zip=STRATEGIES, seeds=list(range(60))), results)
     slurm.set_queue(squeue_output(results))
     (cell, _) = load(tmp_path, zip=STRATEGIES).cells

@@ -34,6 +34,7 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
     with console.status("") as spinner:
 
         def report_progress(text: str) -> None:
+            """Show what the doctor is doing beside the spinner."""
             spinner.update(escape(text))
 
         if profile.launcher == "slurm":

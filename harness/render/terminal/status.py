@@ -192,6 +192,7 @@ def _display(console: Console) -> Iterator[StatusDisplay]:
     with Live(console=console, auto_refresh=False) as live:
 
         def show_panels(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
+            """Redraw the panels of the sweeps that are under way, which share the height."""
             under_way = _under_way(statuses)
             max_rows = console.height // max(1, len(under_way)) - PANEL_FRAME_ROWS
             parts: list[Group | Text] = []
@@ -209,6 +210,7 @@ def _line_display(console: Console) -> StatusDisplay:
     printed = ""
 
     def print_changes(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
+        """Print the headlines; an error of the delivery is printed with the results."""
         nonlocal printed
         shown = _under_way(statuses) or statuses
         text = "\n".join(headline(status) for status in shown)
@@ -308,7 +310,7 @@ def _columns_with_content(rows: Sequence[Mapping[str, str | Text]]) -> list[str]
 
 
 def _trial_row(trial: TrialState) -> dict[str, str | Text]:
-    """Return the cells of a trial's row by the name of their column; empty where nothing is known."""
+    """Return the cells of a trial's row by the name of their column; empty if unknown."""
     row: dict[str, str | Text] = {
         "trial": _shortened(trial.trial),
         "cell": _shortened(trial.label),

@@ -54,7 +54,7 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
 
 
 def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
-    """Return the estimated seconds of a trial of each cell, by cell id; of some, nothing is known."""
+    """Return the estimated seconds of a trial, by the id of its cell, as far as known."""
     estimates: dict[str, float] = {}
     for cell in sweep.cells:
         seconds = estimate_trial_seconds(cell, results)

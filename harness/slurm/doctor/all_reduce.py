@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _sum_over_ranks(ranks: Ranks, device_name: str) -> dict[str, Any]:
-    """Add up a 1 of every rank, and return the sum with the backend and the seconds that it took."""
+    """Add up a 1 of every rank, and return the sum, the backend and the seconds that it took."""
     # Imported here, because the machine that submits needs no torch for its part.
     import torch
     import torch.distributed as dist

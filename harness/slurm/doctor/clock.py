@@ -20,6 +20,7 @@ class _ClockHandler(socketserver.StreamRequestHandler):
     """Answers every line with the time, in seconds since the epoch."""
 
     def handle(self) -> None:
+        """Serve one connection until the other side closes it."""
         for _ in self.rfile:
             self.wfile.write(f"{time.time()!r}\n".encode())
 
