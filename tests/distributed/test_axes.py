@@ -43,7 +43,9 @@ VALUES: dict[str, list[Any]] = {
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2, "bf16": 5e-2, "bf16:fsdp2": 5e-2}
 
 
-def sensible(need: Requirement, dependent: str) -> dict[str, Any]:
+def rule_of(need: Requirement, dependent: str) -> dict[str, Any]:
+    """Return the rule that an axis has its default unless what it needs is there."""
+
     def evaluate(row: dict[str, Any]) -> bool:
         return bool(row[dependent] == DEFAULTS[dependent] or need.met(row[need.axis]))
 
@@ -51,12 +53,14 @@ def sensible(need: Requirement, dependent: str) -> dict[str, Any]:
 
 
 def rule(*axes: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return a constraint over `axes` as covertable takes it."""
     return {"operator": "fn", "requires": list(axes), "evaluate": holds}
 
 
-# As the covering set wants them: each over few axes. That they are those of `conflict` is tested below.
+# Each over few axes, as covertable needs them. That they are those of `find_conflict` is tested
+# below.
 CONSTRAINTS = [
-    sensible(need, dependent)
+    rule_of(need, dependent)
     for need in NEEDS
     for dependent in need.dependents
     if dependent in VALUES
@@ -86,30 +90,29 @@ CONSTRAINTS += [
         ),
     ),
 ]
-SALT = "55"  # of ninety tried, the one with the fewest rows that compile, which cost several times the others
+# Of ninety that were tried, the one with the fewest rows that compile, as those take several times
+# as long.
+SALT = "55"
 COVERING: list[dict[str, Any]] = [
     {"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS, salt=SALT)
 ]
 
 
 def test_every_pair_that_makes_sense_is_covered() -> None:
-    for first, second in itertools.combinations(VALUES, 2):
-        for one, other in itertools.product(VALUES[first], VALUES[second]):
-            if possible({first: one, second: other}):
-                assert any((row[first], row[second]) == (one, other) for row in COVERING), (
-                    first,
-                    one,
-                    second,
-                    other,
-                )
+    for axis, other_axis in itertools.combinations(VALUES, 2):
+        covered = {(row[axis], row[other_axis]) for row in COVERING}
+        for value, other_value in itertools.product(VALUES[axis], VALUES[other_axis]):
+            pair = {axis: value, other_axis: other_value}
+            if is_possible(pair):
+                assert (value, other_value) in covered, pair
 
 
 def test_every_row_makes_sense() -> None:
     assert [find_conflict(Axes(batch_size=32, **row)) for row in COVERING] == [None] * len(COVERING)
 
 
-def possible(pair: dict[str, Any]) -> bool:
-    """Whether some choice of the axes that others need goes with the pair."""
+def is_possible(pair: dict[str, Any]) -> bool:
+    """Return whether a pair of settings goes with some choice of the axes that others need."""
     needed = ("strategy", "fsdp_wrap", "execution", "input", "num_workers", "grad_accum_steps")
     free = [axis for axis in needed if axis not in pair]
     return any(
@@ -122,6 +125,7 @@ def possible(pair: dict[str, Any]) -> bool:
 
 
 def train(folder: Path, axes: dict[str, Any]) -> Record:
+    """Train twelve steps of the test workload."""
     (record,) = run(
         line_sweep(folder, {"line": {"axes": axes}}, length={"steps": 12}, evaluate={"steps": 12})
     )
@@ -130,33 +134,32 @@ def train(folder: Path, axes: dict[str, Any]) -> Record:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """One process in fp32."""
+    """Train in one process in fp32."""
     return train(tmp_path_factory.mktemp("axes"), {})
 
 
 @pytest.mark.parametrize("axes", COVERING, ids=json.dumps)
-def test_combination(reference: Record, tmp_path: Path, axes: dict[str, Any]) -> None:
+def test_a_combination_of_settings_is_applied_and_trains_the_same(
+    reference: Record, tmp_path: Path, axes: dict[str, Any]
+) -> None:
     record = train(tmp_path, axes)
     assert record.failure is None, record.failure
     assert record.order_digest == reference.order_digest
     assert record.loss is not None
     assert reference.loss is not None
-    found, expected = record.loss.unpack(), reference.loss.unpack()
-    if (
-        axes["precision"] == "fp16"
-    ):  # the first steps, whose scale is too high, are skipped by all ranks alike
+    losses, expected = record.loss.unpack(), reference.loss.unpack()
+    if axes["precision"] == "fp16":
+        # All ranks alike skip the first steps, in which the loss scale is too high.
         assert len({rank.loss_scale for rank in record.ranks}) == 1
-        found, expected = found[:1], expected[:1]
-    np.testing.assert_allclose(found, expected, rtol=TOLERANCE[axes["precision"]])
+        losses, expected = losses[:1], expected[:1]
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE[axes["precision"]])
     if axes["precision"] != "fp32":
-        assert not np.allclose(found, expected, rtol=1e-6), (
-            "as exact as fp32: the precision was not applied"
-        )
+        is_as_exact = np.allclose(losses, expected, rtol=1e-6)
+        assert not is_as_exact, "as exact as fp32: the precision was not applied"
     assert ("compile" in record.phases) == (axes["execution"] == "compile")
     for rank in record.ranks:
-        assert set(rank.step_phases) == {
-            phase.name for phase in Phase if phase != Phase.host_to_device
-        }
+        # On the CPU, nothing is moved to a device.
+        assert set(rank.step_phases) == {phase.name for phase in Phase} - {"host_to_device"}
         assert (rank.compiled is not None) == (axes["execution"] == "compile")
         assert (rank.loss_scale is not None) == (axes["precision"] == "fp16")
         assert rank.loader_workers == axes["num_workers"]
@@ -166,7 +169,7 @@ def test_combination(reference: Record, tmp_path: Path, axes: dict[str, Any]) ->
 
 
 def test_a_cold_cache_compiles_everything_anew(tmp_path: Path) -> None:
-    """Beside the covering set, as it has nothing to do with what is compiled and takes several times as long."""
+    """Not in the covering set, as it takes long and has nothing to do with what is compiled."""
     ddp = {"strategy": "ddp", "world_size": 2, "execution": "compile"}
     train(tmp_path, ddp)
     for rank in train(tmp_path, {**ddp, "cache": "cold"}).ranks:

@@ -1,4 +1,4 @@
-"""A profiler's trace: of further steps, once all that a trial records has been measured."""
+"""A profile is of further steps, once all that a trial records has been measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def records(folder: Path) -> dict[str, Record]:
     )
 
 
-def place(folder: Path, record: Record) -> TrialFolder:
+def trial_folder(folder: Path, record: Record) -> TrialFolder:
+    """Return the folder of a record's trial."""
     return Results(folder / "results").sweep_folder("line").trial_folder(record.trial.id)
 
 
@@ -45,21 +46,20 @@ def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
 ) -> None:
     record = records[label]
     assert record.failure is None, record.failure
-    assert len(record.ranks) == len(list(place(folder, record).trace_folder.glob("*.json.gz")))
+    traces = trial_folder(folder, record).trace_folder.glob("*.json.gz")
+    assert len(list(traces)) == len(record.ranks)
     for rank in record.ranks:
         assert rank.loss is not None
         assert rank.loss.count == 6
         assert rank.phases["profile"] > 0
-        path = place(folder, record).trace_path(rank.rank)
+        path = trial_folder(folder, record).trace_path(rank.rank)
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        assert (
-            len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
-            == STEPS
-        )
-        assert sum(event["name"] == "fetch" and event["ph"] == "X" for event in events) == STEPS
-        assert "Optimizer.step#Adam.step" in (path.parent / f"rank{rank.rank}.txt").read_text(
-            encoding="utf-8"
-        )
+        steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
+        assert len(steps) == STEPS
+        fetches = [event for event in events if event["name"] == "fetch" and event["ph"] == "X"]
+        assert len(fetches) == STEPS
+        table = (path.parent / f"rank{rank.rank}.txt").read_text(encoding="utf-8")
+        assert "Optimizer.step#Adam.step" in table
 
 
 def test_a_profile_changes_nothing_that_is_recorded(
@@ -73,4 +73,4 @@ def test_a_profile_changes_nothing_that_is_recorded(
     assert profiled.loss == plain.loss
     assert profiled.order_digest == plain.order_digest
     assert profiled.rank0.parameter_digest == plain.rank0.parameter_digest
-    assert not place(tmp_path, plain).trace_folder.exists()
+    assert not trial_folder(tmp_path, plain).trace_folder.exists()

@@ -1,4 +1,4 @@
-"""A trial whose measurement is invalid is kept, left out and run again, up to a limit."""
+"""A trial whose measurement is invalid is set aside and run again, up to a limit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PROFILE = "device: cpu\nslots: 2\nvalidity: {data_wait: %s, reruns: 1}\n"
 
 def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     sweep = line_sweep(
-        tmp_path, {"one": {}, "two": {"options": {"samples": 128}}}, length={"steps": 8}
+        tmp_path, {"small": {"options": {"samples": 128}}, "large": {}}, length={"steps": 8}
     )
     profile = tmp_path / "profile.yaml"
     results = Results(tmp_path / "results")
-    given = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
+    arguments = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
 
     profile.write_text(PROFILE % 0.0, encoding="utf-8")  # no loader is that fast
-    ended = harness("run", *given)
+    ended = harness("run", *arguments)
     assert ended.code == 3
     assert "4/4" in ended.out  # two trials, each once again
     assert "invalid" in ended.out
@@ -33,26 +33,24 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     paths = results.sweep_folder("line").record_paths()
     assert len(paths) == 2
     for path in paths:
-        last = read_record(path)
-        assert (last.status, last.attempt) == ("invalid", 2)
-        assert [earlier.kind for earlier in last.previous_failures] == ["Invalid"]
-        first = read_record(path.with_name("invalid-1.json"))
-        assert (first.status, first.attempt, first.failure) == ("invalid", 1, None)
-        assert first.summary is not None
+        record = read_record(path)
+        assert (record.status, record.attempt) == ("invalid", 2)
+        assert [failure.kind for failure in record.previous_failures] == ["Invalid"]
+        invalid = read_record(path.with_name("invalid-1.json"))
+        assert (invalid.status, invalid.attempt, invalid.failure) == ("invalid", 1, None)
+        assert invalid.summary is not None
 
     profile.write_text(PROFILE % "null", encoding="utf-8")
-    ended = harness("run", *given)
+    ended = harness("run", *arguments)
     assert ended.code == 0
     for path in paths:
-        last = read_record(path)
-        assert (last.status, last.attempt, len(last.previous_failures)) == ("done", 3, 2)
-        assert {aside.name for aside in path.parent.glob("invalid-*.json")} == {
-            "invalid-1.json",
-            "invalid-2.json",
-        }
-    assert "already there" in harness("run", *given).out
+        record = read_record(path)
+        assert (record.status, record.attempt, len(record.previous_failures)) == ("done", 3, 2)
+        invalid_names = {aside.name for aside in path.parent.glob("invalid-*.json")}
+        assert invalid_names == {"invalid-1.json", "invalid-2.json"}
+    assert "already there" in harness("run", *arguments).out
 
     paths[0].write_text("{}", encoding="utf-8")
-    assert harness("run", *given).code == 2
-    assert harness("run", *given, "--force").code == 0
+    assert harness("run", *arguments).code == 2
+    assert harness("run", *arguments, "--force").code == 0
     assert [read_record(path).status for path in paths] == ["done", "done"]

@@ -1,4 +1,4 @@
-"""The same global batches and the same training, however it is spread."""
+"""The same global batches and the same training, over any number of ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,24 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     path = line_sweep(
         tmp_path_factory.mktemp("same"), VARIANTS, length={"steps": 50}, evaluate={"steps": 25}
     )
-    found = run(path, slots=4)
-    assert [record.failure for record in found] == [None] * len(VARIANTS)
-    return by_label(found)
+    all_records = run(path, slots=4)
+    assert [record.failure for record in all_records] == [None] * len(VARIANTS)
+    return by_label(all_records)
 
 
 def unpack(series: Series | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the values of a series that must be there."""
     assert series is not None
     return series.unpack()
+
+
+def assert_same_bits(record: Record, other: Record) -> None:
+    """Check that two trials have computed the same."""
+    assert record.rank0 is not None
+    assert other.rank0 is not None
+    assert record.rank0.parameter_digest == other.rank0.parameter_digest
+    assert np.array_equal(unpack(record.loss), unpack(other.loss))
+    assert record.order_digest == other.order_digest
 
 
 @pytest.mark.parametrize("label", [label for label in VARIANTS if label != "single"])
@@ -52,29 +62,26 @@ def test_every_variant_trained_on_the_same_global_batches(records: dict[str, Rec
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("ddp2", "fsdp2"), ("ddp2", "ddp2 workers"), ("single", "ddp1")]
+    ("label", "other_label"), [("ddp2", "fsdp2"), ("ddp2", "ddp2 workers"), ("single", "ddp1")]
 )
 def test_same_world_size_gives_the_same_bits(
-    records: dict[str, Record], one: str, other: str
+    records: dict[str, Record], label: str, other_label: str
 ) -> None:
-    first, second = records[one], records[other]
-    assert first.rank0 is not None
-    assert second.rank0 is not None
-    assert first.rank0.parameter_digest == second.rank0.parameter_digest
-    assert np.array_equal(unpack(first.loss), unpack(second.loss))
+    assert_same_bits(records[label], records[other_label])
 
 
 @pytest.mark.parametrize("label", VARIANTS)
 def test_evaluation_sees_each_test_sample_once(records: dict[str, Record], label: str) -> None:
     """65 samples divide evenly among neither 2 nor 4 ranks."""
-    own, single = records[label].rank0, records["single"].rank0
-    assert own is not None
+    report, single = records[label].rank0, records["single"].rank0
+    assert report is not None
     assert single is not None
-    assert [evaluation.step for evaluation in own.evaluations] == [25, 50]
-    for mine, theirs in zip(own.evaluations, single.evaluations, strict=True):
-        assert mine.metrics["samples"] == 65
-        assert mine.metrics["checksum"] == pytest.approx(theirs.metrics["checksum"], rel=1e-12)
-        assert mine.metrics["error"] == pytest.approx(theirs.metrics["error"], rel=1e-4)
+    assert [evaluation.step for evaluation in report.evaluations] == [25, 50]
+    for evaluation, expected in zip(report.evaluations, single.evaluations, strict=True):
+        metrics = evaluation.metrics
+        assert metrics["samples"] == 65
+        assert metrics["checksum"] == pytest.approx(expected.metrics["checksum"], rel=1e-12)
+        assert metrics["error"] == pytest.approx(expected.metrics["error"], rel=1e-4)
 
 
 def test_loader_workers_were_really_used(records: dict[str, Record]) -> None:
@@ -92,12 +99,8 @@ def test_a_trial_run_twice_leaves_the_same_digests(
         evaluate={"steps": 25},
         repeats=2,
     )
-    again = run(path)
-    assert {record.order_digest for record in again} == {records["ddp2"].order_digest}
-    digests = {
-        record.rank0.parameter_digest for record in [*again, records["ddp2"]] if record.rank0
-    }
-    assert len(digests) == 1
+    for record in run(path):
+        assert_same_bits(record, records["ddp2"])
 
 
 def test_another_seed_leaves_other_digests(records: dict[str, Record], tmp_path: Path) -> None:
@@ -105,35 +108,30 @@ def test_another_seed_leaves_other_digests(records: dict[str, Record], tmp_path:
         tmp_path, {"single": {}}, length={"steps": 50}, evaluate={"steps": 25}, seeds=[1]
     )
     (other,) = run(path)
-    first = records["single"]
-    assert other.order_digest != first.order_digest
+    single = records["single"]
+    assert other.order_digest != single.order_digest
     assert other.rank0 is not None
-    assert first.rank0 is not None
-    assert other.rank0.parameter_digest != first.rank0.parameter_digest
+    assert single.rank0 is not None
+    assert other.rank0.parameter_digest != single.rank0.parameter_digest
 
 
 def test_torchrun_and_a_fork_give_the_same_bits(tmp_path: Path) -> None:
-    """A forked rank has its number of threads, generators and caches from what it was forked from."""
-    chosen = {
-        label: {**VARIANTS[label], "options": {"dropout": 0.3}}
-        for label in ("single", "ddp2 workers", "fsdp2")
-    }
-    for axes in (entry.setdefault("axes", {}) for entry in chosen.values()):
-        axes["num_threads"] = 2
-    found = []
+    """A forked rank inherits its number of threads, its generators and its caches."""
+    entries = {}
+    for label in ("single", "ddp2 workers", "fsdp2"):
+        axes = {**VARIANTS[label].get("axes", {}), "num_threads": 2}
+        entries[label] = {"axes": axes, "options": {"dropout": 0.3}}
+    by_launcher = {}
     for forkserver in (True, False):
         folder = tmp_path / str(forkserver)
         folder.mkdir()
-        path = line_sweep(folder, chosen, length={"steps": 50}, evaluate={"steps": 25})
-        found.append(by_label(run(path, slots=4, forkserver=forkserver)))
-    for label in chosen:
-        forked, anew = (one[label] for one in found)
-        assert forked.status == anew.status == "done"
+        path = line_sweep(folder, entries, length={"steps": 50}, evaluate={"steps": 25})
+        by_launcher[forkserver] = by_label(run(path, slots=4, forkserver=forkserver))
+    for label in entries:
+        forked, launched = by_launcher[True][label], by_launcher[False][label]
+        assert forked.status == launched.status == "done"
+        assert_same_bits(forked, launched)
         assert forked.rank0 is not None
-        assert anew.rank0 is not None
-        assert forked.rank0.parameter_digest == anew.rank0.parameter_digest
-        assert forked.loss == anew.loss
-        assert forked.order_digest == anew.order_digest
-        assert [one.metrics for one in forked.rank0.evaluations] == [
-            one.metrics for one in anew.rank0.evaluations
-        ]
+        assert launched.rank0 is not None
+        metrics = [evaluation.metrics for evaluation in forked.rank0.evaluations]
+        assert metrics == [evaluation.metrics for evaluation in launched.rank0.evaluations]

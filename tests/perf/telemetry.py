@@ -78,8 +78,8 @@ def alternate(
 ) -> NDArray[np.float64]:
     """Train pairs of windows of `steps` steps, one with telemetry and one without.
 
-    They take turns in coming first. Returns the seconds, shape (pairs, with and without, the timed region and the CPU time of the
-    training's thread in all).
+    They take turns in coming first. Returns the seconds, shape (pairs, with and without, the timed
+    region and the CPU time of the training's thread in all).
     """
     pairs: list[list[tuple[float, float]]] = []
     order, loader = trainer.parts.order, trainer.parts.loader

@@ -16,14 +16,18 @@ MIB = 2**18  # fp32 numbers in a MiB
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """MiB. Gradients come when activations are gone; as long as they are no larger, the two others make the peak."""
+    """What is allocated, in MiB.
+
+    Gradients are allocated when activations are gone. As long as they are no larger, parameters and
+    activations make up the peak.
+    """
 
     parameters: int = 128
     activations: int = 384
 
 
-class Hold(torch.autograd.Function):
-    """The identity; from forward until its backward it holds `mib` MiB."""
+class KeepMemory(torch.autograd.Function):
+    """The identity, which keeps `mib` MiB from its forward until its backward."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, mib: int) -> Tensor:
@@ -36,17 +40,22 @@ class Hold(torch.autograd.Function):
 
 
 class Heavy(nn.Module):
+    """A model with a parameter and an activation of the given sizes."""
+
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.options = options
         self.weight = nn.Parameter(torch.ones(options.parameters * MIB))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        value: Tensor = Hold.apply(self.weight.sum(), self.options.activations)  # type: ignore[no-untyped-call]
+        total = self.weight.sum()
+        value: Tensor = KeepMemory.apply(total, self.options.activations)  # type: ignore[no-untyped-call]
         return inputs.mean() + value * 1e-9
 
 
 class Ballast(Workload):
+    """A workload that learns nothing."""
+
     Options = Options
     batch_size = 32
     target = Target("value", higher_is_better=False)

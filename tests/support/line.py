@@ -1,4 +1,4 @@
-"""A workload for tests: fits a line, with a known step time and known misbehaviour."""
+"""A workload for tests: it fits a line, with a known step time and known misbehavior."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from workloads import Batch, Between, Settings, Splits, Target, TensorSamples, W
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Misbehaviour happens at a step, counted from 1, of the rank named; 0 is never."""
+    """What the workload does besides.
+
+    Misbehavior happens at a step, counted from 1, of the rank `rank`; at 0 it never does.
+    """
 
     step_seconds: Annotated[float, Between(0)] = 0.0
-    hurry: str = ""  # once there is a file of this name, steps last no longer than they must
+    hurry: str = ""  # a file; once it exists, steps take no longer than they must
     nan_at: int = 0
     raise_at: int = 0
     kill_at: int = 0
@@ -33,24 +36,23 @@ class Options(Settings):
     leave_at: int = 0
     hang_at: int = 0
     hold_at: int = 0
-    hold: str = ""  # the step `hold_at` lasts as long as there is a file of this name
-    interrupt: str = (
-        ""  # a file with a word for each attempt: in which step, or "evaluation", it gets SIGUSR2
-    )
+    hold: str = ""  # a file; the step `hold_at` lasts as long as it exists
+    # A file with a word for each attempt: the step in which it gets SIGUSR2, or "evaluation".
+    interrupt: str = ""
     rank: int = 0
     samples: int = 256
     sequential: bool = False  # a bare nn.Sequential as the model
     dropout: float = 0.0
     exact: bool = False  # the model keeps itself out of autocast
     crossed: bool = False  # the model is a `Crossed`
-    memory: bool = False  # a buffer that is in no state, and that every forward moves and reads
-    noise: float = 0.0  # drawn anew for every batch that is fetched
-    momentum: float | None = None  # of SGD, instead of Adam
+    memory: bool = False  # a buffer outside the state dict, which every forward changes and uses
+    noise: float = 0.0  # drawn for every batch that is fetched
+    momentum: float | None = None  # with SGD instead of Adam
 
 
 @dataclass(frozen=True)
-class Noisy(TensorSamples):
-    """Draws from all three generators."""
+class NoisySamples(TensorSamples):
+    """Samples with noise from all three generators."""
 
     noise: float
 
@@ -60,8 +62,10 @@ class Noisy(TensorSamples):
         return inputs + self.noise * drawn, outputs
 
 
-class Block(nn.Module):
-    seen: Tensor
+class Layer(nn.Module):
+    """The layer that `layers` names; with `memory`, it remembers the sum of its mean inputs."""
+
+    running_sum: Tensor
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -70,20 +74,22 @@ class Block(nn.Module):
         )
         self.memory = options.memory
         if options.memory:
-            self.register_buffer("seen", torch.ones(()), persistent=False)
+            self.register_buffer("running_sum", torch.ones(()), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.memory:
-            self.seen += inputs.mean()
-            inputs = inputs * self.seen
+            self.running_sum += inputs.mean()
+            inputs = inputs * self.running_sum
         result: Tensor = self.layers(inputs)
         return result
 
 
 class Line(nn.Module):
+    """A model with one layer."""
+
     def __init__(self, options: Options) -> None:
         super().__init__()
-        self.inner, self.exact = Block(options), options.exact
+        self.inner, self.exact = Layer(options), options.exact
 
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False) if self.exact else nullcontext():
@@ -92,18 +98,21 @@ class Line(nn.Module):
 
 
 class Crossed(nn.Module):
-    """Its layers are not listed in the order in which they are used."""
+    """A model whose parameters are not in the order in which they are used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.second, self.first = nn.Linear(16, 1), nn.Linear(8, 16)
+        self.output_layer = nn.Linear(16, 1)
+        self.input_layer = nn.Linear(8, 16)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        result: Tensor = self.second(self.first(inputs).tanh())
+        result: Tensor = self.output_layer(self.input_layer(inputs).tanh())
         return result
 
 
 class LineFit(Workload):
+    """Fits a linear function of eight inputs, with noise in the outputs."""
+
     Options = Options
     batch_size = 32
     target = Target("error", higher_is_better=False)
@@ -116,7 +125,7 @@ class LineFit(Workload):
         train = inputs[:-65], outputs[:-65]
         noise = self.options.noise
         return Splits(
-            train=Noisy(train, noise) if noise else TensorSamples(train),
+            train=NoisySamples(train, noise) if noise else TensorSamples(train),
             test=TensorSamples((inputs[-65:], outputs[-65:])),
         )
 
@@ -134,31 +143,40 @@ class LineFit(Workload):
         if self.step == 1:
             self.began = time.perf_counter()
         loss = nn.functional.mse_loss(model(batch[0]), batch[1])
-        if self._named():
+        if self._is_misbehaving_rank():
             loss = self._misbehave(loss)
             self._interrupt(str(self.step))
-        # Against a timetable, so that what a step does besides takes no time of its own.
-        while (
-            left := self.began + self.step * self.options.step_seconds - time.perf_counter()
-        ) > 0:
-            if self.options.hurry and Path(self.options.hurry).exists():
-                break
-            time.sleep(left)
+        self._wait_for_end_of_step()
         return loss
 
-    def _named(self) -> bool:
+    def _wait_for_end_of_step(self) -> None:
+        """Sleep until the step has lasted `step_seconds`.
+
+        Against a timetable from the first step on, so that what a step does besides takes no extra
+        time.
+        """
+        end = self.began + self.step * self.options.step_seconds
+        while time.perf_counter() < end:
+            if self.options.hurry and Path(self.options.hurry).exists():
+                break
+            time.sleep(max(0.0, end - time.perf_counter()))
+
+    def _is_misbehaving_rank(self) -> bool:
         rank: int = self.options.rank
         return int(os.environ.get("RANK", "0")) == rank
 
     def _interrupt(self, moment: str) -> None:
-        """Gets the signal if this is what the file says next."""
-        file = Path(self.options.interrupt)
-        words = file.read_text(encoding="utf-8").split() if self.options.interrupt else []
-        if words[:1] == [moment]:
-            file.write_text(" ".join(words[1:]), encoding="utf-8")
+        """Send this process the signal if the file says so of this moment, and strike that out."""
+        if not self.options.interrupt:
+            return
+        path = Path(self.options.interrupt)
+        moments = path.read_text(encoding="utf-8").split()
+        if moments[:1] == [moment]:
+            path.write_text(" ".join(moments[1:]), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGUSR2)
 
     def _misbehave(self, loss: Tensor) -> Tensor:
+        """Do what the options say of this step; returns the loss, or a NaN."""
         options = self.options
         if self.step == options.nan_at:
             return loss * float("nan")
@@ -182,8 +200,8 @@ class LineFit(Workload):
         return torch.optim.Adam(model.parameters(), lr=1e-2)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Columns: squared error, and the sample's first input, which says which sample it was."""
-        if self._named():
+        """Return columns: the squared error, and a number that says which sample it was."""
+        if self._is_misbehaving_rank():
             self._interrupt("evaluation")
         return torch.stack([(model(batch[0]) - batch[1]).flatten() ** 2, batch[0][:, 0]], dim=1)
 
@@ -195,5 +213,9 @@ class LineFit(Workload):
         }
 
     def flops_per_sample(self) -> float:
-        """Two linear layers of 8x16 and 16x1: forward 2mn each, backward twice that less the first input gradient."""
+        """Return the operations of two linear layers, 8x16 and 16x1.
+
+        For m inputs and n outputs, forward takes 2mn and backward twice as many. The gradient of
+        the inputs is not computed.
+        """
         return 6 * (8 * 16 + 16) - 2 * 8 * 16

@@ -1,4 +1,4 @@
-"""An MLP whose steps take longer by a known share of what they take anyway; tests set SLOWER in a copy of this file."""
+"""An MLP whose steps take longer by a known share; tests set SLOWER in a copy of this file."""
 
 from __future__ import annotations
 
@@ -12,34 +12,42 @@ from torch.optim import Optimizer
 from workloads.base import Batch
 from workloads.mlp import MLP
 
-SLOWER = 0.0
-MEMORY = 16  # steps
+SLOWER = 0.0  # the share of a step's own time that is added to it
+REMEMBERED_STEPS = 16
 
 
 class Slowed(MLP):
-    """Spins at the start of a step, by a share of the newest step that followed another at once: the first of a turn
-    finds other caches, and the share is of the machine as it is now."""
+    """Spins at the start of a step, for a share of what a step takes on the machine as it is now.
 
-    began = ended = own = 0.0
-    at_once = True
+    What a step takes is measured in the newest step that followed another at once: the first step
+    of a gate's turn finds other caches.
+    """
+
+    step_start = step_end = 0.0  # of the newest step
+    step_seconds = 0.0  # of the newest step that followed another at once
+    follows_at_once = True
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        self.between: deque[float] = deque(maxlen=MEMORY)
+        # The seconds between the end of a step and the start of the next one.
+        self.gaps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         optimizer = super().optimizer(model)
-        optimizer.register_step_post_hook(self.end)
+        optimizer.register_step_post_hook(self.note_end)
         return optimizer
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        if self.ended:
-            self.between.append(time.perf_counter() - self.ended)
-            self.at_once = self.between[-1] < 3 * min(self.between)
-            until = time.perf_counter() + SLOWER * (self.own + min(self.between))
+        if self.step_end:
+            gap = time.perf_counter() - self.step_end
+            self.gaps.append(gap)
+            shortest_gap = min(self.gaps)
+            self.follows_at_once = gap < 3 * shortest_gap
+            until = time.perf_counter() + SLOWER * (self.step_seconds + shortest_gap)
             while time.perf_counter() < until:
                 pass
-        self.began = time.perf_counter()
+        self.step_start = time.perf_counter()
         return super().loss(model, batch)
 
-    def end(self, *of_a_step: Any) -> None:
-        self.ended = time.perf_counter()
-        if self.at_once:
-            self.own = self.ended - self.began
+    def note_end(self, *of_a_step: Any) -> None:
+        """Note that the optimizer has stepped."""
+        self.step_end = time.perf_counter()
+        if self.follows_at_once:
+            self.step_seconds = self.step_end - self.step_start

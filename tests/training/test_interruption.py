@@ -161,7 +161,7 @@ def names_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
-    """At any point of an epoch, before an evaluation, twice in a row, at the first and last step."""
+    """Anywhere in an epoch, before an evaluation, twice in a row, at the first and last step."""
     stops = [0, 1, 6, 7, STEPS_PER_EPOCH, 2 * STEPS_BETWEEN_EVALUATIONS, STEPS]
     whole, no_interruptions = run_trial(tmp_path / "whole", VARIANTS[variant])
     resumed, interruptions = run_trial(tmp_path / "resumed", VARIANTS[variant], stops)

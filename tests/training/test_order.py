@@ -120,7 +120,7 @@ def test_batch_larger_than_the_data_is_refused() -> None:
 def digest_of(
     shares: Sequence[Batches], *, ranks: Sequence[int] | None = None, start_step: int = 0
 ) -> str:
-    """Return the digest of a run in which each of `ranks` (by default all, in order) has a share."""
+    """Return the digest of a run in which each of `ranks`, by default 0, 1, ..., has a share."""
     sums = []
     for rank, share in zip(ranks or range(len(shares)), shares, strict=True):
         digest = OrderDigest()
