@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
+# The arguments. A sweep to run is a file or the name of one; a sweep that has run is known by its name.
 SweepArgument = Annotated[
     str,
     typer.Argument(
@@ -36,6 +37,7 @@ NameArgument = Annotated[
         autocompletion=complete_recorded_sweeps,
     ),
 ]
+# What to run and where. Both options may be repeated, and a later one goes before an earlier one.
 SetOption = Annotated[
     list[str],
     typer.Option(
@@ -63,6 +65,7 @@ ClusterOption = Annotated[
         autocompletion=complete_profiles,
     ),
 ]
+# Where results are kept. The environment variables are for CI files and clusters, where every command needs them.
 ResultsOption = Annotated[
     Path,
     typer.Option(
@@ -81,6 +84,7 @@ UriOption = Annotated[
         help="An MLflow server to use instead of results/mlflow.db.",
     ),
 ]
+# How to run, compare and print.
 RetryOption = Annotated[
     bool,
     typer.Option("--retry-failed/--skip-failed", help="Whether to run failed trials again."),

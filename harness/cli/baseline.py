@@ -25,7 +25,9 @@ def save(
 ) -> None:
     """Save results as the baseline of their hardware.
 
-    SWEEP may also be a cell, or the id of an MLflow run. Commit the files it prints.
+    Writes a small file for each cell, below a folder named after the hardware. Commit them, and
+    compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
+    be a cell, or the id of an MLflow run.
     """
     from harness.analysis import baseline
     from harness.core.paths import Results
@@ -38,7 +40,10 @@ def save(
 
 @app.command("list", epilog=examples("harness baseline list"))
 def list_baselines(results: ResultsOption = Path("results")) -> None:
-    """List the baselines."""
+    """List the baselines.
+
+    Shows the hardware, the cell, the mean throughput and the code of each.
+    """
     from harness.analysis import baseline
     from harness.core.paths import Results
     from harness.render.terminal.compare import show_baselines
@@ -51,7 +56,10 @@ def show_baselines_of_cell(
     cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id or label.")],
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Show the contents of a cell's baselines."""
+    """Show the contents of a cell's baselines.
+
+    Prints the conditions that each was measured under, and a row for each of its trials.
+    """
     from harness.analysis import baseline
     from harness.core.errors import did_you_mean
     from harness.core.paths import Results

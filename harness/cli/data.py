@@ -19,7 +19,8 @@ def fetch(
 ) -> None:
     """Download a data set from its public mirrors.
 
-    Verifies known checksums, and resumes an interrupted download.
+    Verifies known checksums, resumes an interrupted download, and tries the next mirror where one
+    fails. Use the folder with `harness run SWEEP --data DIR`.
     """
     from harness.core.fetch import fetch_with_progress
 

@@ -81,7 +81,11 @@ def gate(
 ) -> None:
     """Measure this working tree against another revision.
 
-    The two train in turn on this machine. Exit code 1 if the working tree is slower, 3 if the
+    Every cell of the sweep trains in pairs of fresh processes, one for each revision, which take
+    turns until the difference is certain or the budget is spent. The other revision is checked out
+    in a temporary worktree; the working tree is measured as it is, uncommitted changes included.
+
+    Exit code 1 if the working tree is slower, 3 if the
     measurement is inconclusive.
     """
     from rich.console import Console
@@ -163,7 +167,11 @@ def bisect(
 ) -> None:
     """Find the commit that made a cell slower.
 
-    Measures commits in turn with GOOD on this machine, in the order of `git bisect`. Exit code 0 if
+    Measures commits in turn with GOOD on this machine, in the order of `git bisect`, in temporary
+    worktrees: the checkout and any bisection in it stay as they are. The first bad commit is
+    measured once more against its parent.
+
+    Exit code 0 if
     the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if it is inconclusive.
     """
     from harness.gate.bisect import BisectOptions
@@ -222,7 +230,11 @@ def certify(
 ) -> None:
     """Measure how often this machine raises false alarms.
 
-    A gate compares the first cell of a sweep with itself, many times. Exit code 1 if the rate of false
+    A gate compares the first cell of a sweep with itself, many times, and counts how often it finds
+    a change. Later verdicts on this hardware cite the result, and allow for the drift that it has
+    measured.
+
+    Exit code 1 if the rate of false
     alarms is certainly above 5%.
     """
     from harness.core.paths import Results
@@ -239,7 +251,11 @@ def certify(
 
 
 def _choose_cell(sweep: Sweep, cell: str) -> Cell:
-    """Return the cell of that id or label, or the only one of the sweep; raises BadInput."""
+    """Return the cell of a sweep that has this id or label.
+
+    Without an id it is the only cell of the sweep. Raises BadInput for a cell that is not there, and for a choice among
+    several that was not made.
+    """
     matching = [
         candidate for candidate in sweep.cells if cell in (candidate.id, candidate.label, "")
     ]
@@ -254,7 +270,10 @@ def _choose_cell(sweep: Sweep, cell: str) -> Cell:
 
 
 def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, Cell, Profile]:
-    """Return a cell of a sweep that has run, with its sweep and the profile; raises BadInput."""
+    """Return a cell of a sweep that has run, with its sweep and the profile to measure it on.
+
+    Raises BadInput for a cell that no sweep has, and for one that the profile can't run.
+    """
     from harness.analysis.selection import planned_cell
     from harness.core.paths import Results
     from harness.spec import cluster as clusters

@@ -27,7 +27,10 @@ def guide(
         ),
     ] = "",
 ) -> None:
-    """Show the manual, one topic a page."""
+    """Show the manual, one topic a page.
+
+    On a terminal a page is rendered and shown in the pager; elsewhere it is printed as Markdown.
+    """
     pages = read_pages()
     if not topic:
         _list_topics(pages)

@@ -48,7 +48,9 @@ def submit(
 ) -> None:
     """Submit a sweep to Slurm.
 
-    Submit it again to run the trials that are missing; none is queued twice.
+    A block of trials, every cell once with the same seed, is one job on the same nodes; short
+    blocks share a job. Returns once the jobs are queued. Submit the sweep again to run the trials
+    that are missing; none is queued twice.
     """
     from harness.core.paths import Results
     from harness.render.terminal import submit as view
@@ -91,7 +93,8 @@ def status(
 ) -> None:
     """Show the state of every trial of a sweep, wherever it runs.
 
-    Exit code 1 if a trial failed or was lost.
+    It combines the records with what the running trials report and what Slurm says of their jobs,
+    and works on any machine that sees the results folder. Exit code 1 if a trial failed or was lost.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_spec, recorded_sweep_names
@@ -117,7 +120,7 @@ def status(
 def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Cancel the jobs of a sweep.
 
-    Submit the sweep again to resume it.
+    Trials that are done keep their records. Submit the sweep again to run the others.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_spec
@@ -164,7 +167,11 @@ def logs(
     ] = False,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Print the log of a trial's rank."""
+    """Print the log of a trial's rank.
+
+    Without --rank it prints what the launcher wrote, which is where a trial that did not start says
+    why.
+    """
     from harness.core.paths import Results
     from harness.render.terminal import logs as view
 

@@ -39,7 +39,8 @@ def doctor(
 ) -> None:
     """Check that trials can run where a cluster profile says.
 
-    On a Slurm cluster, a small job runs on all nodes of the profile. Exit code 1 if a check fails.
+    Checks Python, torch, the harness and the results folder; on a Slurm cluster also names, ports,
+    clocks and an all-reduce, by a small job on all nodes of the profile. Exit code 1 if a check fails.
     """
     from harness.core.paths import Results
     from harness.render.terminal import doctor as view
@@ -88,7 +89,8 @@ def peak(
 ) -> None:
     """Measure the machine's peaks, for MFU and the roofline.
 
-    Times matrix products, copies and all-reduces; takes about a minute.
+    Times matrix products, copies and all-reduces for about a minute, and keeps the result in the
+    results folder. `harness show` then gives MFU relative to it, and a roofline.
     """
     from harness.core.paths import Results
     from harness.render.terminal import peak as view
@@ -97,7 +99,10 @@ def peak(
 
 
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
-    """Run the self-test with each of the numbers of ranks in `1,2,4`; ends the command if it fails."""
+    """Run the self-test with each number of ranks in a list such as `1,2,4`.
+
+    Raises BadInput for anything else than numbers, and ends the command with exit code 1 if a measured quantity is off.
+    """
     from harness.render.terminal.selftest import run
 
     parts = ranks.split(",")

@@ -80,7 +80,10 @@ def _command_path(error: TyperException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print the one line of an error and return the exit code."""
+    """Print the one line of an error to stderr and return the exit code.
+
+    Line breaks and control characters are removed: a path or a message of a rank may have any.
+    """
     print(f"harness: {one_line(message, 1000)}", file=sys.stderr)
     return code
 

@@ -10,8 +10,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+# The pages are part of the package, so that the manual is there wherever the harness is installed.
 FOLDER = Path(__file__).parent.parent / "guide"
-INDEX = "index"
+INDEX = "index"  # the topic of the page that lists the others
+# A link to another page, with or without an anchor: [text](topic.md#anchor).
 PAGE_LINK = re.compile(r"\[([^\]]+)\]\((?:\./)?([\w-]+)\.md(?:#[\w-]*)?\)")
 
 

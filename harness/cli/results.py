@@ -55,7 +55,12 @@ def show(
     ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Show the results of a sweep that has run."""
+    """Show the results of a sweep that has run.
+
+    Prints each cell's mean throughput, step time and target metric, then the verdicts on its cells
+    if there are several seeds, and what to know about trials that failed or never settled. It reads
+    records only, so it also works while the sweep runs and without MLflow.
+    """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_sweep
     from harness.render.terminal.run import show_results
@@ -133,6 +138,10 @@ def compare(
 ) -> None:
     """Compare results, with intervals and verdicts.
 
+    A verdict is faster, slower, same or inconclusive: a change must be significant over all cells
+    together and at least --min-effect large; sameness must be shown too. Results of other hardware,
+    data or settings are refused unless --across or --by asks for that difference.
+
     Exit code 1 if something is worse, 3 if a comparison is inconclusive.
     """
     from harness.analysis.compare import Rules, certified_drifts
@@ -163,7 +172,10 @@ def compare(
 
 
 def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
-    """Raise BadInput unless there are several results, or one with exactly one of the two options."""
+    """Raise BadInput unless it is clear what is compared with what.
+
+    That is several results, or a single one with either --by or --effects.
+    """
     options = ["--by"] * bool(by) + ["--effects"] * as_effects
     is_within_one = len(options) == 1 and len(names) == 1
     is_among_several = not options and len(names) > 1
@@ -184,7 +196,10 @@ def _check_correction(name: str) -> Correction:
 
 
 def _compare(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Comparison:
-    """Compare the values of the axes within the first side, or the other sides with it."""
+    """Compare the values of the axes within the first side, or without axes the other sides with it.
+
+    Raises BadInput for results that are unlike in something that the rules do not name.
+    """
     from harness.analysis.compare import compare, compare_by
 
     if axes:
@@ -200,7 +215,11 @@ def _show_comparison(
     *,
     as_json: bool,
 ) -> None:
-    """Print a comparison, below the certificates of the hardware that it rests on."""
+    """Print a comparison, below the certificates of the hardware that it rests on.
+
+    A certificate says how often equal code was told apart on that machine. `reference` is the name of the first side,
+    `names` those of the sides that are compared with it.
+    """
     from harness.hardware.certificate import citation_lines
     from harness.render.terminal import compare as view
 
@@ -214,6 +233,7 @@ def _show_comparison(
 
 
 def _show_effects(side: Side, *, as_json: bool) -> None:
+    """Print what each level of each axis contributes to throughput, within one sweep."""
     from harness.analysis.effects import effects
     from harness.render.terminal.effects import show_effects
 
@@ -244,7 +264,8 @@ def report(
 ) -> None:
     """Write a sweep's report as one HTML file.
 
-    The file needs no network and no other file.
+    The file needs no network and no other file, so it can be mailed or kept as an artifact. It
+    names for every section that is empty the data that would fill it.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_sweep
@@ -266,7 +287,8 @@ def collect(
 ) -> None:
     """Deliver the records of a sweep to MLflow.
 
-    Records that are there already are not sent again.
+    For trials that ran while MLflow could not be reached, and for jobs that nobody watched. Records
+    that are there already are not sent again.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_sweep
@@ -298,7 +320,8 @@ def ui(
 ) -> None:
     """Serve the MLflow UI on this machine.
 
-    Prints the address of each sweep's page. Ctrl-C stops it.
+    Prints the address of each sweep's page, which opens on its cells side by side. The server
+    listens on the loopback interface only. Ctrl-C stops it.
     """
     from harness.core.paths import Results
     from harness.tracking.ui import serve
@@ -307,7 +330,10 @@ def ui(
 
 
 def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
-    """Return the results that the names stand for; MLflow is asked only for its own run ids."""
+    """Return the results that the names stand for, in their order; raises BadInput.
+
+    Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.
+    """
     from harness.analysis.selection import select
     from harness.tracking import Tracker
 

@@ -59,7 +59,8 @@ def plan(
 ) -> None:
     """Show what a sweep will run, and for how long.
 
-    Lists its cells and trials, and the combinations that are left out with the reason.
+    Lists its cells and trials, the combinations that are left out with the reason, and the time it
+    will take if earlier records tell. Nothing is run, and neither torch nor MLflow is loaded.
     """
     from harness.core.paths import Results
     from harness.render.terminal import plan as view
@@ -125,6 +126,10 @@ def run(
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.
 
+    Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
+    so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
+    record in the results folder, and MLflow shows it as a run.
+
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """
     from harness.analysis import adaptive
@@ -145,6 +150,7 @@ def run(
     redo = _trials_to_redo(force=force, retry_failed=retry_failed)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
+        # A further repeat of --until must not run once more what --force has just run.
         return runner.run(
             sweep,
             profile,
@@ -166,14 +172,20 @@ def run(
 
 
 def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
-    """Return which of the trials that have a record run again, as the runner calls it."""
+    """Return which of the trials that have a record run again, as the runner calls it.
+
+    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the sweep.
+    """
     if force:
         return "all"
     return "failed" if retry_failed else "missing"
 
 
 def _exit(records: Sequence[Record], *, goal_reached: bool) -> None:
-    """End the command with the exit code that its trials' statuses call for."""
+    """End the command with the exit code that its trials' statuses call for.
+
+    A failure counts more than an inconclusive measurement. Returns where all is well.
+    """
     statuses = {record.status for record in records}
     if statuses & {"failed", "interrupted"}:
         raise typer.Exit(FAILED)
