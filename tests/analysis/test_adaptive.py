@@ -1,4 +1,4 @@
-"""Repeats go on until cells are describe_precision well enough, and not longer than was allowed."""
+"""Repeats go on until cells are measured precisely enough, and no longer than allowed."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def sweep(tmp_path: Path) -> Sweep:
 
 
 def blocks(machine: Machine, sweep: Sweep, goal: Goal) -> int:
-    asked, records = run_until(goal, sweep, machine.run, machine.clock)
-    assert len(records) == 2 * asked.repeats
-    return asked.repeats
+    final_sweep, records = run_until(goal, sweep, machine.run, machine.clock)
+    assert len(records) == 2 * final_sweep.repeats
+    return final_sweep.repeats
 
 
 def test_steady_cells_need_few_repeats_and_noisy_ones_more(sweep: Sweep) -> None:
@@ -63,52 +63,53 @@ def test_steady_cells_need_few_repeats_and_noisy_ones_more(sweep: Sweep) -> None
     few, many = (blocks(Machine(spread), sweep, goal) for spread in (0.002, 0.02))
     assert 3 <= few < many
     machine = Machine(0.02)
-    asked, records = run_until(goal, sweep, machine.run, machine.clock)
-    assert reached(goal, asked, records)
+    final_sweep, records = run_until(goal, sweep, machine.run, machine.clock)
+    assert reached(goal, final_sweep, records)
     assert not reached(
-        goal, asked, [one for one in records if one.trial.repeat < asked.repeats - 1]
+        goal,
+        final_sweep,
+        [record for record in records if record.trial.repeat < final_sweep.repeats - 1],
     )
 
 
-def test_what_was_run_already_counts(sweep: Sweep) -> None:
+def test_earlier_repeats_count(sweep: Sweep) -> None:
     machine = Machine(0.002)
     blocks(machine, sweep, Goal(half_width=0.02))
     spent = machine.now
     blocks(
         machine,
-        replace(sweep, repeats=max(one.trial.repeat for one in machine.records.values()) + 1),
+        replace(sweep, repeats=max(record.trial.repeat for record in machine.records.values()) + 1),
         Goal(half_width=0.02),
     )
     assert machine.now == spent
 
 
-def test_the_budget_is_kept(sweep: Sweep) -> None:
+def test_the_budget_is_not_exceeded(sweep: Sweep) -> None:
     machine = Machine(0.1)
     assert blocks(machine, sweep, Goal(half_width=0.001, budget=5.5 * BLOCK)) == 5
     assert machine.now <= 5.5 * BLOCK
 
 
-def test_how_well_the_least_known_cell_is_known_is_said(sweep: Sweep) -> None:
-    found = [
+def test_the_least_precise_cell_is_named(sweep: Sweep) -> None:
+    records = [
         make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)
     ]
-    words = describe_precision(Goal(half_width=0.01), sweep, found)
-    assert words.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
+    description = describe_precision(Goal(half_width=0.01), sweep, records)
+    assert description.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
 
 
-def test_cells_that_fail_do_not_go_on_for_ever(sweep: Sweep) -> None:
+def test_cells_that_fail_end_it(sweep: Sweep) -> None:
     assert blocks(Machine(0.0, fails=True), sweep, Goal(half_width=0.02)) == 1
 
 
-def test_two_trials_that_happen_to_agree_are_not_enough() -> None:
+def test_two_trials_that_happen_to_agree_are_too_few() -> None:
     assert half_width([1.0, 1.0]) == math.inf
     assert half_width([1.0, 1.001, 0.999, 1.0, 1.001, 0.999]) < 0.01
 
 
-def test_stopping_at_the_goal_does_not_make_the_interval_lie() -> None:
-    """Stopped when narrow, it still holds the truth."""
-    rng, tries, held = np.random.default_rng(3), 400, 0
+def test_intervals_hold_although_measuring_stops_at_the_goal() -> None:
+    rng, tries, covered = np.random.default_rng(3), 400, 0
     for row in rng.normal(0, 0.02, (tries, 60)):
         stopped = next((n for n in range(3, 61) if half_width(row[:n].tolist()) <= 0.02), 60)
-        held += abs(row[:stopped].mean()) <= half_width(row[:stopped].tolist()) + 1e-4
-    assert held / tries >= 0.95
+        covered += abs(row[:stopped].mean()) <= half_width(row[:stopped].tolist()) + 1e-4
+    assert covered / tries >= 0.95

@@ -1,4 +1,4 @@
-"""Baselines: small files that nothing passes by in silence."""
+"""Baselines: small files, and no damage to them goes unnoticed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.support.results import make_result
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Results:
+def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def test_what_is_saved_is_read_again(place: Results) -> None:
+def test_a_saved_baseline_is_read_again(results: Results) -> None:
     cells = aggregate([make_record(make_cell(steps=100), seed=seed) for seed in (0, 1)])
-    (saved,) = baseline.save(place, cells)
-    assert saved.path == place.baselines / "Test-CPU-2-cores" / f"{cells[0].cell.id}.json"
+    (saved,) = baseline.save(results, cells)
+    assert saved.path == results.baselines / "Test-CPU-2-cores" / f"{cells[0].cell.id}.json"
     again = baseline.read(saved.path)
     assert again.trials == cells[0].trials
     assert again.cell.id == cells[0].cell.id
     assert baseline.dump(again) == saved.path.read_text(encoding="utf-8")
 
 
-def test_a_file_is_small_and_reads_well_in_a_diff(place: Results) -> None:
+def test_a_file_is_small_and_reads_well_in_a_diff(results: Results) -> None:
     (saved,) = baseline.save(
-        place, aggregate([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)])
+        results, aggregate([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)])
     )
     text = saved.path.read_text(encoding="utf-8")
     assert len(text) < 10_000
@@ -41,11 +41,13 @@ def test_a_file_is_small_and_reads_well_in_a_diff(place: Results) -> None:
     assert "/" not in text.replace("samples/s", "")  # no path of this machine
 
 
-def test_saving_the_same_again_changes_nothing(place: Results) -> None:
+def test_saving_the_same_again_changes_nothing(results: Results) -> None:
     cells = [make_result([1000.0, 1001.0])]
-    baseline.save(place, cells)
-    assert [one.replaced for one in baseline.save(place, cells)] == [False]
-    assert [one.replaced for one in baseline.save(place, [make_result([1000.0, 1002.0])])] == [True]
+    baseline.save(results, cells)
+    assert [file.replaced for file in baseline.save(results, cells)] == [False]
+    assert [file.replaced for file in baseline.save(results, [make_result([1000.0, 1002.0])])] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +60,17 @@ def test_saving_the_same_again_changes_nothing(place: Results) -> None:
         (make_result([1.0], conditions={"code": ["a", "b"]}), "found trials of code a and b"),
     ],
 )
-def test_what_nothing_can_be_held_against_is_refused(
-    place: Results, result: object, why: str
+def test_cells_that_nothing_can_be_compared_with_are_refused(
+    results: Results, result: object, why: str
 ) -> None:
     good = make_result([1.0], cell=make_cell(precision="bf16"))
     with pytest.raises(BadInput, match=why):
-        baseline.save(place, [good, result])  # type: ignore[list-item]
-    assert baseline.files(place) == []
+        baseline.save(results, [good, result])  # type: ignore[list-item]
+    assert baseline.files(results) == []
 
 
-def saved(place: Results) -> Path:
-    return baseline.save(place, [make_result([1000.0, 1001.0])])[0].path
+def saved(results: Results) -> Path:
+    return baseline.save(results, [make_result([1000.0, 1001.0])])[0].path
 
 
 @pytest.mark.parametrize(
@@ -86,10 +88,10 @@ def saved(place: Results) -> Path:
         ("more", 1, "not a valid baseline: more: unknown key"),
     ],
 )
-def test_what_is_no_baseline_of_this_schema_is_refused(
-    place: Results, key: str, value: object, why: str
+def test_other_files_and_schemas_are_refused(
+    results: Results, key: str, value: object, why: str
 ) -> None:
-    path = saved(place)
+    path = saved(results)
     path.write_text(
         json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8"
     )
@@ -98,8 +100,8 @@ def test_what_is_no_baseline_of_this_schema_is_refused(
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-1000.0", "true", "0"])
-def test_numbers_that_can_be_no_throughput_are_refused(place: Results, value: str) -> None:
-    path = saved(place)
+def test_impossible_throughputs_are_refused(results: Results, value: str) -> None:
+    path = saved(results)
     text = path.read_text(encoding="utf-8")
     path.write_text(
         text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8"
@@ -109,26 +111,26 @@ def test_numbers_that_can_be_no_throughput_are_refused(place: Results, value: st
         baseline.read(path)
 
 
-def test_a_file_that_was_cut_off_is_refused(place: Results) -> None:
-    path = saved(place)
+def test_a_truncated_file_is_refused(results: Results) -> None:
+    path = saved(results)
     path.write_text(path.read_text(encoding="utf-8")[:100], encoding="utf-8")
     with pytest.raises(BadInput, match="can't be read as a baseline"):
         baseline.read(path)
 
 
-def test_prune_removes_what_no_sweep_has_and_what_can_not_be_read(place: Results) -> None:
-    kept, other = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
+def test_prune_removes_obsolete_and_unreadable_baselines(results: Results) -> None:
+    current, obsolete = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
     broken = make_result([1.0], cell=make_cell(precision="fp16"))
-    paths = [one.path for one in baseline.save(place, [kept, other, broken])]
+    paths = [file.path for file in baseline.save(results, [current, obsolete, broken])]
     paths[2].write_text("{}", encoding="utf-8")
-    ids = {kept.cell.id, broken.cell.id}
-    assert sorted(baseline.prune(place, ids, dry_run=True)) == sorted(paths[1:])
+    ids = {current.cell.id, broken.cell.id}
+    assert sorted(baseline.prune(results, ids, dry_run=True)) == sorted(paths[1:])
     assert all(path.exists() for path in paths)
-    baseline.prune(place, ids)
-    assert baseline.files(place) == [paths[0]]
+    baseline.prune(results, ids)
+    assert baseline.files(results) == [paths[0]]
 
 
-def test_absolute_paths_of_data_are_left_out(place: Results) -> None:
+def test_absolute_paths_of_data_are_left_out(results: Results) -> None:
     cell = make_cell()
     cell = replace(
         cell, workload=replace(cell.workload, data={"source": "idx", "path": "/home/somebody/data"})

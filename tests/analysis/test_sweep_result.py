@@ -79,9 +79,13 @@ class TestSweepResult:
         records = [make_record(fp32, seed=0), make_record(fp32, seed=1, status="failed")]
         result = SweepResult.of_records(sweep, records)
         assert [cell.cell.id for cell in result.cells] == [fp32.id, bf16.id]
-        first, second = result.cells
-        assert (first.status, first.planned, len(first.trials)) == ("failed", 2, 1)
-        assert (second.status, second.planned, len(second.trials)) == ("unrecorded", 2, 0)
+        failed, unrecorded = result.cells
+        assert (failed.status, failed.planned, len(failed.trials)) == ("failed", 2, 1)
+        assert (unrecorded.status, unrecorded.planned, len(unrecorded.trials)) == (
+            "unrecorded",
+            2,
+            0,
+        )
         assert [len(result.done_records(cell)) for cell in sweep.cells] == [1, 0]
 
     def test_cells_are_judged_against_the_first_measured_of_their_workload(self) -> None:

@@ -35,7 +35,9 @@ def test_phases_of_every_cell_with_straggler_and_steadiness(
         settled=False,
     )
     show_phases(sweep, [single, replace(ddp, summary=summary)])
-    heading, first, second, legend = (line.split() for line in capsys.readouterr().out.splitlines())
+    heading, single_row, ddp_row, legend = (
+        line.split() for line in capsys.readouterr().out.splitlines()
+    )
     assert heading[-8:] == [
         "data",
         "wait",
@@ -46,8 +48,8 @@ def test_phases_of_every_cell_with_straggler_and_steadiness(
         "skew",
         "steady",
     ]
-    assert first[-9:] == ["10.0%", "40.0%", "30.0%", "–", "20.0%", "–", "from", "step", "2"]
-    assert second[-12:] == [
+    assert single_row[-9:] == ["10.0%", "40.0%", "30.0%", "–", "20.0%", "–", "from", "step", "2"]
+    assert ddp_row[-12:] == [
         "10.0%",
         "25.0%",
         "25.0%",
@@ -61,5 +63,5 @@ def test_phases_of_every_cell_with_straggler_and_steadiness(
         "of",
         "1",
     ]
-    assert "█" * 32 in first
+    assert "█" * 32 in single_row
     assert legend.count("█") == 5

@@ -37,7 +37,7 @@ def sweep(tmp_path: Path) -> Sweep:
     )
 
 
-def test_every_cell_stands_once_under_its_values(sweep: Sweep) -> None:
+def test_every_cell_is_under_its_values_once(sweep: Sweep) -> None:
     records = [
         make_record(cell, step_seconds=0.01 * (1 + number))
         for number, cell in enumerate(sweep.cells)
@@ -60,7 +60,7 @@ def test_every_cell_stands_once_under_its_values(sweep: Sweep) -> None:
     ]
 
 
-def test_what_is_not_there_is_a_dash(sweep: Sweep) -> None:
+def test_missing_cells_are_dashes(sweep: Sweep) -> None:
     failed = make_record(sweep.cells[0], status="failed")
     assert lines(sweep, [failed], ["execution", "precision"]) == [
         "workload num_workers eager fp32 compile fp32 eager bf16 compile bf16",

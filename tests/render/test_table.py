@@ -14,26 +14,26 @@ from tests.support.sweeps import load
 
 
 def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
-    """The cells of each row of the table, as words."""
+    """Return the words of each row of the table, without its heading."""
     console = Console(width=200)
     with console.capture() as captured:
         console.print(result_table(sweep, records))
     return [line.split() for line in captured.get().splitlines()[1:]]
 
 
-def test_one_trial_has_no_interval_and_several_have_students(tmp_path: Path) -> None:
+def test_one_trial_has_no_interval_and_several_have_students_interval(tmp_path: Path) -> None:
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
-    first, second = (
+    fast, slow = (
         make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * (1 + seed)) for seed in (0, 1)
     )
-    assert first.summary is not None
-    assert second.summary is not None
-    (row,) = rows(load(tmp_path, length={"steps": 100}, warmup=2), [first])
-    assert row[2] == f"{first.summary.throughput:,.0f}"
-    (row,) = rows(sweep, [first, second])
-    one, other = first.summary.throughput or 0.0, second.summary.throughput or 0.0
+    assert fast.summary is not None
+    assert slow.summary is not None
+    (row,) = rows(load(tmp_path, length={"steps": 100}, warmup=2), [fast])
+    assert row[2] == f"{fast.summary.throughput:,.0f}"
+    (row,) = rows(sweep, [fast, slow])
+    fast_rate, slow_rate = fast.summary.throughput or 0.0, slow.summary.throughput or 0.0
     # Two values: the half width is Student's 12.706 times half their distance.
-    mean, half = (one + other) / 2, 12.7062 * abs(one - other) / 2
+    mean, half = (fast_rate + slow_rate) / 2, 12.7062 * abs(fast_rate - slow_rate) / 2
     assert row[2:4] == [f"{mean:,.0f}", f"±{half / mean:.1%}"]
     assert row[-2:] == ["2/2", "done"]
 

@@ -1,4 +1,4 @@
-"""Planted effects are found again, and what can't be told is not told."""
+"""Planted effects are recovered, and terms that can't be separated are named."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NOISE = 0.01
 
 
 def planted(levels: Mapping[str, object]) -> float:
-    """Compile buys 20%, bf16 50%, both together another 10%; workers nothing."""
+    """Return log throughput: compile adds 20%, bf16 50%, both together another 10%, workers nothing."""
     compiled, half = levels["execution"] == "compile", levels["precision"] == "bf16"
     return math.log(1.2) * compiled + math.log(1.5) * half + math.log(1.1) * (compiled and half)
 
 
 def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[Point]:
-    """Every cell in every block, whose speeds differ by much."""
+    """Return every cell in every block; blocks differ much in speed."""
     rng = np.random.default_rng(seed)
     cells = [dict(zip(AXES, levels, strict=True)) for levels in itertools.product(*AXES.values())]
     drift = rng.normal(0, 0.2, blocks)
@@ -35,20 +35,22 @@ def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[Point]:
     ]
 
 
-def found(points: list[Point]) -> Attribution:
+def fit(points: list[Point]) -> Attribution:
+    """Return the attribution, which there must be."""
     attribution = attribute(points)
     assert attribution is not None
     return attribution
 
 
 def effect(attribution: Attribution, **levels: object) -> Effect:
-    (one,) = [one for one in attribution.effects if one.levels == levels]
-    return one
+    """Return the effect of exactly these levels."""
+    (effect,) = [effect for effect in attribution.effects if effect.levels == levels]
+    return effect
 
 
 def test_planted_effects_are_recovered() -> None:
-    """A main effect is the mean over the others' levels: half of the interaction adds to it, on the log scale."""
-    result = found(trials(0))
+    """A main effect is the mean over the other axes: half of the interaction adds to it, in logs."""
+    result = fit(trials(0))
     compiled, half = effect(result, execution="compile"), effect(result, precision="bf16")
     both = effect(result, execution="compile", precision="bf16")
     assert compiled.ratio == pytest.approx(1.2 * math.sqrt(1.1), rel=0.02)
@@ -58,9 +60,10 @@ def test_planted_effects_are_recovered() -> None:
         {"execution": "eager", "precision": "fp32"},
         True,
     )
-    others = [one for one in result.effects if "workers" in one.levels]
-    assert len(others) == 2 + 2 + 2
-    assert all(one.p > 0.05 and one.low < 1 < one.high for one in others)
+    worker_effects = [effect for effect in result.effects if "workers" in effect.levels]
+    assert len(worker_effects) == 2 + 2 + 2
+    assert all(effect.p > 0.05 for effect in worker_effects)
+    assert all(effect.low < 1 < effect.high for effect in worker_effects)
     assert (result.unknown, result.degrees_of_freedom) == (
         [],
         36 - 1 - 2 - (1 + 1 + 2) - (1 + 2 + 2),
@@ -68,23 +71,23 @@ def test_planted_effects_are_recovered() -> None:
     assert result.deviation == pytest.approx(NOISE, rel=0.5)
 
 
-def test_intervals_hold_the_planted_effects_as_often_as_they_say() -> None:
+def test_intervals_cover_the_planted_effects_as_often_as_they_claim() -> None:
     tries = 400
     truths = {("execution",): 1.2 * math.sqrt(1.1), ("execution", "precision"): 1.1}
-    held = 0
+    covered = 0
     for seed in range(tries):
-        result = found(trials(seed, blocks=2))
+        result = fit(trials(seed, blocks=2))
         for names, truth in truths.items():
-            one = effect(result, **{name: AXES[name][1] for name in names})
-            held += one.low <= truth <= one.high
-    assert abs(held / (2 * tries) - 0.95) < 3.1 * math.sqrt(0.05 * 0.95 / tries)
+            interval = effect(result, **{name: AXES[name][1] for name in names})
+            covered += interval.low <= truth <= interval.high
+    assert abs(covered / (2 * tries) - 0.95) < 3.1 * math.sqrt(0.05 * 0.95 / tries)
 
 
 def test_drift_from_block_to_block_is_no_effect_and_no_noise() -> None:
-    assert found(trials(1, noise=0.001)).deviation < 0.002
+    assert fit(trials(1, noise=0.001)).deviation < 0.002
 
 
-def test_axes_that_change_together_are_told_as_one() -> None:
+def test_axes_that_change_together_are_one_effect() -> None:
     zipped = [
         Point(
             levels={
@@ -100,11 +103,11 @@ def test_axes_that_change_together_are_told_as_one() -> None:
         for levels in ("single", "ddp", "fsdp2")
         for precision in ("fp32", "bf16")
     ]
-    result = found(zipped)
+    result = fit(zipped)
     assert result.unknown == [("world_size",)]
     assert effect(result, strategy="ddp").ratio == pytest.approx(1.5, rel=0.01)
 
 
-def test_one_trial_of_each_of_two_cells_tells_nothing() -> None:
+def test_one_trial_of_each_of_two_cells_is_not_enough() -> None:
     points = [Point(levels={"workers": number}, block=0, value=float(number)) for number in (0, 2)]
     assert attribute(points) is None

@@ -1,4 +1,4 @@
-"""The interval of a trace's mean holds the truth as often as it says; the peers' ways don't."""
+"""The interval of a trace's mean covers it as often as it claims; those of peers do not."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.statistics.traces import TRUTH, Numbers, ar1, coverage
 
 
 def ours(traces: Numbers) -> tuple[Numbers, Numbers]:
-    found = trace_mean(traces)
-    return found.mean, found.half_width()
+    means = trace_mean(traces)
+    return means.mean, means.half_width()
 
 
 def milabench(traces: Numbers) -> tuple[Numbers, Numbers]:
-    """Without the least and the largest, with a standard error as of independent values."""
-    kept = np.sort(traces, axis=1)[:, 1:-1]
-    return kept.mean(1), 1.96 * kept.std(1, ddof=1) / np.sqrt(kept.shape[1])
+    """Drop the smallest and the largest, and take the others for independent."""
+    trimmed = np.sort(traces, axis=1)[:, 1:-1]
+    return trimmed.mean(1), 1.96 * trimmed.std(1, ddof=1) / np.sqrt(trimmed.shape[1])
 
 
 def pytest_benchmark(traces: Numbers) -> tuple[Numbers, Numbers]:
-    """Mean and deviation of the rounds; the interval that readers make of them."""
+    """Return the interval that readers make of the mean and the deviation of the rounds."""
     n = traces.shape[1]
     return traces.mean(1), stdtrit(n - 1, 0.975) * traces.std(1, ddof=1) / np.sqrt(n)
 
@@ -39,30 +39,30 @@ def traces(n: int, phi: float) -> Numbers:
 
 @pytest.mark.parametrize("phi", PHIS)
 @pytest.mark.parametrize("n", [150, 300, 1000, 2000])
-def test_it_covers_as_it_says(n: int, phi: float) -> None:
+def test_interval_covers_the_mean_as_often_as_it_claims(n: int, phi: float) -> None:
     assert HONEST[0] <= coverage(ours, traces(n, phi)) <= HONEST[1]
 
 
 @pytest.mark.parametrize(
     ("phi", "at_least"), [(0.0, 0.94), (0.5, 0.94), (0.8, 0.94), (0.9, 0.91), (0.95, 0.87)]
 )
-def test_few_steps_of_strong_correlation_fall_short_by_as_much_as_is_told(
+def test_short_correlated_traces_fall_short_by_no_more_than_documented(
     phi: float, at_least: float
 ) -> None:
     assert coverage(ours, traces(60, phi)) >= at_least - SLACK
 
 
 @pytest.mark.parametrize("n", [60, 300, 2000])
-def test_the_peers_do_not(n: int) -> None:
-    for way in (milabench, pytest_benchmark):
-        assert coverage(way, traces(n, 0.5)) < 0.80
-        assert coverage(way, traces(n, 0.8)) < 0.60
-        assert coverage(way, traces(n, 0.95)) < 0.30
+def test_intervals_of_peers_do_not_cover_it(n: int) -> None:
+    for interval in (milabench, pytest_benchmark):
+        assert coverage(interval, traces(n, 0.5)) < 0.80
+        assert coverage(interval, traces(n, 0.8)) < 0.60
+        assert coverage(interval, traces(n, 0.95)) < 0.30
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("n", [150, 1000])
-def test_a_drift_in_a_straight_line_is_no_error_of_the_mean(n: int, phi: float) -> None:
+def test_a_linear_drift_is_no_error_of_the_mean(n: int, phi: float) -> None:
     drifting = traces(n, phi) + np.linspace(-2, 2, n)
     assert HONEST[0] <= coverage(ours, drifting) <= HONEST[1]
     assert np.median(ours(drifting)[1]) == pytest.approx(
@@ -74,13 +74,13 @@ def test_a_drift_in_a_straight_line_is_no_error_of_the_mean(n: int, phi: float) 
         )  # takes the drift for noise, and is far too wide
 
 
-def test_a_periodic_drift_makes_it_wider_and_never_false() -> None:
+def test_a_periodic_drift_widens_the_interval() -> None:
     phase = np.random.default_rng(1).uniform(0, 2 * np.pi, (ROWS, 1))
     waves = np.sin(2 * np.pi * 5.5 * np.arange(600) / 600 + phase)
     assert coverage(ours, traces(600, 0.3) + waves) >= HONEST[0]
 
 
-def test_slow_drift_under_jitter_needs_a_long_trace_and_is_told_there() -> None:
+def test_slow_drift_under_jitter_is_covered_in_long_traces_only() -> None:
     """A quarter of the variance is slow; the rest is white and hides it from short traces."""
 
     def mixed(n: int) -> Numbers:
@@ -93,19 +93,19 @@ def test_slow_drift_under_jitter_needs_a_long_trace_and_is_told_there() -> None:
         assert coverage(pytest_benchmark, mixed(n)) < 0.65
 
 
-def test_seldom_stragglers_are_no_trouble_in_a_long_trace() -> None:
+def test_rare_stragglers_do_no_harm_in_a_long_trace() -> None:
     rng = np.random.default_rng(3)
     slow = (rng.random((ROWS, 2000)) < 0.05) * rng.exponential(3, (ROWS, 2000))
     assert HONEST[0] <= coverage(ours, traces(2000, 0.3) + slow - 0.15) <= HONEST[1]
 
 
-def test_white_noise_gets_nearly_the_width_that_it_deserves() -> None:
-    found = trace_mean(traces(1000, 0.0))
-    assert np.median(found.half_width()) == pytest.approx(1.96 / np.sqrt(1000), rel=0.12)
-    assert np.median(found.standard_error) == pytest.approx(1 / np.sqrt(1000), rel=0.08)
+def test_white_noise_has_nearly_the_ordinary_width() -> None:
+    means = trace_mean(traces(1000, 0.0))
+    assert np.median(means.half_width()) == pytest.approx(1.96 / np.sqrt(1000), rel=0.12)
+    assert np.median(means.standard_error) == pytest.approx(1 / np.sqrt(1000), rel=0.08)
 
 
-def test_nothing_is_said_of_too_few_and_constants_have_no_error() -> None:
+def test_few_values_have_no_error_and_constants_an_error_of_zero() -> None:
     few = trace_mean(np.ones((2, FEWEST - 1)))
     assert np.isnan(few.standard_error).all()
     assert (few.mean == 1).all()

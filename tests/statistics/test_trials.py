@@ -15,41 +15,41 @@ WITHIN, BETWEEN = 1.0, 0.5
 
 
 def sweep(seed: int, tries: int, trials: int) -> Numbers:
-    """Steps of trials that differ by their nature, (tries, trials, 200)."""
+    """Return the steps of trials that differ from each other, shape (tries, trials, 200)."""
     rng = np.random.default_rng(seed)
     steps = ar1(rng, tries * trials, 200, 0.5).reshape(tries, trials, 200)
     return TRUTH + WITHIN * (steps - TRUTH) + rng.normal(0, BETWEEN, (tries, trials, 1))
 
 
 @pytest.mark.parametrize("trials", [2, 3, 8])
-def test_it_holds_the_cells_mean_as_often_as_it_says(trials: int) -> None:
+def test_interval_covers_the_cells_mean_as_often_as_it_claims(trials: int) -> None:
     tries = 2000
     traces = trace_mean(sweep(trials, tries, trials))
-    found = [
-        mean_of_trials(row.tolist(), own.tolist())
-        for row, own in zip(traces.mean, traces.standard_error, strict=True)
+    means = [
+        mean_of_trials(row.tolist(), errors.tolist())
+        for row, errors in zip(traces.mean, traces.standard_error, strict=True)
     ]
-    held = np.mean(
-        [abs(one.interval.mean - TRUTH) <= (one.interval.half_width or 0) for one in found]
+    coverage = np.mean(
+        [abs(mean.interval.mean - TRUTH) <= (mean.interval.half_width or 0) for mean in means]
     )
-    assert abs(held - 0.95) < 4 * math.sqrt(0.95 * 0.05 / tries)
+    assert abs(coverage - 0.95) < 4 * math.sqrt(0.95 * 0.05 / tries)
 
 
-def test_steps_taken_for_trials_would_not() -> None:
+def test_counting_steps_as_trials_would_not_cover_it() -> None:
     together = trace_mean(sweep(3, 2000, 3).reshape(2000, -1))
     assert np.mean(np.abs(together.mean - TRUTH) <= together.half_width()) < 0.75
 
 
-def test_the_spread_is_told_apart() -> None:
+def test_spread_within_and_between_trials_is_separated() -> None:
     traces = trace_mean(sweep(4, 1, 400))
-    found = mean_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
+    mean = mean_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
     # The mean of 200 AR(1) steps with correlation 0.5 has the deviation sqrt((1 + 0.5) / (1 - 0.5) / 200).
-    assert found.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
-    assert found.between == pytest.approx(BETWEEN, rel=0.15)
+    assert mean.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
+    assert mean.between == pytest.approx(BETWEEN, rel=0.15)
 
 
-def test_what_is_not_known_is_not_told() -> None:
-    one = mean_of_trials([5.0], [0.1])
-    assert (one.interval.half_width, one.within, one.between) == (None, 0.1, None)
-    two = mean_of_trials([5.0, 6.0], [0.1, None])
-    assert (two.within, two.between) == (None, None)
+def test_unknown_parts_of_the_spread_are_none() -> None:
+    single = mean_of_trials([5.0], [0.1])
+    assert (single.interval.half_width, single.within, single.between) == (None, 0.1, None)
+    without_error = mean_of_trials([5.0, 6.0], [0.1, None])
+    assert (without_error.within, without_error.between) == (None, None)

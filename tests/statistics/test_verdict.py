@@ -1,4 +1,4 @@
-"""Verdicts by hand, and how often they are false."""
+"""Verdicts checked by hand, and how often they are false."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_ef
 
 
 def verdict(metric: Metric, estimate: Estimate) -> Verdict:
-    (found,) = judge([Question(metric=metric, estimate=estimate)])
-    return found
+    """Return the verdict on a single question."""
+    (verdict,) = judge([Question(metric=metric, estimate=estimate)])
+    return verdict
 
 
-def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate:
+def make_estimate(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate:
     return Estimate(
         value=value,
         standard_error=error,
@@ -46,7 +47,7 @@ def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "word"),
+    ("value", "error", "label"),
     [
         (0.05, 0.005, "faster"),
         (-0.05, 0.005, "slower"),
@@ -57,31 +58,31 @@ def known(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate
         (0.009, 0.001, "inconclusive"),  # may or may not be large enough
     ],
 )
-def test_a_verdict_needs_significance_and_size(value: float, error: float, word: str) -> None:
-    assert verdict(SPEED, known(value, error)).label == word
+def test_a_verdict_needs_significance_and_size(value: float, error: float, label: str) -> None:
+    assert verdict(SPEED, make_estimate(value, error)).label == label
 
 
 def test_every_metric_has_its_direction() -> None:
-    up, down = known(0.1, 0.005), known(-0.1, 0.005)
-    assert [verdict(SPEED, one).label for one in (up, down)] == ["faster", "slower"]
-    assert [verdict(SECONDS, one).label for one in (up, down)] == ["slower", "faster"]
+    up, down = make_estimate(0.1, 0.005), make_estimate(-0.1, 0.005)
+    assert [verdict(SPEED, estimate).label for estimate in (up, down)] == ["faster", "slower"]
+    assert [verdict(SECONDS, estimate).label for estimate in (up, down)] == ["slower", "faster"]
 
 
 @pytest.mark.parametrize("estimate", [paired([0.5]), unpaired([1.0], [2.0, 2.0])])
-def test_of_single_values_nothing_is_concluded(estimate: Estimate) -> None:
-    found = verdict(SPEED, estimate)
-    assert (found.outcome, found.min_detectable_effect) == ("inconclusive", None)
-    assert (found.low, found.high) == (0.0, math.inf)
+def test_single_values_are_inconclusive(estimate: Estimate) -> None:
+    single = verdict(SPEED, estimate)
+    assert (single.outcome, single.min_detectable_effect) == ("inconclusive", None)
+    assert (single.low, single.high) == (0.0, math.inf)
 
 
-def test_equal_to_the_bit_is_the_same_and_always_off_by_as_much_is_not() -> None:
+def test_identical_values_are_the_same_and_a_constant_difference_is_not() -> None:
     assert verdict(SPEED, paired([0.0, 0.0])).label == "same"
     assert verdict(SPEED, paired([0.1, 0.1])).label == "faster"
 
 
 def test_paired_and_welch_by_hand() -> None:
     """Differences 1, 2, 3: deviation 1. Sides 0, 2 and 1, 2, 3: variances 2 and 1, so that the error is
-    sqrt(2/2 + 1/3) and Satterthwaite's degrees_of_freedom (4/3)^2 / (1/1 + (1/9)/2)."""
+    sqrt(2/2 + 1/3) and Satterthwaite's degrees of freedom (4/3)^2 / (1/1 + (1/9)/2)."""
     pairs = paired([1.0, 2.0, 3.0])
     assert (pairs.value, pairs.degrees_of_freedom, pairs.count) == (2.0, 2, 3)
     assert pairs.standard_error == pytest.approx(1 / math.sqrt(3))
@@ -106,12 +107,12 @@ def test_drift_between_the_sides_by_hand() -> None:
 
 
 def sessions(rng: np.random.Generator, drift: Drift | None) -> str:
-    """What is said of equal code measured at two times, where the machine's speed moves by 1% between them."""
-    own, theirs = (rng.normal(rng.normal(0, 0.01), 0.002, 5).tolist() for _ in range(2))
-    return verdict(SPEED, unpaired(own, theirs, [drift, drift] if drift else [])).outcome
+    """Return the outcome for equal code measured twice on a machine that drifts by 1% in between."""
+    before, after = (rng.normal(rng.normal(0, 0.01), 0.002, 5).tolist() for _ in range(2))
+    return verdict(SPEED, unpaired(before, after, [drift, drift] if drift else [])).outcome
 
 
-def test_a_machine_that_drifts_between_the_sides_alarms_falsely_unless_that_is_known() -> None:
+def test_drift_between_the_sides_raises_false_alarms_unless_it_is_known() -> None:
     """The drift is known as well as 20 measurements at different times tell it."""
     rng, tries = np.random.default_rng(14), 600
     alarms = {True: 0, False: 0}
@@ -119,8 +120,8 @@ def test_a_machine_that_drifts_between_the_sides_alarms_falsely_unless_that_is_k
         measured = Drift(
             deviation=float(np.std(rng.normal(0, 0.01, 20), ddof=1)), degrees_of_freedom=19
         )
-        for told in alarms:
-            alarms[told] += sessions(rng, measured if told else None) in ("better", "worse")
+        for is_known in alarms:
+            alarms[is_known] += sessions(rng, measured if is_known else None) in ("better", "worse")
     assert alarms[False] / tries > 0.3
     assert alarms[True] / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
 
@@ -136,27 +137,30 @@ def test_corrections_by_hand() -> None:
 def families(
     rng: np.random.Generator, tries: int, cells: int, pairs: int, spread: float = 0.02
 ) -> list[list[Verdict]]:
-    """Comparisons of things that are the same."""
+    """Return families of verdicts on sides that do not differ."""
     noise = rng.normal(0, spread, (tries, cells, pairs))
     return [
-        judge([Question(metric=SPEED, estimate=paired(row.tolist())) for row in one])
-        for one in noise
+        judge([Question(metric=SPEED, estimate=paired(row.tolist())) for row in family])
+        for family in noise
     ]
 
 
 @pytest.mark.parametrize(("cells", "pairs"), [(1, 3), (1, 10), (12, 5)])
-def test_false_alarms_of_a_whole_sweep_are_at_most_as_many_as_said(cells: int, pairs: int) -> None:
+def test_false_alarms_of_a_whole_sweep_are_bounded(cells: int, pairs: int) -> None:
     tries = 1200 if cells == 1 else 300
-    found = families(np.random.default_rng(pairs), tries, cells, pairs)
-    alarms = sum(any(one.outcome in ("better", "worse") for one in family) for family in found)
+    judged = families(np.random.default_rng(pairs), tries, cells, pairs)
+    alarms = sum(
+        any(verdict.outcome in ("better", "worse") for verdict in family) for family in judged
+    )
     assert alarms / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
 
 
-def test_a_sweep_that_is_not_corrected_alarms_falsely() -> None:
+def test_without_correction_a_sweep_raises_false_alarms() -> None:
     tries = 300
     noise = np.random.default_rng(5).normal(0, 0.02, (tries, 12, 5))
     alarms = sum(
-        any(verdict(SPEED, paired(row.tolist())).outcome == "worse" for row in one) for one in noise
+        any(verdict(SPEED, paired(row.tolist())).outcome == "worse" for row in family)
+        for family in noise
     )
     assert alarms / tries > 0.15
 
@@ -164,31 +168,33 @@ def test_a_sweep_that_is_not_corrected_alarms_falsely() -> None:
 @pytest.mark.parametrize(
     "spread", [0.005, 0.05]
 )  # small, where the size decides, and large, where significance does
-def test_a_slowdown_of_the_detectable_size_is_found_four_times_of_five(spread: float) -> None:
+def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(spread: float) -> None:
     rng, pairs, tries = np.random.default_rng(11), 10, 600
-    effect = known(0.0, spread / math.sqrt(pairs)).min_detectable_effect(margin=SPEED.margins[1])
+    effect = make_estimate(0.0, spread / math.sqrt(pairs)).min_detectable_effect(
+        margin=SPEED.margins[1]
+    )
     assert effect is not None
-    found = [
+    labels = [
         verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).label
         for _ in range(tries)
     ]
-    assert abs(found.count("slower") / tries - 0.8) < 0.06
+    assert abs(labels.count("slower") / tries - 0.8) < 0.06
 
 
 @pytest.mark.parametrize(
-    ("ratio", "word"),
+    ("ratio", "label"),
     [(0.905, "inconclusive"), (0.895, "slower"), (1.095, "inconclusive"), (1.105, "faster")],
 )
-def test_what_matters_is_a_share_of_the_first_side_both_ways(ratio: float, word: str) -> None:
+def test_min_effect_is_a_fraction_of_the_first_side_both_ways(ratio: float, label: str) -> None:
     wide = replace(SPEED, min_effect=0.1)
-    assert verdict(wide, known(math.log(ratio), 0.01)).label == word
+    assert verdict(wide, make_estimate(math.log(ratio), 0.01)).label == label
 
 
-def test_same_is_said_falsely_at_most_one_time_in_twenty() -> None:
+def test_same_is_false_at_most_one_time_in_twenty() -> None:
     """At a true difference of just the margin, where saying so is easiest."""
     rng, tries = np.random.default_rng(12), 1000
-    found = [
+    outcomes = [
         verdict(ACCURACY, paired(rng.normal(0.005, 0.002, 8).tolist())).outcome
         for _ in range(tries)
     ]
-    assert found.count("same") / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
+    assert outcomes.count("same") / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)

@@ -1,4 +1,4 @@
-"""Traces with a known mean, and how often an interval holds it."""
+"""Traces with a known mean, and how often an interval covers it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRUTH = 10.0
 
 
 def ar1(rng: np.random.Generator, rows: int, n: int, phi: float) -> Numbers:
-    """Stationary AR(1) with mean TRUTH and deviation 1, (rows, n)."""
+    """Return stationary AR(1) traces with mean TRUTH and deviation 1, shape (rows, n)."""
     shocks = rng.standard_normal((rows, n))
     shocks[:, 1:] *= np.sqrt(1 - phi**2)
     noise: Numbers = lfilter([1.0], [1.0, -phi], shocks, axis=1)
@@ -25,5 +25,6 @@ def ar1(rng: np.random.Generator, rows: int, n: int, phi: float) -> Numbers:
 
 
 def coverage(interval: Interval, traces: Numbers) -> float:
+    """Return the share of traces whose interval holds the true mean."""
     mean, half = interval(traces)
     return float(np.mean(np.abs(mean - TRUTH) <= half))

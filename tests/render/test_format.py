@@ -1,0 +1,87 @@
+"""How numbers, verdicts and settings read, wherever they are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.render import format as fmt
+from harness.statistics.estimate import paired
+from harness.statistics.interval import Interval
+from harness.statistics.verdict import Metric, Question, Verdict, judge
+from tests.factories import make_cell
+
+SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, min_effect=0.01)
+ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
+
+
+def verdict(metric: Metric, *differences: float) -> Verdict:
+    (judged,) = judge([Question(metric=metric, estimate=paired(differences))])
+    return judged
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (42, "42 s"), (200, "3 min 20 s"), (59.7, "1 min 0 s"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert fmt.duration(seconds) == text
+
+
+def test_counts() -> None:
+    assert [fmt.counted(count, "cell") for count in (0, 1, 2)] == ["0 cells", "1 cell", "2 cells"]
+    assert fmt.counts(["done", "failed", "done"]) == "2 done, 1 failed"
+
+
+def test_means_have_an_interval_where_it_is_known() -> None:
+    assert fmt.throughput(Interval(12345.6, 123.4, 3)) == "12,346 ±1.0%"
+    assert fmt.throughput(Interval(12345.6, None, 1)) == "12,346"
+    assert fmt.metric(Interval(0.91234, 0.00123, 3)) == "0.9123 ±0.0012"
+    assert fmt.metric(Interval(0.91234, None, 1)) == "0.9123"
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    missing = [
+        fmt.throughput(None),
+        fmt.metric(None),
+        fmt.samples_per_second(None),
+        fmt.metric_value(None),
+        fmt.milliseconds(None),
+        fmt.share(None),
+        fmt.effect_interval(verdict(SPEED, 0.1)),
+        fmt.detectable_effect(verdict(SPEED, 0.1)),
+    ]
+    assert set(missing) == {fmt.MISSING}
+
+
+def test_effects_are_ratios_of_throughput_and_differences_of_other_metrics() -> None:
+    assert fmt.effect(verdict(SPEED, 0.0, 0.0)) == "1.000×"
+    assert fmt.effect_interval(verdict(SPEED, 0.0, 0.0)) == "1.000 to 1.000"
+    assert fmt.effect(verdict(ACCURACY, 0.01, 0.01)) == "+0.0100"
+    assert fmt.effect_interval(verdict(ACCURACY, -0.01, -0.01)) == "-0.0100 to -0.0100"
+
+
+def test_a_detectable_effect_is_a_share_or_in_the_metrics_unit() -> None:
+    assert fmt.detectable_effect(verdict(SPEED, 0.0, 0.0)) == "1.0%"
+    assert fmt.detectable_effect(verdict(ACCURACY, 0.0, 0.0)) == "0.0100"
+    assert fmt.detectable_effect(verdict(SPEED, -5.0, 5.0)) == ">1,000%"
+
+
+def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
+    assert [fmt.axis_value(value) for value in ("bf16", 2, True, None)] == [
+        "bf16",
+        "2",
+        "true",
+        "null",
+    ]
+    levels = {"precision": "bf16", "num_workers": 2}
+    assert fmt.axis_levels(levels) == "precision=bf16 with num_workers=2"
+    assert fmt.short_axis_levels(levels) == "bf16 with num_workers=2"
+
+
+def test_a_cells_name_spells_axes_as_its_label_does() -> None:
+    cell = make_cell(strategy="ddp", world_size=2, precision="bf16", num_workers=4, fullgraph=True)
+    name = fmt.cell_name(cell, ["precision", "strategy", "num_workers", "batch_size"])
+    assert name == "bf16 ddp×2 w4 b64"
+    assert name in cell.label
+    assert fmt.cell_name(cell, ["fullgraph"]) == "fullgraph=true"
+    assert fmt.cell_name(make_cell(), ["strategy"]) == "single"
