@@ -24,7 +24,7 @@ WORKING_TREE = "the working tree"
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """The options of `harness gate`."""
+    """The options of `harness gate`, with the defaults of the command line."""
 
     revision: str  # to measure against
     min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
@@ -45,7 +45,10 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class CellOutcome:
-    """What was measured of one cell."""
+    """What was measured of one cell.
+
+    Whether it fails also depends on the gate's options: `GateOutcome` decides that.
+    """
 
     cell: Cell
     measured: PairedResult  # the working tree (B) against the revision (A)
@@ -104,10 +107,11 @@ def gate(
     inside: Path,
     on_progress: Callable[[Cell, str], None],
 ) -> GateOutcome:
-    """Measure all cells in the repository that `inside` lies in.
+    """Measure all cells of a sweep, in the repository that `inside` lies in.
 
-    An arm that fails, fails its cell. Raises BadInput outside of a repository and for a revision
-    that does not exist.
+    The other revision is checked out beside the working tree, whose files stay as they are, changes
+    that are not committed included. An arm that fails, fails its cell and no other one. Raises
+    BadInput outside of a repository and for a revision that does not exist.
     """
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
@@ -150,7 +154,11 @@ class _Gauge:
         )
 
     def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
-        """Measure a cell in two trees; the result holds the failure of an arm."""
+        """Measure a cell in two trees.
+
+        If an arm fails, the result holds the failure instead of a measurement. `activity` is what
+        progress is reported as.
+        """
 
         def report(text: str) -> None:
             self.on_progress(cell, f"{activity}: {text}")

@@ -71,7 +71,7 @@ def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_tria
 
 
 def _match_of(cell: Cell, comparison: Comparison) -> Match | None:
-    """Return the match that a cell is one side of."""
+    """Return the match that a cell is one side of, None if it was compared with nothing."""
     for match in comparison.matches:
         if cell.id in (match.a.cell.id, match.b.cell.id):
             return match
@@ -79,7 +79,11 @@ def _match_of(cell: Cell, comparison: Comparison) -> Match | None:
 
 
 def _judge_trials(match: Match, expected: int) -> list[Reason]:
-    """Return what became of those of the run's trials that do not count."""
+    """Return a reason for each kind of trials of the run that do not count.
+
+    An invalid trial was measured under conditions that the profile rules out, which is no fault of
+    the code: it warns. A failed one, and one without a record, fails the cell.
+    """
     reasons = []
     for status, count in match.b.left_out.items():
         outcome: Outcome = "warn" if status == "invalid" else "fail"
@@ -92,7 +96,10 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
 
 
 def _judge_row(row: Row, limits: Limits) -> Reason:
-    """Return what follows from the verdict on one metric."""
+    """Return what follows from the verdict on one metric.
+
+    Worse fails, whatever the limits say; what is inconclusive is up to them.
+    """
     text = describe_row(row)
     outcome = row.verdict.outcome
     if outcome == "worse":

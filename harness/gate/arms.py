@@ -39,14 +39,18 @@ POLL = 0.2  # seconds between two looks at ranks that start
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an arm did in a turn."""
+    """What an arm did in a turn: so many steps without a pause, while the other arm waited."""
 
     seconds: Sequence[float]  # of each step, at the slowest rank
     losses: str  # digests of the losses, one for each rank
 
 
 class Arm:
-    """The connections to the ranks of one tree."""
+    """The ranks of one tree, each behind a connection of its own.
+
+    A rank waits until it is told how many steps to train. Its messages are lines of JSON, as
+    `turn_worker` sends them.
+    """
 
     def __init__(self, name: str, log: Path) -> None:
         self.name = name  # of the tree, for people
@@ -60,7 +64,11 @@ class Arm:
         self.lines[rank] = lines
 
     def train(self, steps: int) -> Turn:
-        """Train so many steps; raises HarnessError with a rank's own message if it fails."""
+        """Train so many steps and return how long each took.
+
+        All ranks get the request before the first answer is read, because they train together.
+        Raises HarnessError with a rank's own message if it fails.
+        """
         request = (json.dumps({"steps": steps}) + "\n").encode()
         for connection in self.sockets.values():
             with suppress(
@@ -73,8 +81,10 @@ class Arm:
         return Turn(seconds=slowest, losses=" ".join(answer["losses"] for answer in answers))
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
-        """Return a rank's next message; raises HarnessError if it fails, ends or is silent for
-        `timeout` seconds.
+        """Return a rank's next message.
+
+        Raises HarnessError if the rank reports a failure, if it has ended, and if it does not
+        answer for `timeout` seconds. The error names the arm, the rank and the log.
         """
         self.sockets[rank].settimeout(timeout)
         try:
@@ -184,7 +194,12 @@ class PairStarter:
         return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
 
     def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
-        """Write the assignment of an arm and return what to fork for each of its ranks."""
+        """Write the assignment of an arm and return what to fork for each of its ranks.
+
+        An arm imports from its own tree, because the PYTHONPATH of its ranks begins with it, and it
+        has a port of its own for its process group. Its ranks never reach the end of their
+        training: they end when their connections are closed.
+        """
         tree = self.trees[key]
         folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
@@ -224,7 +239,11 @@ class PairStarter:
         processes: Mapping[ArmRank, ForkedProcess],
         stack: ExitStack,
     ) -> None:
-        """Wait until every rank has connected; raises HarnessError if one ends before that."""
+        """Wait until every rank has connected.
+
+        Raises HarnessError if a rank ends before it has connected, if the forkserver ends, and if
+        the ranks take longer than `START_TIMEOUT`.
+        """
         deadline = time.monotonic() + START_TIMEOUT
         while any(name.rank not in arms[name.arm].sockets for name in processes):
             if time.monotonic() > deadline:
@@ -265,7 +284,10 @@ def connect_rank(connection: socket.socket, arms: Mapping[str, Arm], stack: Exit
 
 
 def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
-    """Raise HarnessError if one of the ranks that have ended never connected."""
+    """Raise HarnessError if one of the ranks that have ended never connected.
+
+    A rank that connected has said itself why it ended, and its next message is that reason.
+    """
     for name in ended:
         arm = arms[name.arm]
         if name.rank not in arm.sockets:
@@ -275,7 +297,10 @@ def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
 
 
 def _error_line(log: Path) -> str:
-    """Return the first line of a log that names an error, else its first line."""
+    """Return the first line of a log that names an error, else its first line.
+
+    The first error is the cause: torch prints more of them while a process ends.
+    """
     if not log.exists():
         return "it printed nothing"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -27,7 +27,7 @@ from harness.statistics.verdict import ALPHA
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOptions:
-    """The options of `harness bisect`."""
+    """The options of `harness bisect`, with the defaults of the command line."""
 
     good: str  # a revision
     bad: str  # a revision
@@ -72,14 +72,14 @@ class BisectOutcome:
 class BisectListener(Protocol):
     """Shows somebody what a bisect does."""
 
-    def on_comparison_start(self, what: str) -> None:
-        """Two revisions are going to be compared."""
+    def on_comparison_start(self, comparison: str) -> None:
+        """Two revisions are going to be compared, as in `1a2b3c4 against v1.0`."""
 
-    def on_progress(self, words: str) -> None:
-        """The comparison has come so far."""
+    def on_progress(self, text: str) -> None:
+        """The comparison goes on; the text says how far it has come."""
 
     def on_step_end(self, step: Step) -> None:
-        """A commit has been tried."""
+        """A commit has been tried, and git knows what it is."""
 
 
 def bisect(
@@ -217,7 +217,7 @@ class _Search:
 
 
 def _judge_or_skip(judge: Judge, a: Tree, b: Tree) -> Finding:
-    """Return the finding on b; one that fails is skipped."""
+    """Return the finding on b; one that fails is skipped, as a commit may be broken."""
     try:
         return judge(a, b)
     except HarnessError as error:

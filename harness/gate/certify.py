@@ -27,7 +27,10 @@ from harness.statistics.verdict import ALPHA
 
 
 def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
-    """Return what all comparisons of a certificate have in common."""
+    """Return what all comparisons of a certificate have in common.
+
+    `seconds` is the time that each may measure; `min_effect` a fraction of throughput.
+    """
     return CertifySettings(
         cell=cell.id, label=cell.label, seconds=seconds, min_effect=min_effect, alpha=ALPHA
     )

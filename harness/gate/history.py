@@ -29,7 +29,7 @@ class Commit:
 
 
 def describe_commit(repository: Path, revision: str) -> Commit:
-    """Return the commit of a revision that exists."""
+    """Return the commit that a revision stands for; the revision must exist."""
     shown = run_git(repository, "show", "--no-patch", f"--format={FORMAT}", revision).stdout
     commit_id, short, author, date, subject = shown.strip().split("\0")
     return Commit(id=commit_id, short=short, author=author, date=date, subject=subject)
@@ -54,15 +54,16 @@ def resolve_ends(repository: Path, good: str, bad: str) -> tuple[Commit, Commit]
 
 
 def _is_ancestor(repository: Path, ancestor: str, descendant: str) -> bool:
-    """Whether one commit is an ancestor of another."""
+    """Whether one commit is an ancestor of another, which a commit is of itself."""
     done = run_git(repository, "merge-base", "--is-ancestor", ancestor, descendant)
     return done.returncode == 0
 
 
 class Bisection:
-    """git's bisect in a worktree of its own.
+    """Runs git's bisect in a worktree of its own.
 
-    Neither that worktree's files are touched nor any other worktree's bisect.
+    git keeps the state of a bisect in each worktree, so a bisect that the user has begun goes on
+    undisturbed. Files are not touched, in that worktree either: commits are tried elsewhere.
     """
 
     def __init__(self, worktree: Path, good: str, bad: str, *, first_parent: bool) -> None:

@@ -31,7 +31,10 @@ MARKS: Mapping[SpeedVerdict, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a judge says of one revision against another."""
+    """What a judge says of one revision against another.
+
+    `skip` means that the revision can't be judged: it failed, or the measurement is inconclusive.
+    """
 
     mark: Mark
     description: str
@@ -41,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """What any two revisions train."""
+    """What any two revisions train, so that nothing but their code differs."""
 
     cell: Cell
     seed: int
@@ -88,14 +91,18 @@ class SpeedJudge:
         )
 
     def narrowed(self, bad: Finding) -> Self:
-        """Return a judge whose `min_effect` is half of the certain loss, if that is larger."""
+        """Return a judge whose `min_effect` is half of the certain loss, if that is larger.
+
+        Half is meant on the logarithmic scale, on which losses in a row add up.
+        """
         certain_ratio = 1.0
         if bad.measurement is not None and bad.measurement.high:
             certain_ratio = bad.measurement.high
-        half_of_loss = 1 - math.sqrt(certain_ratio)  # half on the logarithmic scale
+        half_of_loss = 1 - math.sqrt(certain_ratio)
         return replace(self, min_effect=max(self.min_effect, half_of_loss))
 
     def _measure(self, a: Tree, b: Tree, seconds: float) -> PairedResult:
+        """Measure b against a for so many seconds at most; raises HarnessError if a rank fails."""
         setup = self.setup
         budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
         return measure(
@@ -118,6 +125,7 @@ class SpeedJudge:
         return MARKS[measured.verdict]
 
     def _describe(self, measured: PairedResult) -> str:
+        """Return a measurement in words, as in `19.0% slower (-20.0% to -18.0%)`."""
         if measured.verdict == "same":
             return f"as fast, to within {self.min_effect:.1%}"
         low = _signed_percent(measured.low)

@@ -82,7 +82,11 @@ class Gate:
 
 
 def read_gate(path: Path | None) -> Gate:
-    """Return the gate that a file describes, or the one of defaults; raises BadInput."""
+    """Return the gate that a file describes, or the default one without a file.
+
+    Raises BadInput, which names file, line and key, for a key that does not exist or a value that
+    is not allowed.
+    """
     if path is None:
         return Gate(file=GateFile(), source="defaults")
     document = read_document(path)
@@ -105,7 +109,7 @@ def _check_min_effect(document: Document, keys: tuple[str, ...], value: float | 
 
 
 def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
-    """Return the patterns that match none of the cells."""
+    """Return the patterns that match none of the cells: most likely they are misspelled."""
     unused = []
     for pattern in gate.file.cells:
         if not any(_matches(pattern, cell) for cell in cells):

@@ -33,18 +33,23 @@ PAIRS_PER_BUDGET = 20  # how many pairs of arms a budget is divided into
 MIN_PAIR_SECONDS = 0.1  # of measuring; starting a pair takes ten times as long
 
 SpeedVerdict = Literal["faster", "slower", "same", "inconclusive"]
+# What the decision of a confidence sequence on log ratios says of arm B.
 VERDICTS: dict[str, SpeedVerdict] = {
     "up": "faster",
     "down": "slower",
     "same": "same",
     "undecided": "inconclusive",
 }
+# Starts the arms with the given keys, in their order, for as long as the context lasts.
 StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Arm]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop measuring a cell."""
+    """When to stop measuring a cell: as soon as it is certain, or when the time is spent.
+
+    `alpha` bounds the chance that equal arms are ever called different, at any of the looks.
+    """
 
     min_effect: float  # smallest change of throughput that matters, a fraction
     seconds: float  # of measuring
@@ -82,7 +87,11 @@ class PairSample:
 
     @property
     def log_ratio(self) -> float:
-        """Return the logarithm of B's throughput over A's."""
+        """Return the logarithm of B's throughput over A's.
+
+        Every window is compared with its neighbors, so a drift of the machine cancels: see
+        `sequential.log_ratio`.
+        """
         return float(log_ratio(self.step_seconds, b_first=self.b_first))
 
     def log_rate(self, key: str) -> float:
@@ -102,7 +111,11 @@ def measure(
     rng: np.random.Generator,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
-    """Measure a cell in the trees `a` and `b`; raises HarnessError if a rank fails."""
+    """Measure how fast a cell trains in tree `b`, as a multiple of tree `a`.
+
+    `base` is the folder that the cell's paths are relative to, in the working tree; `rng` draws
+    which arm starts first. Raises HarnessError if a rank fails.
+    """
     with PairStarter(cell, seed, trees, base, profile) as starter:
         return run_paired(cell, starter.pair, budget, rng, on_progress)
 
@@ -195,7 +208,11 @@ def sample_pair(
 def summarize_pairs(
     cell: Cell, samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
 ) -> PairedResult:
-    """Return what all pairs measured together."""
+    """Return what all pairs measured together.
+
+    The ratio is the geometric mean over pairs. Its interval is the last one of the confidence
+    sequence, which holds however often the samples were looked at.
+    """
     ratios = np.asarray([sample.log_ratio for sample in samples])
     lows, highs = confidence_sequence(ratios, budget.alpha)
     return PairedResult(

@@ -15,7 +15,10 @@ from harness.core.errors import BadInput, one_line
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A tree of files that code runs from: a repository's working tree, or another revision of it."""
+    """A tree of files that code runs from.
+
+    It is a repository's working tree, or another revision that is checked out beside it.
+    """
 
     name: str  # for people: a revision as they typed it, or the working tree
     top: Path  # of the repository's working tree
@@ -90,7 +93,10 @@ def checked_out(repository: Path, revision: str, folder: Path) -> Iterator[Tree]
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git in a folder and return how it ended, with messages in English."""
+    """Run git in a folder and return how it ended.
+
+    Messages are in English, whatever the user's language: some of them are parsed.
+    """
     command = ["git", "-C", str(folder), *arguments]
     variables = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
