@@ -1,3 +1,14 @@
-"""Gates: whether a change may go in. By recorded trials and baselines, or measured fresh against
-another revision.
+"""Decides whether a change may go in.
+
+Two ways lead to that decision. `limits` and `answer` hold recorded trials against baselines that
+are committed with the code; the pytest plugin shows what they say. All other modules measure two
+revisions of a repository freshly against each other:
+
+* `worktree` checks a revision out beside the working tree,
+* `arms` starts the ranks of both trees and lets them train in turn, `turn_worker` is such a rank,
+  and `protocol` is what the two agree on,
+* `paired` measures pairs of arms until the ratio of their throughputs is certain,
+* `against` does so for every cell of a sweep (`harness gate`), `certify` for equal code (`harness
+  certify`), and `bisect` for the commits of a history, which `history` reads and `judge` judges
+  (`harness bisect`).
 """

@@ -12,6 +12,7 @@ from harness.gate.limits import Limits, Policy
 from harness.spec.cell import Cell
 from harness.statistics.verdict import ALPHA
 
+# What a gate makes of a cell, in ascending order of severity.
 Outcome = Literal["pass", "warn", "fail"]
 OUTCOMES: dict[Policy, Outcome] = {"ignore": "pass", "warn": "warn", "fail": "fail"}
 SEVERITY: Sequence[Outcome] = ("pass", "warn", "fail")
@@ -27,7 +28,7 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a gate says of one cell."""
+    """What a gate says of one cell; its outcome is that of its most severe reason."""
 
     outcome: Outcome = "pass"
     reasons: Sequence[str] = ()  # why it does not pass
@@ -114,7 +115,10 @@ def _judge_row(row: Row, limits: Limits) -> Reason:
 
 
 def _judge_unmeasured(match: Match, rows: Sequence[Row], limits: Limits) -> list[Reason]:
-    """Return a reason for each metric that one side lacks."""
+    """Return a reason for each metric that one side lacks.
+
+    Throughput is always expected, and the target metric of the workload if it has one.
+    """
     measured = {row.verdict.question.metric.name for row in rows}
     lacking = []
     if SPEED.name not in measured:
@@ -149,7 +153,7 @@ def describe_row(row: Row) -> str:
         means = f"{row.mean_a:,.0f} → {row.mean_b:,.0f}"
         interval = f"{verdict.low - 1:+.2%} to {verdict.high - 1:+.2%}"
         min_effect = f"{metric.min_effect:.2%}"
-    else:
+    else:  # in the metric's own unit
         change = f"{estimate.value:+.4f}"
         means = f"{row.mean_a:.4f} → {row.mean_b:.4f}"
         interval = f"{verdict.low:+.4f} to {verdict.high:+.4f}"

@@ -49,7 +49,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOutcome:
-    """The first bad commit; or several suspects, if commits between them could not be tried."""
+    """What a bisect has found.
+
+    That is the first bad commit, or several suspects if commits between them could not be tried.
+    """
 
     options: BisectOptions
     cell: Cell
@@ -154,7 +157,10 @@ def make_judge(
 
 
 class _Search:
-    """Compares commits of one repository with GOOD, and keeps the steps."""
+    """Compares commits of one repository with GOOD, and keeps the steps.
+
+    `reference` is GOOD, checked out for as long as the search goes on.
+    """
 
     def __init__(
         self,
@@ -168,11 +174,11 @@ class _Search:
         self.folder = folder  # where commits are checked out
         self.options = options
         self.listener = listener
-        self.reference = reference  # GOOD, checked out
+        self.reference = reference
         self.steps: list[Step] = []
 
     def add_step(self, step: Step) -> None:
-        """Keep a step and show it."""
+        """Keep a step and show it to the listener."""
         self.steps.append(step)
         self.listener.on_step_end(step)
 
@@ -196,7 +202,10 @@ class _Search:
         return finding
 
     def narrow_down(self, judge: Judge, git: Bisection) -> None:
-        """Try the commits that git asks for until it names suspects."""
+        """Try the commits that git asks for until it names suspects.
+
+        Each is checked out afresh, so that nothing of another commit is left in it.
+        """
         while not git.suspects:
             commit = describe_commit(self.repository, git.next_commit)
             self.listener.on_comparison_start(f"{commit.short} against {self.options.good}")
@@ -206,7 +215,11 @@ class _Search:
             self.add_step(Step(commit=commit, finding=finding, remaining=git.remaining))
 
     def compare_with_parent(self, judge: Judge, commit: Commit) -> Finding:
-        """Return the finding on a commit against its own parent."""
+        """Return the finding on a commit against its own parent.
+
+        All that is known so far is that it is bad against GOOD: that its parent is not bad may be
+        an error of measurement.
+        """
         self.listener.on_comparison_start(f"{commit.short} against its parent")
         parent = describe_commit(self.repository, f"{commit.id}^")
         with (

@@ -85,7 +85,10 @@ def describe_conditions(results: Results, profile: Profile) -> Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class _MachineDescription:
-    """This machine, as ranks of a profile use it."""
+    """This machine, as ranks of a profile use it.
+
+    A machine with GPUs has two keys, as a profile may train on its CPU.
+    """
 
     hardware: Hardware
     device: Device
@@ -135,7 +138,11 @@ def certify(
 
 
 def _comparison(measured: PairedResult) -> Comparison:
-    """Return what a certificate keeps of a measurement that has just ended."""
+    """Return what a certificate keeps of a measurement that has just ended.
+
+    The rate is the geometric mean of both arms, which are the same code. The load says how busy the
+    machine was with anything else.
+    """
     a_rate = measured.a_rate or 0.0
     b_rate = measured.b_rate or 0.0
     return Comparison(

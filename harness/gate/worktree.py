@@ -25,8 +25,9 @@ class Tree:
     path: Path  # of this tree: `top`, or where another revision is checked out
 
     def counterpart(self, path: Path) -> Path:
-        """Return what this tree has in place of a path of the working tree; a path outside of it
-        stays.
+        """Return what this tree has in place of a path of the working tree.
+
+        A path outside of the working tree, such as that of a data set, stays as it is.
         """
         path = path.absolute()
         if not path.is_relative_to(self.top):

@@ -61,14 +61,15 @@ def assemble(
 ) -> Record:
     """Return the record of a trial that has ended.
 
-    `ended_by` says why it was ended, if it was; `observed_failures` are those that the launcher
-    saw. A trial that finished and breaks one of `rules` is invalid. `peaks` are measured machines
-    by their key, for the record's MFU.
+    `started` and `ended` are in seconds since the epoch. `ended_by` says why it was ended, if it
+    was; `observed_failures` are those that the launcher saw. A trial that finished and breaks one
+    of `rules` is invalid. `peaks` are measured machines by their key, for the record's MFU.
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)
     failure = ended_by or first_cause(folder, files, observed_failures)
     ranks = files.results
+    # All of these are only known of a trial that finished.
     summary = None
     loss = None
     order_digest = None
@@ -99,14 +100,18 @@ def assemble(
 
 
 def _summarize(trial: Trial, files: RankFiles, rank0: Rank0Report) -> Summary:
-    """Return the summary of a trial that finished."""
+    """Return the summary of a trial that finished: throughput, step times and shares of phases."""
     return summarize(files.results, rank0, trial.cell.axes.batch_size, trial.cell.warmup)
 
 
 def _status(
     failure: Failure | None, summary: Summary | None, broken_rules: Sequence[str]
 ) -> Status:
-    """Return what became of a trial; one that finished has a summary."""
+    """Return what became of a trial.
+
+    One that finished has a summary; it is `invalid` if its measurement broke a rule. An interrupted
+    one can be resumed, so it is no failed one.
+    """
     if failure is not None and failure.kind == INTERRUPTED:
         return "interrupted"
     if broken_rules:
@@ -130,6 +135,7 @@ def phase_seconds(
             phases[name] = max(phases.get(name, 0.0), seconds)
     if summary is None or summary.window_start is None:
         return phases
+    # As all ranks wait for the slowest one, its time is the trial's.
     before_window = 0.0
     for result in ranks:
         seconds_before = unpack(result.step_seconds)[: summary.window_start].sum()
@@ -140,7 +146,10 @@ def phase_seconds(
 
 
 def read_rank_files(folder: TrialFolder, world_size: int) -> RankFiles:
-    """Read what all ranks left."""
+    """Return what all ranks left in a trial's folder.
+
+    A result that can't be read is a failure of its rank, and stops no other from being read.
+    """
     results = []
     unreadable = []
     missing = []
@@ -165,7 +174,9 @@ def first_cause(
     a checkpoint whatever comes after it; a rank that the launcher saw end before it had written a
     result; an error that a rank reports; a result that can't be read; a result that is missing.
     """
+    # What the ranks themselves caught and wrote into their results.
     reported = [result.failure for result in files.results if result.failure]
+    # Ranks that ended without a result. A rank that has written one and is then ended was well.
     ended = []
     for failure in observed_failures:
         if failure.rank is None or not folder.result_path(failure.rank).exists():
@@ -183,7 +194,10 @@ def first_cause(
 
 
 def _lost_ranks(folder: TrialFolder, missing: Sequence[int]) -> list[Failure]:
-    """Return a failure for each rank that left no result."""
+    """Return a failure for each rank that left no result.
+
+    If nothing else explains it, the last line of the launcher's log may.
+    """
     last_line = last_log_line(folder.launch_log)
     message = f"left no result; the launcher's last words: {last_line}"
     return [Failure(kind="Lost", message=message, rank=rank) for rank in missing]

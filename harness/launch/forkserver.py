@@ -37,7 +37,10 @@ END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """A process to fork: `python -m MODULE ARGUMENT…`."""
+    """A process to fork, to run what `python -m MODULE ARGUMENT…` would run.
+
+    The fields are the parameters of `forkserver_process.become_process`, which explains them.
+    """
 
     module: str
     arguments: Sequence[str]
@@ -49,7 +52,10 @@ class ForkRequest:
 
 
 class ForkServer:
-    """A forkserver that runs; it ends with this process."""
+    """A forkserver that runs, as its starter sees it.
+
+    It ends with this process, however that ends, and everything that it has forked ends with it.
+    """
 
     def __init__(
         self,
@@ -104,7 +110,10 @@ class ForkServer:
         return [ForkedProcess(self, pid) for pid in self._forked.pop()]
 
     def error(self) -> HarnessError:
-        """Return the error that says that the forkserver has ended, with the last line of its log."""
+        """Return the error that says that the forkserver has ended.
+
+        It has the last line of the log and names the log, which stays from now on.
+        """
         self._log_folder = None  # the user is to find the log
         return HarnessError(
             f"the process that ranks are forked from ended: {last_log_line(self.log)}; log: {self.log}"
@@ -134,7 +143,7 @@ class ForkServer:
         return self.connection.fileno()
 
     def close(self) -> None:
-        """End the forkserver and all that it has forked."""
+        """End the forkserver and all that it has forked; remove its log if it has one of its own."""
         self.connection.close()
         end_process_group(self.process)
         if self._log_folder is not None:
@@ -153,7 +162,10 @@ class ForkedProcess:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it runs; -SIGKILL if it ended with its forkserver."""
+        """Return its exit code, None while it runs.
+
+        A negative code is the signal that ended it, which is SIGKILL if the forkserver has ended.
+        """
         self.server.receive(0)
         if self.pid in self.server.exit_codes:
             return self.server.exit_codes[self.pid]
@@ -180,7 +192,10 @@ class ForkedProcess:
 
 
 def kill_all(processes: Sequence[ForkedProcess]) -> None:
-    """Kill processes and all that they have started in their groups; return when they are gone."""
+    """Kill processes and all that they have started in their groups.
+
+    They are gone when this returns, so they take no time from what is measured next.
+    """
     for process in processes:
         if process.poll() is None:
             with suppress(ProcessLookupError):
@@ -224,6 +239,7 @@ def shared_server(
     return server
 
 
+# The forkservers of this process, by what `shared_server` tells them apart by.
 _servers: dict[str, ForkServer] = {}
 
 

@@ -31,10 +31,10 @@ RESULT_FORMAT = FileFormat(name="rank's result")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What one rank leaves: the machine as it measured it, or why it failed."""
+    """What one rank leaves."""
 
-    machine: Machine | None
-    failure: str | None
+    machine: Machine | None  # as it measured it: of rank 0 alone
+    failure: str | None  # why it failed, if it did
 
 
 def choose_rank_count(profile: Profile, requested: int | None) -> int:
@@ -88,7 +88,11 @@ def measure(
 
 
 def _make_folder(results: Results) -> TrialFolder:
-    """Return a new folder for the ranks beside the records; raises BadInput if it can't be made."""
+    """Return a new folder for the ranks.
+
+    It lies beside the records, so that the log of a rank that fails is where a user looks for the
+    record. Raises BadInput if it can't be made.
+    """
     try:
         results.peaks.mkdir(parents=True, exist_ok=True)
         return TrialFolder(Path(tempfile.mkdtemp(prefix="running-", dir=results.peaks)))
@@ -97,7 +101,10 @@ def _make_folder(results: Results) -> TrialFolder:
 
 
 def _wait(process: Process, folder: TrialFolder, on_progress: Callable[[str], None]) -> bool:
-    """Wait for the ranks; return whether they have ended in time."""
+    """Wait for the ranks; return whether they have ended before `TIMEOUT`.
+
+    Meanwhile rank 0 writes what it measures to the folder's progress file, which is passed on.
+    """
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         try:
@@ -111,7 +118,11 @@ def _wait(process: Process, folder: TrialFolder, on_progress: Callable[[str], No
 
 
 def _read_results(folder: TrialFolder, ranks: int) -> Machine:
-    """Return what rank 0 measured; raises HarnessError if a rank failed or left nothing."""
+    """Return what rank 0 measured.
+
+    Raises HarnessError if a rank failed or left nothing. A failure that a rank reports comes first,
+    because a rank that left nothing was probably ended for it.
+    """
     failures = []
     missing = []
     measured: Machine | None = None

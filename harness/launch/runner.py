@@ -43,7 +43,11 @@ RETRIED_FAILURES = {
 
 
 class TrialListener(Protocol):
-    """Shows somebody what happens to trials, or delivers it somewhere."""
+    """Shows somebody what happens to trials, or delivers it somewhere.
+
+    All methods are called in the process that runs the trials, between two looks at the running
+    one: what they do must not take long.
+    """
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """`pending` trials are going to run; `finished` ones will not run again."""
@@ -65,7 +69,11 @@ def never_stop() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs trials of one sweep, one after the other."""
+    """Runs trials of one sweep, one after the other.
+
+    An attempt is one start of a trial's ranks. A trial has one record, that of its last attempt,
+    which also says why the earlier ones failed.
+    """
 
     sweep: Sweep
     profile: Profile
@@ -84,7 +92,10 @@ class Runner:
 
     @cached_property
     def code(self) -> Code:
-        """Return the harness that runs here; ranks then need no git."""
+        """Return which code of the harness runs here.
+
+        It is found out once and handed to the ranks, which then need no git.
+        """
         return describe_code()
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
@@ -108,7 +119,11 @@ class Runner:
                 queue.insert(_end_of_block(queue, trial), trial)
 
     def runs_again(self, record: Record, first_attempt: int) -> bool:
-        """Whether a trial runs again by itself, its attempts counted from `first_attempt` on."""
+        """Whether a trial runs again by itself, its attempts counted from `first_attempt` on.
+
+        An invalid one does as often as the profile's `validity.reruns` says. One that failed does
+        if the failure says nothing about the trial itself, `retries` times.
+        """
         earlier = [failure.kind for failure in record.previous_failures[first_attempt - 1 :]]
         if record.status == "invalid":
             return earlier.count("Invalid") < self.profile.validity.reruns
@@ -120,7 +135,8 @@ class Runner:
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
         """Record the last attempt as interrupted if it ended together with the process that ran it.
 
-        The next attempt then has a number of its own.
+        Such an attempt has an assignment and no record. Once it is recorded, the next attempt has a
+        number of its own. `host` is the node that is suspected, if any.
         """
         folder = self.folder.trial_folder(trial.id)
         attempt = _last_attempt(folder)
@@ -141,7 +157,10 @@ class Runner:
         _write(folder, interrupted)
 
     def _run_with_resumes(self, trial: Trial, *, fresh: bool) -> Record:
-        """Run a trial, and resume it while it is interrupted and may be resumed."""
+        """Run a trial, and resume it from its checkpoint while it is interrupted.
+
+        Not if this process is to stop: then the checkpoint is for whoever runs the trial next.
+        """
         record = self._run(trial, fresh=fresh)
         for _ in range(self.resumes):
             if record.status != "interrupted" or self.stop_reason():
@@ -152,7 +171,8 @@ class Runner:
     def _run(self, trial: Trial, *, fresh: bool) -> Record:
         """Start the ranks, wait until they have ended, and write the record.
 
-        Raises HarnessError if another job has begun the same trial meanwhile.
+        The ranks are gone when this returns, however they ended. Raises HarnessError if another job
+        has begun the same trial meanwhile.
         """
         folder = self.folder.trial_folder(trial.id)
         previous_failures = _prepare_folder(folder, fresh=fresh)
@@ -186,7 +206,10 @@ class Runner:
         return record
 
     def _with_stop_reason(self, record: Record) -> Record:
-        """Return the record with the reason of its interruption, if this runner had one."""
+        """Return the record with the reason of its interruption, if this runner had one.
+
+        Ranks know only that a signal came, not why it was sent.
+        """
         reason = self.stop_reason()
         if record.status != "interrupted" or record.failure is None or not reason:
             return record
@@ -222,7 +245,7 @@ class Runner:
         return replace(record, settings=run_settings(self.sweep, self.profile))
 
     def _assignment(self, trial: Trial, attempt: int) -> Assignment:
-        """Return what the ranks of a trial read."""
+        """Return what the ranks of a trial read before anything else."""
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
@@ -263,7 +286,10 @@ def read_progress(folder: TrialFolder) -> dict[str, Any]:
 
 
 def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any]) -> Failure:
-    """Return the failure of a trial that took too long."""
+    """Return the failure of a trial that took longer than its sweep allows.
+
+    It names the log of rank 0, because no rank is known to be the one that hangs.
+    """
     reached = "no step"
     if progress:
         reached = f"step {progress['step']} of {progress['steps']}"
@@ -282,7 +308,10 @@ def _last_attempt(folder: TrialFolder) -> int | None:
 
 
 def _write(folder: TrialFolder, record: Record) -> None:
-    """Write the record and remove what only an unfinished trial needs."""
+    """Write the record and remove what only an unfinished trial needs.
+
+    The record comes first: without it, what is removed could not be told from what never was.
+    """
     write_record(folder.record_path, record)
     _remove_leftovers(folder)
     if record.status in ("done", "invalid"):
@@ -344,7 +373,10 @@ def _remove_leftovers(folder: TrialFolder) -> None:
 
 
 def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
-    """Return how many trials at the head of the queue belong to the same block as `trial`."""
+    """Return how many trials at the head of the queue belong to the same block as `trial`.
+
+    A block has a trial of every cell, all with the same seed and repeat.
+    """
     for position, other in enumerate(queue):
         if (other.seed, other.repeat) != (trial.seed, trial.repeat):
             return position
