@@ -98,7 +98,7 @@ def test_what_has_no_record_of_this_schema_is_refused(
         client.delete_run(ids[FAST.label])
     for refused, why in (
         (foreign, "harness.kind: found None; allowed: the runs of sweeps, cells and trials"),
-        (cut_off, "found no whole record with it; `harness collect SWEEP` completes a delivery"),
+        (cut_off, "found no complete record; `harness collect SWEEP` completes a delivery"),
         (run, "record.json: schema: found 3; allowed: "),
         (ids[SLOW.label], f"MLflow run {run}: record.json: schema: found 3"),
         (ids[FAST.label], "found it deleted"),

@@ -14,11 +14,12 @@ from harness.render.chart import COLORS
 Bounds = tuple[float, float]  # the low and the high end of an interval
 
 RATIO_TICKS = (
-    0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9,
-    1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100,
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99,
+    1, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100,
 )  # fmt: skip
 TICK_STEPS = (1, 2, 5, 10, 20)  # tenths of the power of ten that a linear scale spans
 MAX_TICKS = 6
+MIN_TICK_DISTANCE = 100 / MAX_TICKS / 2  # percent between the ticks of a scale of ratios
 LINEAR_MIN_WIDTH = 1e-3  # of a scale of values that are all alike
 LOG_MIN_WIDTH = 0.02  # the same of ratios, in natural logarithms: 2%
 PADDING = 0.05  # of a scale beyond its outermost values, as a share of its width
@@ -180,11 +181,18 @@ class RatioScale(Scale):
         return super().position(_log(value))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return at most MAX_TICKS ticks at round ratios, 1 among them."""
-        inside = list(filter(self.contains, RATIO_TICKS))
-        every = math.ceil(len(inside) / MAX_TICKS)
-        start = inside.index(1) % every
-        return [(self.position(tick), f"{tick:g}×") for tick in inside[start::every]]
+        """Return ticks at round ratios, from 1 outwards, so far apart that labels do not overlap."""
+        upwards = [tick for tick in RATIO_TICKS if tick > 1]
+        downwards = [tick for tick in reversed(RATIO_TICKS) if tick < 1]
+        ticks = [(self.position(1), "1×")]
+        for direction in (upwards, downwards):
+            last_position = self.position(1)
+            for tick in filter(self.contains, direction):
+                position = self.position(tick)
+                if abs(position - last_position) >= MIN_TICK_DISTANCE:
+                    ticks.append((position, f"{tick:g}×"))
+                    last_position = position
+        return sorted(ticks)
 
 
 def _log(ratio: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_ticks_are_few_and_inside(values: list[float]) -> None:
     positions = [position for position, _ in Scale(values).ticks()]
     assert 1 <= len(positions) <= 6
     assert positions == sorted(positions)
+    assert 0 <= positions[0] <= positions[-1] <= 100
+
+
+@pytest.mark.parametrize("ratios", [[4.0, 2.0], [0.99, 1.01], [8.0, 0.1], [100.0, 0.01], [1.0]])
+def test_ticks_of_ratios_contain_1_and_do_not_overlap(ratios: list[float]) -> None:
+    ticks = RatioScale(ratios).ticks()
+    positions = [position for position, _ in ticks]
+    assert "1×" in [label for _, label in ticks]
+    assert all(after - before >= 8 for before, after in pairwise(positions))
     assert 0 <= positions[0] <= positions[-1] <= 100
 
 
