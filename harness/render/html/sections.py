@@ -99,14 +99,13 @@ def _matrix(report: Report, workload: str) -> Matrix:
 
 
 def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
-    """Return each measured cell's throughput as a ratio to the reference's, by cell id."""
-    reference = report.result.reference(workload)
-    if reference is None or reference.throughput is None:
-        return {}
+    """Return each measured cell's ratio to the reference, by cell id: that of its verdict."""
     ratios = {}
     for cell in report.workloads[workload]:
-        if cell.result.throughput is not None:
-            ratios[cell.cell.id] = cell.result.throughput.mean / reference.throughput.mean
+        if cell.result.throughput is None:
+            continue
+        row = report.result.throughput_row(cell.cell)
+        ratios[cell.cell.id] = 1.0 if row is None else row.verdict.effect
     return ratios
 
 
