@@ -28,8 +28,6 @@ BRANCH_NODES = (
 )
 # Functions above the ceiling, and why they may be.
 MANY_BRANCHES = {
-    "harness.render.terminal.roofline._draw_roofs": "to be rewritten",
-    "harness.render.terminal.selftest.run": "to be rewritten",
     "harness.spec.slurm.__post_init__": "to be rewritten",
     "harness.spec.partitions._misfits": "to be rewritten",
 }

@@ -217,7 +217,7 @@ class TestPlot:
             with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)
         ]
         (cell,) = roofline_cells(sweep, records, make_machine())
-        assert cell.standing.flops_per_s == pytest.approx(20e9)
+        assert cell.point.flops_per_s == pytest.approx(20e9)
 
     def test_counts_cells_that_have_no_place(self, tmp_path: Path) -> None:
         sweep, results = load(tmp_path, matrix={"batch_size": [32, 64]}), Results(tmp_path)

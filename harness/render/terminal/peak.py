@@ -1,8 +1,9 @@
-"""`harness peak` as its user sees it: what is being measured, tables, a plot."""
+"""Shows `harness peak` in the terminal: what is being measured, then tables and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from harness.core.paths import Results
 from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.launch import probe
 from harness.render import chart
-from harness.render.format import byte_size, counted
+from harness.render.format import MISSING, byte_size, counted
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DIRECTIONS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GPU to host"}
+GIGA = 1e9
+MICROSECONDS = 1e6  # in a second
+CACHE_COLOR = "#666666"
+CACHE_LINE_COLOR = "#888888"
+MAX_LEVEL_TICKS = 4  # of more ticks, the labels are slanted
 
 
 def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -> None:
-    """Measure, then show; raises what `probe` raises."""
+    """Measure this machine, then print tables and write a plot; raises what `probe` raises."""
     console = Console(highlight=False)
     count = probe.choose_rank_count(profile, ranks)
     with console.status("starting") as status:
@@ -35,196 +41,288 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
             quick=quick,
             on_progress=lambda now: status.update(escape(now)),
         )
-    plot = path.with_suffix(".png")
-    chart.save_png(draw(machine), plot)
+    plot_path = path.with_suffix(".png")
+    chart.save_png(draw(machine), plot_path)
     console.print(f"[bold]{escape(title(machine))}[/]", soft_wrap=True)
     for table in tables(machine):
         console.print()
         show_table(console, table)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
-    console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot))}", soft_wrap=True)
-    console.print(
-        "next  harness show SWEEP  [dim]where the cells of a sweep stand under these roofs[/]"
-    )
+    console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot_path))}", soft_wrap=True)
+    console.print("next  harness show SWEEP  [dim]compares a sweep's cells with these roofs[/]")
 
 
 def _repeats(machine: Machine) -> str:
-    """As in `3–6`: what took long was repeated less often."""
-    timings = [one.timing for one in machine.matmuls] + [one.timing for one in machine.copies]
-    counts = {len(timing.seconds) for timing in timings}
-    return "–".join(str(count) for count in sorted({min(counts), max(counts)}))
+    """Return the number of repeats, or its range, as in `3–6`: long calls are repeated less often."""
+    measurements: list[Matmul | Copy] = [*machine.matmuls, *machine.copies]
+    counts = {len(measurement.timing.seconds) for measurement in measurements}
+    extremes = sorted({min(counts), max(counts)})
+    return "–".join(str(count) for count in extremes)
 
 
 def title(machine: Machine) -> str:
+    """Return the machine's GPUs or its CPU, and the version of torch."""
     if machine.device == "cuda":
         names = [gpu.name for gpu in machine.hardware.gpus]
-        what = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
+        hardware = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
     else:
-        what = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
-    return f"{what} · torch {machine.software.torch}" + (" · quick" if machine.quick else "")
+        hardware = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
+    quick = " · quick" if machine.quick else ""
+    return f"{hardware} · torch {machine.software.torch}{quick}"
 
 
 def tables(machine: Machine) -> list[Table]:
-    """Products, copies, all-reduces."""
-    found = [_matmul_table(machine.matmuls), _copy_table(machine.copies)]
-    return found + ([_reduce_table(machine.all_reduces)] if machine.all_reduces else [])
+    """Return the tables of products, of copies and, with several ranks, of all-reduces."""
+    shown = [_matmul_table(machine.matmuls), _copy_table(machine.copies)]
+    if machine.all_reduces:
+        shown.append(_all_reduce_table(machine.all_reduces))
+    return shown
 
 
-def _table(first: str, *columns: str) -> Table:
+def _table(row_title: str, *columns: str) -> Table:
+    """Return an empty table whose columns, but for the titles of rows, are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
+    table.add_column(row_title, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def _rates(work: float, timing: Timing) -> str:
-    """The best repeat's, the median and the worst."""
-    best, middle, worst = (
-        work / seconds / 1e9 for seconds in (timing.best, timing.median, timing.worst)
-    )
+    """Return the rate of the best repeat, of the median and of the worst, in 1e9 per second."""
+    best = work / timing.best / GIGA
+    middle = work / timing.median / GIGA
+    worst = work / timing.worst / GIGA
     return f"{best:.3g} [dim]({middle:.3g}, {worst:.3g})[/]"
 
 
 def _matmul_table(matmuls: Sequence[Matmul]) -> Table:
-    found = {(name, one.size): one for name, group in _grouped(matmuls).items() for one in group}
-    return _crossed("product, GFLOP/s", found, lambda size: f"{size} × {size}")
+    """Return the table of products: a column for each dtype and number of threads."""
+    return _size_table(
+        "product, GFLOP/s",
+        _series_by_name(matmuls),
+        size_of=lambda matmul: matmul.size,
+        size_label=lambda size: f"{size} × {size}",
+    )
 
 
 def _copy_table(copies: Sequence[Copy]) -> Table:
-    found = {(name, one.bytes): one for name, group in _grouped(copies).items() for one in group}
-    return _crossed("copy, GB/s", found, byte_size)
+    """Return the table of copies: a column for each direction and number of threads."""
+    return _size_table(
+        "copy, GB/s",
+        _series_by_name(copies),
+        size_of=lambda copy: copy.bytes,
+        size_label=byte_size,
+    )
 
 
-def _crossed(what: str, found: Mapping[tuple[str, int], Any], label: Callable[[int], str]) -> Table:
-    """A column for each series, a row for each size."""
-    names = list(dict.fromkeys(name for name, _ in found))
-    table = _table(what, *names)
-    for size in sorted({size for _, size in found}):
-        cells = (found.get((name, size)) for name in names)
-        table.add_row(
-            label(size), *("–" if one is None else _rates(one.work, one.timing) for one in cells)
-        )
+def _size_table(
+    row_title: str,
+    series_by_name: Mapping[str, Sequence[Any]],
+    *,
+    size_of: Callable[[Any], int],
+    size_label: Callable[[int], str],
+) -> Table:
+    """Return a table with a column for each series and a row for each size."""
+    rates: dict[tuple[str, int], str] = {}
+    for name, series in series_by_name.items():
+        for measurement in series:
+            rates[name, size_of(measurement)] = _rates(measurement.work, measurement.timing)
+    table = _table(row_title, *series_by_name)
+    for size in sorted({size for _, size in rates}):
+        cells = [rates.get((name, size), MISSING) for name in series_by_name]
+        table.add_row(size_label(size), *cells)
     return table
 
 
-def _reduce_table(reduces: Sequence[AllReduce]) -> Table:
+def _all_reduce_table(all_reduces: Sequence[AllReduce]) -> Table:
+    """Return the table of all-reduces, a row for each size."""
     table = _table(
-        f"all-reduce, {reduces[0].ranks} ranks",
+        f"all-reduce, {all_reduces[0].ranks} ranks",
         "median µs",
         "range µs",
         "algorithm GB/s",
         "bus GB/s",
     )
-    for one in reduces:
-        timing = one.timing
+    for measurement in all_reduces:
+        timing = measurement.timing
+        best, worst = timing.best * MICROSECONDS, timing.worst * MICROSECONDS
         table.add_row(
-            byte_size(one.bytes),
-            f"{timing.median * 1e6:,.1f}",
-            f"{timing.best * 1e6:,.1f}–{timing.worst * 1e6:,.1f}",
-            f"{one.work / timing.median / 1e9:.3g}",
-            f"{one.bus_work / timing.median / 1e9:.3g}",
+            byte_size(measurement.bytes),
+            f"{timing.median * MICROSECONDS:,.1f}",
+            f"{best:,.1f}–{worst:,.1f}",
+            f"{measurement.work / timing.median / GIGA:.3g}",
+            f"{measurement.bus_work / timing.median / GIGA:.3g}",
         )
     return table
 
 
-def _grouped(found: Sequence[Any]) -> dict[str, list[Any]]:
-    """Series by their name: dtype or path, and threads."""
+def _series_by_name(measurements: Sequence[Matmul | Copy]) -> dict[str, list[Any]]:
+    """Group measurements by dtype or direction, and number of threads: `fp32, 2 threads`."""
     groups: dict[str, list[Any]] = {}
-    for one in found:
-        what = one.dtype if isinstance(one, Matmul) else DIRECTIONS[one.direction]
-        threads = "" if one.threads is None else f", {counted(one.threads, 'thread')}"
-        groups.setdefault(what + threads, []).append(one)
+    for measurement in measurements:
+        if isinstance(measurement, Matmul):
+            name = measurement.dtype
+        else:
+            name = DIRECTIONS[measurement.direction]
+        if measurement.threads is not None:
+            name += f", {counted(measurement.threads, 'thread')}"
+        groups.setdefault(name, []).append(measurement)
     return groups
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """The title of a panel, the labels of its axes, and its ticks: the sizes that were measured."""
+
+    title: str
+    x_label: str
+    y_label: str
+    sizes: Sequence[int]
+    size_label: Callable[[int], str]
+
+
 def draw(machine: Machine) -> Any:
-    """Three panels: products by size, copies by size, all-reduces by size; bars reach down to the worst repeat."""
+    """Return a figure with panels of products, copies and all-reduces, each by size.
+
+    Points are the best repeats of products and copies; bars reach down to the worst.
+    """
     panels = 3 if machine.all_reduces else 2
-    drawn = chart.new_figure(4.9 * panels, 4.6)
-    drawn.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
-    axes = drawn.subplots(1, panels)
-    _draw_series(axes[0], _grouped(machine.matmuls), lambda one: one.size)
-    _finish(
-        axes[0],
-        "Matrix product",
-        "rows and columns",
-        "FLOP/s",
-        [one.size for one in machine.matmuls],
-        str,
-    )
-    _draw_series(axes[1], _grouped(machine.copies), lambda one: one.bytes)
-    _finish(
-        axes[1],
-        "Copy",
-        "bytes of the array",
-        "bytes/s",
-        [one.bytes for one in machine.copies],
-        byte_size,
-    )
-    if machine.cache_bytes:
-        axes[1].axvline(machine.cache_bytes, color="#888888", linewidth=1, linestyle=":")
-        axes[1].text(
-            machine.cache_bytes, 0.02, "last-level cache ", rotation=90, ha="right", va="bottom", fontsize=8,
-            color="#666666", transform=axes[1].get_xaxis_transform(),
-        )  # fmt: skip
+    figure = chart.new_figure(4.9 * panels, 4.6)
+    figure.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
+    axes = figure.subplots(1, panels)
+    _draw_matmuls(axes[0], machine.matmuls)
+    _draw_copies(axes[1], machine.copies, machine.cache_bytes)
     if machine.all_reduces:
-        _draw_reduces(axes[2], machine.all_reduces)
-    return drawn
+        _draw_all_reduces(axes[2], machine.all_reduces)
+    return figure
 
 
-def _draw_series(axes: Axes, groups: dict[str, list[Any]], place: Callable[[Any], int]) -> None:
-    """A colour for each dtype or path; on a CPU one thread is dashed and hollow."""
-    families = list(dict.fromkeys(name.partition(",")[0] for name in groups))
-    for name, series in groups.items():
-        number = families.index(name.partition(",")[0])
-        colour, alone = chart.COLORS[number % len(chart.COLORS)], series[0].threads == 1
-        best = [one.work / one.timing.best for one in series]
-        down = [high - one.work / one.timing.worst for high, one in zip(best, series, strict=True)]
-        axes.errorbar(
-            [place(one) for one in series], best, yerr=[down, [0.0] * len(best)], label=name, color=colour,
-            linestyle="--" if alone else "-", marker=chart.MARKERS[number % len(chart.MARKERS)], markersize=5.5,
-            markerfacecolor="white" if alone else colour, linewidth=1.6, elinewidth=0.9, capsize=2.5,
-        )  # fmt: skip
+def _draw_matmuls(axes: Axes, matmuls: Sequence[Matmul]) -> None:
+    """Draw the panel of products."""
+    _draw_series(axes, _series_by_name(matmuls), lambda matmul: matmul.size)
+    panel = _Panel(
+        title="Matrix product",
+        x_label="rows and columns",
+        y_label="FLOP/s",
+        sizes=[matmul.size for matmul in matmuls],
+        size_label=str,
+    )
+    _finish_panel(axes, panel)
 
 
-def _draw_reduces(axes: Axes, reduces: Sequence[AllReduce]) -> None:
-    """By the medians; at two ranks both bandwidths are the same."""
-    ranks = reduces[0].ranks
-    works = {"bus, 2(n−1)/n of it": [one.bus_work for one in reduces]} if ranks != 2 else {}
-    for number, (name, work) in enumerate(
-        {"algorithm": [one.work for one in reduces], **works}.items()
-    ):
-        rates = [moved / one.timing.median for moved, one in zip(work, reduces, strict=True)]
-        label = name if works else "algorithm and bus"
-        axes.plot(
-            [one.bytes for one in reduces], rates, label=label, color=chart.COLORS[number], linewidth=1.6,
-            marker=chart.MARKERS[number], markersize=5.5,
-        )  # fmt: skip
-    places = [one.bytes for one in reduces]
-    _finish(axes, f"All-reduce, {ranks} ranks", "bytes at each rank", "bytes/s", places, byte_size)
-    latency = f"{byte_size(places[0])} take {reduces[0].timing.median * 1e6:,.0f} µs"
+def _draw_copies(axes: Axes, copies: Sequence[Copy], cache_bytes: int | None) -> None:
+    """Draw the panel of copies, with a line at the size of the last-level caches."""
+    _draw_series(axes, _series_by_name(copies), lambda copy: copy.bytes)
+    panel = _Panel(
+        title="Copy",
+        x_label="bytes of the array",
+        y_label="bytes/s",
+        sizes=[copy.bytes for copy in copies],
+        size_label=byte_size,
+    )
+    _finish_panel(axes, panel)
+    if not cache_bytes:
+        return
+    axes.axvline(cache_bytes, color=CACHE_LINE_COLOR, linewidth=1, linestyle=":")
     axes.text(
-        0.97, 0.04, latency, ha="right", fontsize=9, transform=axes.transAxes, color=chart.INK
+        cache_bytes,
+        0.02,
+        "last-level cache ",
+        rotation=90,
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=CACHE_COLOR,
+        transform=axes.get_xaxis_transform(),
     )
 
 
-def _finish(
-    axes: Axes, what: str, x: str, y: str, places: Sequence[int], label: Callable[[int], str]
+def _draw_series(
+    axes: Axes, series_by_name: Mapping[str, Sequence[Any]], size_of: Callable[[Any], int]
 ) -> None:
-    """Scales, ticks at the sizes that were measured (slanted where they are many), a legend clear of the lines."""
+    """Draw series, a color for each dtype or direction; a single CPU thread is dashed and hollow."""
+    families = list(dict.fromkeys(name.partition(",")[0] for name in series_by_name))
+    for name, series in series_by_name.items():
+        number = families.index(name.partition(",")[0])
+        color = chart.COLORS[number % len(chart.COLORS)]
+        is_single_thread = series[0].threads == 1
+        best = [measurement.work / measurement.timing.best for measurement in series]
+        worst = [measurement.work / measurement.timing.worst for measurement in series]
+        down = [high - low for high, low in zip(best, worst, strict=True)]
+        up = [0.0] * len(best)
+        axes.errorbar(
+            [size_of(measurement) for measurement in series],
+            best,
+            yerr=[down, up],
+            label=name,
+            color=color,
+            linestyle="--" if is_single_thread else "-",
+            linewidth=1.6,
+            marker=chart.MARKERS[number % len(chart.MARKERS)],
+            markersize=5.5,
+            markerfacecolor="white" if is_single_thread else color,
+            elinewidth=0.9,
+            capsize=2.5,
+        )
+
+
+def _draw_all_reduces(axes: Axes, all_reduces: Sequence[AllReduce]) -> None:
+    """Draw the panel of all-reduces, by their medians."""
+    ranks = all_reduces[0].ranks
+    sizes = [measurement.bytes for measurement in all_reduces]
+    work_by_name = {"algorithm": [measurement.work for measurement in all_reduces]}
+    if ranks == 2:  # both bandwidths are the same
+        work_by_name = {"algorithm and bus": work_by_name["algorithm"]}
+    else:
+        bus_work = [measurement.bus_work for measurement in all_reduces]
+        work_by_name["bus, 2(n−1)/n of it"] = bus_work
+    for number, (name, work) in enumerate(work_by_name.items()):
+        medians = [measurement.timing.median for measurement in all_reduces]
+        rates = [moved / seconds for moved, seconds in zip(work, medians, strict=True)]
+        axes.plot(
+            sizes,
+            rates,
+            label=name,
+            color=chart.COLORS[number],
+            linewidth=1.6,
+            marker=chart.MARKERS[number],
+            markersize=5.5,
+        )
+    panel = _Panel(
+        title=f"All-reduce, {ranks} ranks",
+        x_label="bytes at each rank",
+        y_label="bytes/s",
+        sizes=sizes,
+        size_label=byte_size,
+    )
+    _finish_panel(axes, panel)
+    latency = all_reduces[0].timing.median * MICROSECONDS
+    axes.text(
+        0.97,
+        0.04,
+        f"{byte_size(sizes[0])} take {latency:,.0f} µs",
+        ha="right",
+        fontsize=9,
+        transform=axes.transAxes,
+        color=chart.INK,
+    )
+
+
+def _finish_panel(axes: Axes, panel: _Panel) -> None:
+    """Set scales, titles and ticks, and place a legend clear of the lines."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom / 1.5, top * (top / bottom) ** 0.35)
-    chart.style_axes(axes, what, x, y)
-    ticks = sorted(set(places))
-    many = len(ticks) > 4
+    axes.set_ylim(bottom / 1.5, top * (top / bottom) ** 0.35)  # room for the legend
+    chart.style_axes(axes, panel.title, panel.x_label, panel.y_label)
+    ticks = sorted(set(panel.sizes))
+    is_slanted = len(ticks) > MAX_LEVEL_TICKS
     axes.set_xticks(
         ticks,
-        [label(tick) for tick in ticks],
-        rotation=35 if many else 0,
-        ha="right" if many else "center",
+        [panel.size_label(tick) for tick in ticks],
+        rotation=35 if is_slanted else 0,
+        ha="right" if is_slanted else "center",
     )
     axes.yaxis.set_major_formatter(chart.si_formatter())
     axes.minorticks_off()

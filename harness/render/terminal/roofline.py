@@ -1,4 +1,4 @@
-"""The roofline of a sweep: its cells under the measured roofs of the machine that they ran on."""
+"""Draws the roofline of a sweep: its cells under the measured roofs of the machine that they ran on."""
 
 from __future__ import annotations
 
@@ -26,102 +26,108 @@ from harness.spec.sweep import Sweep
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMED = 14  # cells that the legend names one by one; of more, only their workloads
+MAX_LEGEND_CELLS = 14  # of more cells, the legend has only the workloads
+CLOSE = 1.2  # roofs within this factor of each other have no room for a text between them
 
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineCell:
-    """A cell under its roofs: the mean over its trials."""
+    """A cell under its roofs, at the mean FLOP/s of its trials."""
 
     cell: Cell
-    standing: RooflinePoint
+    point: RooflinePoint
 
 
 def with_measured_peaks(
     records: Sequence[Record], results: Results
 ) -> tuple[list[Record], dict[str, Machine]]:
-    """The records with MFU against peaks that were measured after they were written, and the machines measured.
+    """Return the records with their MFU of measured peaks, and the measured machines by key.
 
-    Raises BadInput for a record of peaks that can't be read.
+    Peaks that were measured after a record was written count, too. Raises BadInput for a record of
+    peaks that cannot be read.
     """
-    known = machines.read_all(results.peaks)
-    return [with_mfu(record, known) for record in records], known
+    measured = machines.read_all(results.peaks)
+    return [with_mfu(record, measured) for record in records], measured
 
 
 def roofline_lines(
-    sweep: Sweep, records: Sequence[Record], results: Results, known: Mapping[str, Machine]
+    sweep: Sweep, records: Sequence[Record], results: Results, measured: Mapping[str, Machine]
 ) -> list[str]:
-    """Draws the plot if the machine was measured; says where it is and how close to the roof each workload came."""
+    """Draw the plot, and return lines that say where it is and how close to the roof cells came.
+
+    `measured` are the measured machines by key. Without the one that the trials ran on, the line
+    names the command that measures it.
+    """
     done = [record for record in records if record.status == "done"]
-    found = [machine for record in done if (machine := machine_of(record, known))]
-    if not found:
-        return (
-            ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"]
-            if done
-            else []
-        )
-    machine = max(found, key=found.count)
-    cells = roofline_cells(
-        sweep, [record for record in done if machine_of(record, known) is machine], machine
-    )
+    if not done:
+        return []
+    machine = _most_frequent_machine(done, measured)
+    if machine is None:
+        return ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"]
+    on_machine = [record for record in done if machine_of(record, measured) is machine]
+    cells = roofline_cells(sweep, on_machine, machine)
     if not cells:
         return []
     path = results.sweep_folder(sweep.name).roofline_path
     chart.save_png(draw_roofline(sweep.name, cells, machine), path)
-    without = len({record.trial.cell.id for record in done}) - len(cells)
-    rest = (
-        f" [dim](not placed: {without} cells, whose traffic or roof is not known)[/]"
-        if without
-        else ""
-    )
-    return [f"roofline: {describe_shares(cells)}; {escape(str(path))}{rest}"]
+    line = f"roofline: {describe_shares(cells)}; {escape(str(path))}"
+    omitted = len({record.trial.cell.id for record in done}) - len(cells)
+    if omitted:
+        line += f" [dim](not placed: {omitted} cells, whose traffic or roof is not known)[/]"
+    return [line]
+
+
+def _most_frequent_machine(
+    records: Sequence[Record], measured: Mapping[str, Machine]
+) -> Machine | None:
+    """Return the measured machine that most of the records are of, None if there is none."""
+    candidates: list[Machine] = []
+    for record in records:
+        machine = machine_of(record, measured)
+        if machine is not None:
+            candidates.append(machine)
+    return max(candidates, key=candidates.count, default=None)
 
 
 def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:
-    """The sweep's cells that have all it takes, in its order."""
-    by_cell, cells = group_by_cell(records), []
+    """Return the cells of which all figures are known, in the order of the sweep."""
+    records_by_cell = group_by_cell(records)
+    cells: list[RooflineCell] = []
     for cell in sweep.cells:
-        standings = [
-            standing
-            for record in by_cell.get(cell.id, [])
-            if (standing := roofline_point(record, machine))
-        ]
-        if standings:
-            mean = fmean(standing.flops_per_s for standing in standings)
-            cells.append(RooflineCell(cell=cell, standing=replace(standings[0], flops_per_s=mean)))
+        points: list[RooflinePoint] = []
+        for record in records_by_cell.get(cell.id, []):
+            point = roofline_point(record, machine)
+            if point is not None:
+                points.append(point)
+        if points:
+            mean = fmean(point.flops_per_s for point in points)
+            cells.append(RooflineCell(cell=cell, point=replace(points[0], flops_per_s=mean)))
     return cells
 
 
 def describe_shares(cells: Sequence[RooflineCell]) -> str:
-    """As in `mlp 12–34% of the roof (memory)`, by workload."""
-    parts = []
-    for label in dict.fromkeys(one.cell.workload.label for one in cells):
-        mine = [one.standing for one in cells if one.cell.workload.label == label]
-        low, high = (
-            f"{pick(standing.share for standing in mine) * 100:.3g}" for pick in (min, max)
-        )
-        bounds = " and ".join(sorted({standing.bound for standing in mine}))
-        parts.append(
-            f"{escape(label)} {low if low == high else f'{low}–{high}'}% of the roof ({bounds})"
-        )
+    """Return the range of shares by workload: `mlp 12–34% of the roof (memory)`."""
+    points_by_label: dict[str, list[RooflinePoint]] = {}
+    for cell in cells:
+        points_by_label.setdefault(cell.cell.workload.label, []).append(cell.point)
+    parts: list[str] = []
+    for label, points in points_by_label.items():
+        shares = [point.share * 100 for point in points]
+        low, high = f"{min(shares):.3g}", f"{max(shares):.3g}"
+        extent = low if low == high else f"{low}–{high}"
+        bounds = " and ".join(sorted({point.bound for point in points}))
+        parts.append(f"{escape(label)} {extent}% of the roof ({bounds})")
     return ", ".join(parts)
 
 
 def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) -> Any:
-    """FLOP/s of one rank over intensity, with every roof that a cell is held against."""
-    drawn = chart.new_figure(10.5, 5.6)
-    axes: Axes = drawn.subplots()
+    """Return a figure of the FLOP/s of one rank over intensity, under the roofs of the cells."""
+    figure = chart.new_figure(10.5, 5.6)
+    axes: Axes = figure.subplots()
     axes.set_xscale("log")
     axes.set_yscale("log")
-    standings = [one.standing for one in cells]
     _draw_cells(axes, cells)
-    ridges = [standing.peak / standing.bandwidth for standing in standings]
-    intensities = [standing.intensity for standing in standings]
-    axes.set_xlim(min(ridges + intensities) / 4, max(ridges + intensities) * 8)
-    slowest = min(standing.flops_per_s for standing in standings)
-    axes.set_ylim(
-        slowest / 4, max(max(standing.peak, standing.flops_per_s) for standing in standings) * 2.2
-    )
+    _set_limits(axes, [cell.point for cell in cells])
     chart.style_axes(
         axes,
         f"Roofline of {name}",
@@ -131,77 +137,136 @@ def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) ->
     axes.yaxis.set_major_formatter(chart.si_formatter())
     axes.xaxis.set_major_formatter(chart.plain_formatter())
     axes.minorticks_off()
-    heading = f"{title(machine)}\nshare of the roof"
-    axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), title=heading,
-                title_fontsize=8.5, alignment="left")  # fmt: skip
-    drawn.draw_without_rendering()  # the slope of a roof on paper is known once the layout is
-    _draw_roofs(axes, cells, machine)
-    return drawn
+    axes.legend(
+        title=f"{title(machine)}\nshare of the roof",
+        title_fontsize=8.5,
+        alignment="left",
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        fontsize=8.5,
+        frameon=False,
+    )
+    # The texts along the roofs need their slope on paper, which is known once the layout is.
+    figure.draw_without_rendering()
+    _draw_peaks(axes, cells, machine)
+    _draw_bandwidths(axes, cells, machine)
+    return figure
 
 
-def _draw_roofs(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
-    """A level for each peak, a slope for each bandwidth, and a dotted one for what a cache gives."""
-    standings = [one.standing for one in cells]
+def _set_limits(axes: Axes, points: Sequence[RooflinePoint]) -> None:
+    """Make room for all points, for the peaks, and for the ridges where roofs meet."""
+    ridges = [point.peak / point.bandwidth for point in points]
+    intensities = [point.intensity for point in points]
+    axes.set_xlim(min(ridges + intensities) / 4, max(ridges + intensities) * 8)
+    slowest = min(point.flops_per_s for point in points)
+    highest = max(max(point.peak, point.flops_per_s) for point in points)
+    axes.set_ylim(slowest / 4, highest * 2.2)
+
+
+def _draw_peaks(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
+    """Draw a level for the peak of each dtype and number of threads."""
+    peaks: dict[tuple[str, int | None], float] = {}
+    for cell in cells:
+        dtype = DTYPE_OF_PRECISION[cell.cell.axes.precision]
+        peaks[dtype, _threads(cell, machine)] = cell.point.peak
     right = axes.get_xlim()[1]
-    peaks = {
-        (DTYPE_OF_PRECISION[one.cell.axes.precision], _threads(one, machine)): one.standing.peak
-        for one in cells
-    }
     for (dtype, threads), peak in peaks.items():
-        below = any(
-            peak < other < 1.2 * peak for other in peaks.values()
-        )  # there is no room above it
-        start = peak / max(standing.bandwidth for standing in standings if standing.peak == peak)
-        axes.plot([start, right], [peak, peak], color=chart.INK, linewidth=1.5)
-        many = "" if threads is None else f", {counted(threads, 'thread')}"
-        axes.annotate(f"{dtype}{many}: {rate(peak, 'FLOP')}", (right, peak), xytext=(-4, -5 if below else 4),
-                      ha="right", va="top" if below else "bottom", textcoords="offset points", fontsize=8.5,
-                      color=chart.INK)  # fmt: skip
-    bandwidths = sorted({standing.bandwidth for standing in standings})
+        fastest_memory = max(cell.point.bandwidth for cell in cells if cell.point.peak == peak)
+        axes.plot([peak / fastest_memory, right], [peak, peak], color=chart.INK, linewidth=1.5)
+        # The text is above the level, or below it where another level is just above.
+        is_crowded = any(peak < other < CLOSE * peak for other in peaks.values())
+        with_threads = "" if threads is None else f", {counted(threads, 'thread')}"
+        axes.annotate(
+            f"{dtype}{with_threads}: {rate(peak, 'FLOP')}",
+            (right, peak),
+            xytext=(-4, -5 if is_crowded else 4),
+            textcoords="offset points",
+            ha="right",
+            va="top" if is_crowded else "bottom",
+            fontsize=8.5,
+            color=chart.INK,
+        )
+
+
+def _draw_bandwidths(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
+    """Draw a slope for each memory bandwidth, and a dotted one for that of the caches."""
+    bandwidths = sorted({cell.point.bandwidth for cell in cells})
     for number, bandwidth in enumerate(bandwidths):
-        top = max(standing.peak for standing in standings if standing.bandwidth == bandwidth)
-        along = 0.2 + 0.3 * number / len(bandwidths)  # clear of each other and of where roofs meet
-        _slope(axes, bandwidth, top, f"memory {rate(bandwidth, 'B')}", along, "-")
-    cached = max(machine.cache_bandwidth(_threads(one, machine)) or 0.0 for one in cells)
-    if cached > 1.2 * bandwidths[-1]:
-        _slope(axes, cached, max(peaks.values()), f"cache {rate(cached, 'B')}", 0.5, ":")
+        top = max(cell.point.peak for cell in cells if cell.point.bandwidth == bandwidth)
+        # The texts are clear of each other, and of the ridge where a slope ends.
+        along = 0.2 + 0.3 * number / len(bandwidths)
+        _draw_slope(axes, bandwidth, top, f"memory {rate(bandwidth, 'B')}", along, "-")
+    cache_bandwidth = max(machine.cache_bandwidth(_threads(cell, machine)) or 0.0 for cell in cells)
+    if cache_bandwidth > CLOSE * bandwidths[-1]:
+        top = max(cell.point.peak for cell in cells)
+        _draw_slope(axes, cache_bandwidth, top, f"cache {rate(cache_bandwidth, 'B')}", 0.5, ":")
 
 
-def _slope(axes: Axes, bandwidth: float, top: float, text: str, along: float, style: str) -> None:
-    """From the edge of the plot up to `top`, with a text `along` the way."""
+def _draw_slope(
+    axes: Axes, bandwidth: float, top: float, text: str, along: float, style: str
+) -> None:
+    """Draw intensity times bandwidth from the edge of the plot up to `top`.
+
+    The text is on the line, the fraction `along` of the way up.
+    """
     left = max(axes.get_xlim()[0], axes.get_ylim()[0] / bandwidth)
     right = top / bandwidth
     if right <= left:
         return
-    axes.plot(
-        [left, right], [left * bandwidth, top], color=chart.INK, linewidth=1.5, linestyle=style
-    )
-    (x0, y0), (x1, y1) = axes.transData.transform([(left, left * bandwidth), (right, top)])
-    at = left * (right / left) ** along
+    ends = [(left, left * bandwidth), (right, top)]
+    axes.plot(*zip(*ends, strict=True), color=chart.INK, linewidth=1.5, linestyle=style)
+    (x0, y0), (x1, y1) = axes.transData.transform(ends)
+    text_x = left * (right / left) ** along
     axes.text(
-        at, at * bandwidth, text, rotation=degrees(atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", ha="center",
-        va="center", fontsize=8, color=chart.INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    )  # fmt: skip
+        text_x,
+        text_x * bandwidth,
+        text,
+        rotation=degrees(atan2(y1 - y0, x1 - x0)),
+        rotation_mode="anchor",
+        ha="center",
+        va="center",
+        fontsize=8,
+        color=chart.INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+    )
 
 
 def _draw_cells(axes: Axes, cells: Sequence[RooflineCell]) -> None:
-    """Each workload has a colour, each of its cells a marker; a thin line leads up to the roof."""
-    labels = list(dict.fromkeys(one.cell.workload.label for one in cells))
-    seen: dict[str, int] = {}
-    for one in cells:
-        label, standing = one.cell.workload.label, one.standing
-        number = seen.setdefault(label, 0)
-        seen[label] += 1
-        colour = chart.COLORS[labels.index(label) % len(chart.COLORS)]
-        text = f"{one.cell.label}: {standing.share * 100:.3g}%" if len(cells) <= NAMED else label
-        axes.plot([standing.intensity] * 2, [standing.flops_per_s, standing.roof], color=colour, linewidth=0.8,
-                  alpha=0.5, linestyle=":")  # fmt: skip
+    """Draw each cell as a marker in its workload's color; a dotted line leads up to its roof."""
+    labels = list(dict.fromkeys(cell.cell.workload.label for cell in cells))
+    counts = dict.fromkeys(labels, 0)  # cells of each workload drawn so far
+    names_cells = len(cells) <= MAX_LEGEND_CELLS
+    for cell in cells:
+        label, point = cell.cell.workload.label, cell.point
+        number = counts[label]
+        counts[label] += 1
+        color = chart.COLORS[labels.index(label) % len(chart.COLORS)]
+        legend: str | None = None
+        if names_cells:
+            legend = f"{cell.cell.label}: {point.share * 100:.3g}%"
+        elif number == 0:
+            legend = label
         axes.plot(
-            standing.intensity, standing.flops_per_s, linestyle="", color=colour, markersize=8,
-            marker=chart.MARKERS[number % len(chart.MARKERS)], markeredgecolor="white", markeredgewidth=0.8,
-            label=text if len(cells) <= NAMED or number == 0 else None,
-        )  # fmt: skip
+            [point.intensity, point.intensity],
+            [point.flops_per_s, point.roof],
+            color=color,
+            linewidth=0.8,
+            alpha=0.5,
+            linestyle=":",
+        )
+        axes.plot(
+            point.intensity,
+            point.flops_per_s,
+            linestyle="",
+            color=color,
+            marker=chart.MARKERS[number % len(chart.MARKERS)],
+            markersize=8,
+            markeredgecolor="white",
+            markeredgewidth=0.8,
+            label=legend,
+        )
 
 
-def _threads(one: RooflineCell, machine: Machine) -> int | None:
-    return None if machine.device == "cuda" else one.cell.axes.num_threads
+def _threads(cell: RooflineCell, machine: Machine) -> int | None:
+    """Return the number of threads that the roofs of a cell were measured with, None on a GPU."""
+    return None if machine.device == "cuda" else cell.cell.axes.num_threads

@@ -1,4 +1,4 @@
-"""The self-test as its user sees it."""
+"""Shows the self-test in the terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import selftest
-from harness.measure.selftest import TOLERANCE, check_record
+from harness.measure.selftest import TOLERANCE, Check, check_record
 from harness.records.record import Record
+from harness.render.format import MISSING
 from harness.render.terminal.table import make_table, show
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 
 
 class _Listener:
-    """Says which trial is at work."""
+    """Shows which trial is running, and counts the trials."""
 
     def __init__(self, console: Console) -> None:
         self.status = console.status("")
@@ -37,41 +39,55 @@ class _Listener:
 
 
 def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
-    """Run the self-test and print what came back beside the truth; whether all of it is within the tolerance."""
+    """Run the self-test and print what was measured beside the truth.
+
+    Returns whether every trial is done and every quantity within the tolerance.
+    """
     console = Console(highlight=False)
     listener = _Listener(console)
     try:
         records = selftest.run(results, profile, ranks, listener)
     finally:
         listener.status.stop()
-    checks = []
+    checks: list[Check] = []
+    all_done = True
     for record in records:
         if record.status == "done":
             checks += check_record(record)
         else:
-            why = record.failure or "; ".join(record.violations)
-            console.print(
-                f"[red]✗[/] {escape(f'{record.trial.cell.label}: {why}')}", soft_wrap=True
-            )
+            all_done = False
+            console.print(f"[red]✗[/] {escape(_problem(record))}", soft_wrap=True)
+    show(console, _check_table(checks))
+    passed = all_done and all(check.passed for check in checks)
+    console.print(_conclusion(passed, listener.trials, listener.trials - len(records)))
+    return passed
+
+
+def _problem(record: Record) -> str:
+    """Return why a trial cannot be checked, after the label of its cell."""
+    reason = record.failure or "; ".join(record.violations)
+    return f"{record.trial.cell.label}: {reason}"
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    """Return a table with a row for each quantity."""
     table = make_table(
         ["ranks", "quantity", "truth", "measured", "error", ""],
         ["ranks", "truth", "measured", "error"],
     )
     for check in checks:
-        measured = "–" if check.measured is None else f"{check.measured:.4f}"
-        error = "–" if check.error is None else f"{check.error:+.2%}"
-        verdict = "[green]✓[/]" if check.passed else "[red]✗[/]"
-        table.add_row(
-            str(check.ranks), check.quantity, f"{check.expected:.4f}", measured, error, verdict
-        )
-    show(console, table)
-    passed = len(records) == sum(record.status == "done" for record in records) and all(
-        c.passed for c in checks
-    )
-    limit, again = f"within {TOLERANCE:.0%} of the truth", listener.trials - len(records)
-    console.print(
-        f"[green]All {limit}{f', {again} of {listener.trials} trials run again' if again else ''}.[/]"
-        if passed
-        else f"[red]Not all {limit}: this machine's figures are not to be believed.[/]"
-    )
-    return passed
+        measured = MISSING if check.measured is None else f"{check.measured:.4f}"
+        error = MISSING if check.error is None else f"{check.error:+.2%}"
+        mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
+        truth = f"{check.expected:.4f}"
+        table.add_row(str(check.ranks), check.quantity, truth, measured, error, mark)
+    return table
+
+
+def _conclusion(passed: bool, trials: int, reruns: int) -> str:
+    """Return the last line: the verdict, and how many of the trials had to run again."""
+    tolerance = f"within {TOLERANCE:.0%} of the truth"
+    if not passed:
+        return f"[red]Not all {tolerance}: do not trust this machine's measurements.[/]"
+    rerun_note = f", {reruns} of {trials} trials run again" if reruns else ""
+    return f"[green]All {tolerance}{rerun_note}.[/]"
