@@ -71,7 +71,7 @@ MODULES = {
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module of the project that a file imports, wherever in the file."""
+    """Yield every module of the project that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -101,9 +101,14 @@ def test_every_module_has_a_row() -> None:
 
 @pytest.mark.parametrize("path", files("harness"), ids=module_name)
 def test_module_imports_only_from_rows_above(path: Path) -> None:
-    own = unit(module_name(path))
-    used = {unit(name) for name in imports(path) if name.startswith("harness")} - {own, "__init__"}
-    assert {name for name in used if ROW.get(name, len(ROWS)) >= ROW.get(own, len(ROWS))} == set()
+    importing_unit = unit(module_name(path))
+    used = {unit(name) for name in imports(path) if name.startswith("harness")} - {
+        importing_unit,
+        "__init__",
+    }
+    assert {
+        name for name in used if ROW.get(name, len(ROWS)) >= ROW.get(importing_unit, len(ROWS))
+    } == set()
 
 
 def test_no_cycles() -> None:
@@ -125,16 +130,16 @@ def test_rank_variables_are_read_in_one_place(path: Path) -> None:
     ):  # the latter says what launchers set
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = {
+    texts = {
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    assert found & RANK_VARIABLES == set()
+    assert texts & RANK_VARIABLES == set()
 
 
 def loaded(program: str) -> set[str]:
-    """The packages that are loaded in a fresh process after `program`."""
+    """Return the top-level packages that a fresh process has loaded after running `program`."""
     program += "\nimport json, sys\nprint(json.dumps([name for name in sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -144,10 +149,10 @@ def loaded(program: str) -> set[str]:
 
 
 def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
-    found = loaded("import harness.training.worker")
-    assert "torch" in found
+    packages = loaded("import harness.training.worker")
+    assert "torch" in packages
     assert (
-        found
+        packages
         & {
             "mlflow",
             "submitit",
@@ -164,18 +169,20 @@ def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
 
 
 def test_a_jobs_leader_loads_no_tracker_and_no_torch() -> None:
-    found = loaded("import harness.slurm.leader")
-    assert found & {"torch", "mlflow", "scipy", "transformers", "sklearn", "typer", "rich"} == set()
+    packages = loaded("import harness.slurm.leader")
+    assert (
+        packages & {"torch", "mlflow", "scipy", "transformers", "sklearn", "typer", "rich"} == set()
+    )
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["plan", "quickstart"]], ids=" ".join
 )
 def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
-    found = loaded(
+    packages = loaded(
         f"from harness.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
     )
-    assert "typer" in found
+    assert "typer" in packages
     heavy = {
         "torch",
         "mlflow",
@@ -187,7 +194,7 @@ def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
         "pandas",
         "submitit",
     }
-    assert found & heavy == set()
+    assert packages & heavy == set()
 
 
 def branches(function: ast.AST) -> int:

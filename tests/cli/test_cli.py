@@ -31,31 +31,34 @@ def commands(group: Any, *parents: str) -> list[tuple[str, ...]]:
 COMMANDS = commands(typer.main.get_command(cli.app))
 
 
-def test_help_names_every_command_and_says_where_to_begin() -> None:
-    ended = harness("--help")
-    assert (ended.code, ended.err) == (0, "")
-    assert "Start with: harness run quickstart\n" in ended.out
-    assert "The manual: harness guide\n" in ended.out
-    for words in COMMANDS:
-        assert words[0] in ended.out
-    assert "..." not in ended.out.partition("Commands:")[2]  # no command's words are cut off
+def test_help_lists_every_command_and_where_to_start() -> None:
+    result = harness("--help")
+    assert (result.code, result.err) == (0, "")
+    assert "Start with: harness run quickstart\n" in result.out
+    assert "The manual: harness guide\n" in result.out
+    for command in COMMANDS:
+        assert command[0] in result.out
+    assert "..." not in result.out.partition("Commands:")[2]  # no command's summary is cut off
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_of_a_command_shows_an_example_of_it(words: tuple[str, ...]) -> None:
-    ended = harness(*words, "--help")
-    assert (ended.code, ended.err) == (0, "")
-    example = " ".join(ended.out.partition("Example")[2].split())
-    assert f"harness {' '.join(words)}" in example
-    for line in ended.out.partition("Examples:\n")[2].splitlines():
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_a_command_has_examples_that_parse(command: tuple[str, ...]) -> None:
+    result = harness(*command, "--help")
+    assert (result.code, result.err) == (0, "")
+    example = " ".join(result.out.partition("Example")[2].split())
+    assert f"harness {' '.join(command)}" in example
+    for line in result.out.partition("Examples:\n")[2].splitlines():
         for arguments in harness_calls(line.strip()):
             assert parse_problem(arguments) is None, line
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_option_is_explained(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_option_is_explained(command: tuple[str, ...]) -> None:
     lines = (
-        harness(*words, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
+        harness(*command, "--help")
+        .out.partition("Options:")[2]
+        .partition("Example")[0]
+        .splitlines()
     )
     options = [line for line in lines if line.strip().startswith("--")]
     assert options
@@ -66,12 +69,12 @@ def test_every_option_is_explained(words: tuple[str, ...]) -> None:
         assert explained, line
 
 
-def test_command_that_is_left_out_shows_the_help() -> None:
-    ended = harness()
-    assert "Start with: harness run quickstart" in ended.out + ended.err
+def test_help_is_shown_without_a_command() -> None:
+    result = harness()
+    assert "Start with: harness run quickstart" in result.out + result.err
 
 
-def test_axes_tells_of_every_axis_what_it_takes() -> None:
+def test_axes_lists_every_axis_with_its_values() -> None:
     shown = " ".join(harness("axes").out.split())
     for axis in AXIS_TYPES:
         assert axis in shown
@@ -86,12 +89,12 @@ def test_version_is_that_of_the_package() -> None:
 
 
 def completed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str
 ) -> list[str]:
-    """What bash offers for the last word."""
+    """Return what bash offers for the last word of a command line."""
     monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(["harness", *words]))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setenv("COMP_WORDS", " ".join(["harness", *typed]))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed)))
     monkeypatch.setattr("sys.argv", ["harness"])
     with pytest.raises(SystemExit):
         cli.main([])
@@ -100,7 +103,7 @@ def completed(
 
 class TestCompletion:
     @pytest.fixture(autouse=True)
-    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
     def test_of_sweeps_offers_ready_ones_and_files(
@@ -143,7 +146,7 @@ class TestCompletion:
     def test_of_set_offers_what_an_axis_takes(self) -> None:
         assert complete_set("") == [f"{axis}=" for axis in AXIS_TYPES]
         assert complete_set("strategy=") == [
-            f"strategy={word}" for word in axis_choices("strategy")
+            f"strategy={choice}" for choice in axis_choices("strategy")
         ]
         assert complete_set("strategy=fs") == ["strategy=fsdp2"]
         assert complete_set("strategy=single,d") == ["strategy=single,ddp"]
@@ -156,5 +159,5 @@ def test_ready_sweeps_are_named_where_none_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = harness("plan", "nothing-like-it")
-    assert all(name in ended.err for name in ready_sweeps())
+    result = harness("plan", "nothing-like-it")
+    assert all(name in result.err for name in ready_sweeps())

@@ -16,8 +16,8 @@ from tests.support.tree import TOP
 README = TOP / "README.md"
 
 
-def printed(name: str, folder: Path) -> Path:
-    """The file that the README prints under that name, in `folder`."""
+def write_printed(name: str, folder: Path) -> Path:
+    """Write the file that the README prints under that name to `folder` and return its path."""
     (content,) = re.findall(
         rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
     )
@@ -28,12 +28,12 @@ def printed(name: str, folder: Path) -> Path:
 
 @pytest.mark.distributed
 def test_a_users_workload_trains(tmp_path: Path) -> None:
-    source = printed("spiral.py", tmp_path)
+    source = write_printed("spiral.py", tmp_path)
     assert (
         len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()])
         <= 30
     )
-    narrow, wide = run(printed("spiral.yaml", tmp_path))
+    narrow, wide = run(write_printed("spiral.yaml", tmp_path))
     assert narrow.summary is not None
     assert wide.summary is not None
     assert wide.summary.final_metric is not None
@@ -41,7 +41,7 @@ def test_a_users_workload_trains(tmp_path: Path) -> None:
 
 
 def test_the_sweep_is_what_it_says(tmp_path: Path) -> None:
-    sweep = load_sweep(printed("sweep.yaml", tmp_path))
+    sweep = load_sweep(write_printed("sweep.yaml", tmp_path))
     assert len(sweep.cells) == 2 * (2 * 2 * 3 - 2) + 1
     assert len(sweep.trials()) == 3 * len(sweep.cells)
 
@@ -49,11 +49,11 @@ def test_the_sweep_is_what_it_says(tmp_path: Path) -> None:
 def test_the_mistake_gives_the_line_that_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed("sweep.yaml", tmp_path)
+    write_printed("sweep.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit:
         main(["plan", "sweep.yaml", "--set", "execution=compiled"])
-    assert ended.value.code == 2
+    assert exit.value.code == 2
     assert capsys.readouterr().err in README.read_text(encoding="utf-8")
 
 
@@ -65,8 +65,8 @@ def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
 
 
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
-    gate = read_gate(printed("gate.yaml", tmp_path))
-    printed("sweep.yaml", tmp_path)
+    gate = read_gate(write_printed("gate.yaml", tmp_path))
+    write_printed("sweep.yaml", tmp_path)
     cells = {
         cell.axes.precision: cell
         for cell in load_sweep(tmp_path / "sweep.yaml").cells

@@ -1,4 +1,4 @@
-"""The ready sweeps reach what they promise, on real data, as a user would run them."""
+"""The ready sweeps reach the accuracy they promise, on real data, run as a user would run them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DATA = Path(os.environ.get("HARNESS_DATA", TOP.parent / "shared" / "data"))
 
 
 def run(tmp_path: Path, *arguments: str) -> list[Record]:
-    """The records of a sweep's trials, run through the command line.
+    """Run a sweep through the command line and return its trials' records.
 
-    With one thread, as other tests run beside: two threads that wait for each other on shared cores take many times as
-    long. The accuracy to be reached stays.
+    It has one thread, because other tests run beside it: two threads that wait for each other on shared cores take many
+    times as long. The accuracy does not depend on it.
     """
     results = tmp_path / "results"
-    given = [
+    options = [
         "--set",
         "num_threads=1",
         "--cluster",
@@ -35,19 +35,21 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
         "--results",
         str(results),
     ]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments, *given])
-    assert not ended.value.code
+    with pytest.raises(SystemExit) as exit:
+        main(["run", *arguments, *options])
+    assert not exit.value.code
     return [
         read_record(path) for path in Results(results).sweep_folder(arguments[0]).record_paths()
     ]
 
 
 def final(records: list[Record], label: str) -> list[float]:
-    """The target metric of a workload's trials after their last step."""
-    mine = [one.summary for one in records if one.trial.cell.workload.label == label]
+    """Return the target metric of a workload's trials after their last step."""
+    summaries = [record.summary for record in records if record.trial.cell.workload.label == label]
     return [
-        summary.final_metric for summary in mine if summary and summary.final_metric is not None
+        summary.final_metric
+        for summary in summaries
+        if summary and summary.final_metric is not None
     ]
 
 
@@ -59,9 +61,7 @@ def data() -> Path:
 
 
 @pytest.mark.timeout(2400)
-def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(
-    tmp_path: Path, data: Path
-) -> None:
+def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Path) -> None:
     records = run(
         tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]"
     )
@@ -70,30 +70,32 @@ def test_mnist_the_mlp_reaches_95_percent_in_the_mean_of_three_seeds(
 
 
 @pytest.mark.timeout(2400)
-def test_mnist_the_cnn_reaches_98_percent(tmp_path: Path, data: Path) -> None:
+def test_the_cnn_reaches_98_percent_on_mnist(tmp_path: Path, data: Path) -> None:
     only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]
-    (found,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")
-    assert found >= 0.98
+    (accuracy,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")
+    assert accuracy >= 0.98
 
 
 @pytest.mark.timeout(2400)
-def test_tickets_a_distilbert_from_scratch_reaches_85_percent(tmp_path: Path, data: Path) -> None:
-    (found,) = run(tmp_path, "tickets", "--data", str(data / "banking77"))
-    assert found.rank0 is not None
-    metrics = found.rank0.evaluations[-1].metrics
+def test_a_distilbert_from_scratch_reaches_85_percent_on_tickets(
+    tmp_path: Path, data: Path
+) -> None:
+    (record,) = run(tmp_path, "tickets", "--data", str(data / "banking77"))
+    assert record.rank0 is not None
+    metrics = record.rank0.evaluations[-1].metrics
     assert metrics["accuracy"] >= 0.85
     assert metrics["macro_f1"] >= 0.85
 
 
 @pytest.mark.parametrize("name", ready_sweeps())
-def test_every_ready_sweep_says_what_it_is_for(name: str, data: Path) -> None:
+def test_every_ready_sweep_has_its_name_and_a_description(name: str, data: Path) -> None:
     digits, texts = data / "mnist10k", data / "banking77"
-    lies = {
+    data_options = {
         "mnist": [str(digits)],
         "tickets": [str(texts)],
         "matrix": [f"mlp={digits}", f"cnn={digits}", f"distilbert={texts}"],
     }
-    sweep = load_sweep(ready_sweeps()[name], data=lies.get(name, []))
+    sweep = load_sweep(ready_sweeps()[name], data=data_options.get(name, []))
     assert sweep.name == name
     assert sweep.description
 

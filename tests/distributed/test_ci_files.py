@@ -12,7 +12,7 @@ from xml.etree.ElementTree import parse
 import pytest
 import yaml
 
-from tests.cli.test_readme import printed
+from tests.cli.test_readme import write_printed
 from tests.support.tree import TOP
 
 CI = TOP / "harness" / "gate" / "ci"
@@ -61,7 +61,7 @@ class Repository:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def commit(self, seconds: float) -> None:
-        source = printed("spiral.py", self.path)
+        source = write_printed("spiral.py", self.path)
         source.write_text(
             source.read_text(encoding="utf-8") + LOSS.format(seconds=seconds), encoding="utf-8"
         )

@@ -1,4 +1,4 @@
-"""The command line, run in this process."""
+"""Runs the command line in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.cli import main as cli
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command left on the terminal, and its exit code."""
+    """What a command printed, and its exit code."""
 
     code: int
     out: str
@@ -20,14 +20,17 @@ class CommandResult:
 
 
 def harness(*arguments: str) -> CommandResult:
-    """Run `harness ARGUMENTS`; an error that is no user's mistake comes through with its traceback."""
+    """Run `harness ARGUMENTS` and return how it ended.
+
+    An error that is not a user's mistake is raised, with its traceback.
+    """
     out, err = io.StringIO(), io.StringIO()
-    before = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)  # main replaces it
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main(list(arguments))
-    except SystemExit as ended:
-        return CommandResult(int(ended.code or 0), out.getvalue(), err.getvalue())
+    except SystemExit as exit:
+        return CommandResult(int(exit.code or 0), out.getvalue(), err.getvalue())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
     raise AssertionError("main always ends the process")

@@ -1,4 +1,4 @@
-"""Small folders of IDX files."""
+"""Writes small data sets as IDX files, the format of MNIST."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NAMES = [
 
 
 def idx(shape: Sequence[int], values: bytes) -> bytes:
-    """The content of an IDX file of unsigned bytes."""
+    """Return the content of an IDX file of unsigned bytes with this shape."""
     return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values
 
 
 def write_images(
     folder: Path, labels: bytes = bytes(range(10)), test_labels: bytes = b"\0\1"
 ) -> Path:
-    """A whole data set of 2x2 images, one for each label."""
+    """Write a complete data set of black 2x2 images, one for each label, and return its folder."""
     folder.mkdir(exist_ok=True)
     for images, named, values in ((NAMES[0], NAMES[1], labels), (NAMES[2], NAMES[3], test_labels)):
         (folder / images).write_bytes(idx((len(values), 2, 2), bytes(4 * len(values))))

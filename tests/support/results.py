@@ -1,4 +1,4 @@
-"""Results of cells that never ran, with the numbers that a test asks for."""
+"""Makes results of cells that never ran, with the numbers that a test needs."""
 
 from __future__ import annotations
 

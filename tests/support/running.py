@@ -1,4 +1,4 @@
-"""Running real sweeps of the test workload."""
+"""Runs real sweeps of the test workload."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.validity import ValidityRules
 
-# Tests that share a small machine disturb each other, and no trial is to run again for that.
+# Tests that share a small machine disturb each other; no trial must be invalid for that.
 NO_VALIDITY_LIMITS: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
 
 class RecordCollector:
-    """A listener that remembers the records."""
+    """A listener that collects the records of finished trials."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -41,7 +41,10 @@ class RecordCollector:
 
 
 def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys: Any) -> Path:
-    """A sweep file over variants of the test workload: label -> the keys of its entry."""
+    """Write a sweep file of variants of the test workload and return its path.
+
+    `workloads` has the keys of each entry by its label; `keys` are those of the sweep.
+    """
     entries = {label: {"uses": LINE, **entry} for label, entry in workloads.items()}
     content = {"name": "line", "workloads": entries, "warmup": 2, **keys}
     path = folder / "line.yaml"
@@ -58,7 +61,7 @@ def run(
     forkserver: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Record]:
-    """All records of the sweep after running what is pending, in the sweep's order."""
+    """Run the pending trials of a sweep on this machine and return the records of all its trials."""
     sweep = spec.load_sweep(path)
     folder = Results(path.parent / "results").sweep_folder(sweep.name)
     profile = Profile(
@@ -72,7 +75,7 @@ def run(
 
 
 def local_profile(folder: Path, **keys: Any) -> Path:
-    """The same for the command line."""
+    """Write a profile with the same settings for the command line and return its path."""
     path = folder / "local.yaml"
     path.write_text(
         yaml.safe_dump({"device": "cpu", "validity": NO_VALIDITY_LIMITS, **keys}), encoding="utf-8"
@@ -85,21 +88,24 @@ def by_label(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def processes_below(folder: Path) -> list[int]:
-    """The processes whose command line names something in `folder`, but not this one."""
-    found = []
+    """Return the ids of other processes whose command line names something in `folder`."""
+    process_ids: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes()
+                command_line = (entry / "cmdline").read_bytes()
             except OSError:
-                continue  # it ended while we looked
-            if str(folder).encode() in words:
-                found.append(int(entry.name))
-    return found
+                continue  # it has just ended
+            if str(folder).encode() in command_line:
+                process_ids.append(int(entry.name))
+    return process_ids
 
 
 def wait_until(condition: Any, seconds: float = 300.0, every: float = 0.05) -> None:
-    """Raises TimeoutError if `condition()` has not come true in time, which is ample on a slow machine too."""
+    """Wait until `condition()` is true; raises TimeoutError after so many seconds.
+
+    The default is ample on a slow machine too.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Sweep files for tests."""
+"""Writes and loads sweep files for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DIGITS = {"mlp": {"data": {"source": "digits"}}}
 
 
 def write(folder: Path, workloads: Any = DIGITS, **keys: Any) -> Path:
-    """A sweep file of the workloads, an MLP on digits unless given, with further keys."""
+    """Write a sweep file and return its path; `keys` are further keys of the file.
+
+    Its workload is an MLP on digits unless there are others.
+    """
     path = folder / "sweep.yaml"
     content = {"name": "demo", "workloads": workloads, **keys}
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -29,5 +32,5 @@ def load(
     data: Sequence[str] = (),
     **keys: Any,
 ) -> Sweep:
-    """What the file asks for."""
+    """Write a sweep file and return the sweep it defines, with `--set` and `--data` applied."""
     return spec.load_sweep(write(folder, workloads, **keys), sets, data)
