@@ -28,7 +28,7 @@ from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment
 from harness.spec.cell import Cell, Length, Trial
-from harness.spec.cluster import Profile
+from harness.spec.cluster import Profile, count_gpus
 
 STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
@@ -140,7 +140,9 @@ class PairStarter:
             self.listening.listen(64)
             launcher = Torchrun(environment=self.profile.environment)
             self.variables = launcher.variables(self.cell.axes.num_threads)
-            self.server = shared_server(self.variables, preload=TORCH)
+            # What drivers and libraries of GPUs start when they are loaded is not known.
+            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+            self.server = shared_server(self.variables, preload=TORCH, refuse_threads=not on_gpus)
             self.stack = stack.pop_all()
         return self
 

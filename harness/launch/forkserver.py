@@ -64,6 +64,7 @@ class ForkServer:
         preload: Sequence[str],
         import_path: Sequence[str] = (),
         blocked_signals: Sequence[int] = (),
+        refuse_threads: bool = True,
         log: Path | None = None,
     ) -> None:
         """Start it, with `variables` as its environment, to load the modules `preload`.
@@ -89,6 +90,7 @@ class ForkServer:
             "preload": list(preload),
             "import_path": list(import_path),
             "blocked_signals": list(blocked_signals),
+            "refuse_threads": refuse_threads,
         }
         self._send(setup)
 
@@ -210,6 +212,7 @@ def shared_server(
     preload: Sequence[str],
     import_path: Sequence[str] = (),
     blocked_signals: Sequence[int] = (),
+    refuse_threads: bool = True,
     log: Path | None = None,
 ) -> ForkServer:
     """Return a forkserver as `ForkServer` starts it, one that runs already if there is one.
@@ -220,7 +223,7 @@ def shared_server(
     added = {
         name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value
     }
-    key = json.dumps([list(preload), added])
+    key = json.dumps([list(preload), refuse_threads, added])
     server = _servers.get(key)
     if server is not None:
         server.receive(0)
@@ -232,6 +235,7 @@ def shared_server(
         preload=preload,
         import_path=import_path,
         blocked_signals=blocked_signals,
+        refuse_threads=refuse_threads,
         log=log,
     )
     _servers[key] = server

@@ -6,7 +6,8 @@ starter says.
 
 Each message is a line of JSON. The starter sends first
 
-    {"preload": [MODULE, ...], "import_path": [FOLDER, ...], "blocked_signals": [NUMBER, ...]}
+    {"preload": [MODULE, ...], "import_path": [FOLDER, ...], "blocked_signals": [NUMBER, ...],
+     "refuse_threads": BOOLEAN}
 
 and then, as often as it likes, a list of processes to fork together, each an object with the
 parameters of `become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same
@@ -55,6 +56,8 @@ def main() -> None:
     common_path = [entry for entry in sys.path if entry not in inherited]
     sys.path[:0] = setup["import_path"]
     preload(setup["preload"])
+    if setup["refuse_threads"]:
+        refuse_threads()
     child_ended = _watch_children()
     while True:
         if not requests.has_line():
@@ -96,9 +99,7 @@ class Lines:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import what takes long; end this process if that has started a thread, which a fork would
-    lose.
-    """
+    """Import what takes long, without starting a thread."""
     before = os.environ.get(OPENBLAS)
     os.environ[OPENBLAS] = "1"  # NumPy's OpenBLAS starts its threads when it is loaded
     for module in modules:
@@ -109,6 +110,13 @@ def preload(modules: Sequence[str]) -> None:
         os.environ[OPENBLAS] = before
     gc.collect()
     gc.freeze()  # what is loaded stays, so no forked process needs to traverse it again
+
+
+def refuse_threads() -> None:
+    """End this process if a module has started a thread, such as a profiler's.
+
+    A fork would lose the thread, and the locks that it holds would stay locked for ever.
+    """
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"the forkserver has {threads} threads after loading its modules; allowed: 1")

@@ -23,9 +23,8 @@ from harness.training.interruption import SIGNAL
 class Torchrun:
     """Starts ranks in this process's environment, with `environment` on top.
 
-    Forked ranks compute the same bits as those that torchrun starts, and start in a tenth of the
-    time. That is for CPUs alone: CUDA can't be used in a process that was forked from one that has
-    loaded it.
+    Forked ranks compute the same bits as those that torchrun starts, without loading torch again.
+    Only trials on CPUs are forked: `sweep.run` decides that.
     """
 
     environment: Mapping[str, str]  # variables of the cluster profile
