@@ -1,1 +1,11 @@
-"""Turns records into results: the cells of a sweep, comparisons, verdicts and attribution."""
+"""Turns records into results: the cells of a sweep, comparisons, verdicts and attribution.
+
+- `result`: what the trials of a cell come to, from records.
+- `questions`, `compare`: what is asked of two cells, and the comparison of many.
+- `effects`: what each axis contributes.
+- `sweep_result`: all that is known of a sweep, the model that every renderer shows.
+- `baseline`: results saved in files, for later runs to be compared with.
+- `selection`: from names on the command line to results.
+- `adaptive`: repeats until the results are precise enough.
+- `cells`: small helpers over cells and records that load no SciPy.
+"""

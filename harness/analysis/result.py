@@ -140,7 +140,7 @@ class CellResult:
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
     """Return the cells of some records in order of appearance, each with all its trials."""
-    return join([of_trial(record) for record in records])
+    return join(list(map(of_trial, records)))
 
 
 def join(parts: Sequence[CellResult]) -> list[CellResult]:
@@ -148,7 +148,7 @@ def join(parts: Sequence[CellResult]) -> list[CellResult]:
     by_cell: dict[str, list[CellResult]] = {}
     for part in parts:
         by_cell.setdefault(part.cell.id, []).append(part)
-    return [_merge(cell_parts) for cell_parts in by_cell.values()]
+    return list(map(_merge, by_cell.values()))
 
 
 def _merge(parts: Sequence[CellResult]) -> CellResult:

@@ -234,7 +234,7 @@ def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResul
     for kind in hardware:
         paths = baseline.files(results, kind)
         if paths:
-            return [baseline.read(path) for path in paths]
+            return list(map(baseline.read, paths))
     kinds = sorted({path.parent.name for path in baseline.files(results)})
     raise BadInput(
         f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"

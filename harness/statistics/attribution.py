@@ -263,8 +263,8 @@ def _contrast(axes: Axes, term: Term, levels: tuple[Hashable, ...]) -> Numbers:
     """
     contrast: Numbers = np.ones(1)
     for axis, level in zip(term, levels, strict=True):
-        difference = _level_code(axes[axis], level) - _level_code(axes[axis], axes[axis][0])
-        contrast = np.asarray(np.kron(contrast, difference), dtype=np.float64)
+        code, reference_code = _code([level, axes[axis][0]], axes[axis])
+        contrast = np.asarray(np.kron(contrast, code - reference_code), dtype=np.float64)
     return contrast
 
 
@@ -274,17 +274,11 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     In this code the columns of an axis add up to zero over its levels, which makes the model's mean
     the mean over all levels and a main effect the mean effect over the other axes.
     """
-    return np.stack([_level_code(levels, value) for value in values])
-
-
-def _level_code(levels: Sequence[Hashable], level: Hashable) -> Numbers:
-    """Return the code of one level, shape (levels - 1,): 1 in its column, -1 all over the first."""
-    index = levels.index(level)
-    if index == 0:
-        return np.full(len(levels) - 1, -1.0)
-    code = np.zeros(len(levels) - 1)
-    code[index - 1] = 1.0
-    return code
+    columns = len(levels) - 1
+    # A row for each level: the first is -1 in every column, each other is 1 in a column of its own.
+    rows = np.vstack([np.full(columns, -1.0), np.eye(columns)])
+    codes: Numbers = rows[list(map(levels.index, values))]
+    return codes
 
 
 def _interaction(codes: Sequence[Numbers]) -> Numbers:

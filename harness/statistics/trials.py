@@ -30,7 +30,10 @@ def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, flo
     by_seed: dict[int, list[float]] = {}
     for value, seed in zip(values, seeds, strict=True):
         by_seed.setdefault(seed, []).append(value)
-    return {seed: fmean(by_seed[seed]) for seed in by_seed}
+    means = {}
+    for seed, repeats in by_seed.items():
+        means[seed] = fmean(repeats)
+    return means
 
 
 def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[float]:

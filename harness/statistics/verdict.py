@@ -207,4 +207,5 @@ def _in_original_order(ascending: Numbers, order: NDArray[np.intp]) -> list[floa
     """Return the values in their order before they were sorted; `order` is the argsort."""
     values = np.empty_like(ascending)
     values[order] = ascending
-    return [float(value) for value in values]
+    listed: list[float] = values.tolist()
+    return listed

@@ -171,7 +171,7 @@ def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
         "b": _json_cell(match.b),
         "same_bits": match.same_bits,
         "pairs": match.pairs,
-        "metrics": [_json_row(row) for row in comparison.rows_of(match)],
+        "metrics": list(map(_json_row, comparison.rows_of(match))),
     }
 
 

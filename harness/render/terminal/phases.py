@@ -144,14 +144,17 @@ def _straggler(summaries: Sequence[Summary]) -> str:
     The skew is the share of its time that another rank spent waiting for the slowest one. One that
     is slowest in every trial points at its node or GPU.
     """
-    slowest = [summary.slowest for summary in summaries if summary.slowest]
-    if not slowest:
+    skews, ranks = [], set()
+    for summary in summaries:
+        if summary.slowest:
+            skews.append(summary.slowest.skew)
+            ranks.add(summary.slowest.rank)
+    if not skews:
         return fmt.MISSING
-    skew = fmt.share(fmean(rank.skew for rank in slowest))
-    ranks = {rank.rank for rank in slowest}
+    mean_skew = fmt.share(fmean(skews))
     if len(ranks) > 1:
-        return skew
-    return f"{skew} rank {ranks.pop()}"
+        return mean_skew
+    return f"{mean_skew} rank {ranks.pop()}"
 
 
 def _steadiness(summaries: Sequence[Summary]) -> Text:
