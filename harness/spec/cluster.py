@@ -6,17 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import partitions
 from harness.spec.axes import Axes, setting_that_needs_gpu
-from harness.spec.document import read_document
+from harness.spec.document import Document, read_document
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.validity import ValidityRules
 from workloads.options import Count, Strict
 
-OURS = Path(__file__).parent.parent.parent / "clusters"
+PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,11 @@ class Profile(Strict):
 
     launcher: Literal["torchrun", "slurm"] = "torchrun"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    slots: Count | None = (
-        None  # ranks that this machine holds; null: one per GPU, or else one per CPU core
-    )
+    # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
+    slots: Count | None = None
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
-    forkserver: bool = (
-        True  # ranks on this machine's CPUs are forked from a process that has torch loaded
-    )
+    # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
+    forkserver: bool = True
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
@@ -39,19 +37,27 @@ class Profile(Strict):
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)
-        if self.launcher == "torchrun" and self.slurm != SlurmOptions():
+        if self.launcher == "torchrun":
+            self._check_torchrun()
+        else:
+            self._check_slurm()
+
+    def _check_torchrun(self) -> None:
+        """Raise ValueError for settings that have no meaning on this machine alone."""
+        if self.slurm != SlurmOptions():
             raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
-        if self.launcher == "slurm" and self.slots is not None:
+
+    def _check_slurm(self) -> None:
+        """Raise ValueError for settings that have no meaning, or contradict each other, under Slurm."""
+        if self.slots is not None:
             raise ValueError(
                 "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"
             )
-        if self.launcher == "slurm" and (self.device, self.slurm.gpus_per_rank) in (
-            ("cuda", 0),
-            ("cpu", 1),
-        ):
-            needed = "1" if self.device == "cuda" else "0"
+        needed = {"cuda": 1, "cpu": 0}.get(self.device)
+        gpus = self.slurm.gpus_per_rank
+        if needed is not None and gpus != needed:
             raise ValueError(
-                f"slurm.gpus_per_rank: found {self.slurm.gpus_per_rank} with device {self.device}; allowed: {needed}"
+                f"slurm.gpus_per_rank: found {gpus} with device {self.device}; allowed: {needed}"
             )
 
     @property
@@ -62,62 +68,91 @@ class Profile(Strict):
         return count_gpus() if self.device != "cpu" else 0
 
 
+class Slots(NamedTuple):
+    """How many ranks a machine, or a job on a cluster, holds."""
+
+    ranks: int
+    reason: str  # what decides it, for errors
+
+
 def profile_paths() -> dict[str, Path]:
-    """The known profiles by name: the project's own, then those in ./clusters."""
-    folders = (OURS, Path("clusters"))
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    """Return the files of all profiles by name: the project's own, then those in ./clusters."""
+    paths: dict[str, Path] = {}
+    for folder in (PROJECT_PROFILES, Path("clusters")):
+        for path in sorted(folder.glob("*.yaml")):
+            paths[path.stem] = path
+    return paths
 
 
 def load_profile(name: str) -> Profile:
-    """The profile given as a path or a name; raises BadInput, also for what the cluster that answers here can't do."""
+    """Return the profile given as a path or a name.
+
+    Raises BadInput, also for what the cluster can't do, if this machine can ask it.
+    """
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else profile_paths().get(name)
     if path is None:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
     document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    if profile.launcher == "slurm" and (known := partitions.query()):
-        found = partitions.find_mismatch(profile.slurm, known)
-        if found is not None:
-            raise document.error(("slurm", found[0]), found[1])
+    if profile.launcher == "slurm":
+        _check_partitions(document, profile)
     return profile
 
 
+def _check_partitions(document: Document, profile: Profile) -> None:
+    """Raise BadInput for a key that the cluster's partitions can't satisfy."""
+    available = partitions.query()
+    if not available:
+        return
+    mismatch = partitions.find_mismatch(profile.slurm, available)
+    if mismatch is not None:
+        raise document.error(("slurm", mismatch.key), mismatch.problem)
+
+
 def check_shared_folder(profile: Profile, results: Path) -> None:
-    """Raises BadInput if the results would lie outside the folder that all nodes see."""
+    """Raise BadInput if the results would lie outside the folder that all nodes see."""
     shared = profile.slurm.shared_folder
-    if shared is not None and not results.resolve().is_relative_to(shared.resolve()):
-        raise BadInput(
-            f"--results: found {results.resolve()}; allowed: a folder in {shared}, the slurm.shared_folder"
-        )
+    if shared is None or results.resolve().is_relative_to(shared.resolve()):
+        return
+    raise BadInput(
+        f"--results: found {results.resolve()}; allowed: a folder in {shared}, the slurm.shared_folder"
+    )
 
 
 def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
-    """Raises BadInput if a cell (label -> axes) needs more ranks or another device than the machine has."""
-    held, what = available_slots(profile)
+    """Raise BadInput if a cell (label -> axes) needs more ranks or another device than the machine has."""
+    slots = available_slots(profile)
     for label, axes in cells.items():
-        if (setting := setting_that_needs_gpu(axes)) and not profile.gpus:
+        setting = setting_that_needs_gpu(axes)
+        if setting and not profile.gpus:
             raise BadInput(f"{label}: {setting}; needed: a GPU")
-        if axes.world_size > held:
+        if axes.world_size > slots.ranks:
             raise BadInput(
-                f"{label}: world_size: found {axes.world_size}; allowed: at most {held}, {what}"
+                f"{label}: world_size: found {axes.world_size}; allowed: at most {slots.ranks},"
+                f" {slots.reason}"
             )
 
 
-def available_slots(profile: Profile) -> tuple[int, str]:
-    """How many ranks the machine, or a job on the cluster, holds, and what says so."""
+def available_slots(profile: Profile) -> Slots:
+    """Return how many ranks the machine, or a job on the cluster, holds."""
     if profile.launcher == "slurm":
-        return profile.slurm.max_ranks, "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
+        reason = "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
+        return Slots(profile.slurm.max_ranks, reason)
     if profile.slots is not None:
-        return profile.slots, "the profile's `slots`"
-    more = "(a profile with larger `slots` shares them among more ranks)"
+        return Slots(profile.slots, "the profile's `slots`")
+    hint = "(a profile with larger `slots` shares them among more ranks)"
     if profile.gpus or profile.device == "cuda":
-        return profile.gpus, f"one per GPU, and this machine has {profile.gpus} {more}"
+        reason = f"one per GPU, and this machine has {profile.gpus} {hint}"
+        return Slots(profile.gpus, reason)
     cores = len(os.sched_getaffinity(0))
-    return cores, f"one per CPU core, and this machine has {cores} {more}"
+    return Slots(cores, f"one per CPU core, and this machine has {cores} {hint}")
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that a process may use here, asked of the driver without loading torch; 0 without a driver."""
+    """Return the number of NVIDIA GPUs that a process may use on this machine, 0 without a driver.
+
+    The driver is asked, so torch need not be loaded.
+    """
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,19 +1,19 @@
-"""What the cluster says of its partitions, and whether a profile fits them."""
+"""The cluster's partitions, as sinfo lists them, and whether a profile fits them."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import did_you_mean
 from harness.spec.slurm import SlurmOptions, time_limit
 
-# Partition (a default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format. --exact keeps nodes
-# that differ apart.
+# Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format. --exact keeps
+# nodes that differ apart.
 COMMAND = ["sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]
-PATIENCE = 5.0  # seconds that Slurm has to answer
+TIMEOUT = 5.0  # seconds that Slurm has to answer
 GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d+)")
 
 
@@ -22,118 +22,166 @@ class NodeGroup:
     """Nodes of a partition that are alike."""
 
     count: int
-    cpus: int
+    cpus: int  # of each node
     memory_mib: int
     gpus: Mapping[str, int]  # of each node, by type; "" where the cluster names none
 
     def resources(self, gpu_type: str | None) -> dict[str, int]:
-        """What a node has of that which a profile's key asks for."""
+        """Return what a node has, by the key of a profile that asks for it."""
         gpus = sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
         return {"cpus_per_rank": self.cpus, "gpus_per_rank": gpus, "memory": self.memory_mib}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
+    """A partition of the cluster, as sinfo lists it."""
+
     name: str
     default: bool
-    time_limit_seconds: int | None  # the limit of a job; None: there is none
+    time_limit_seconds: int | None  # of a job; None where there is no limit
     nodes: Sequence[NodeGroup]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """A key of a profile that a partition can't satisfy."""
+
+    key: str
+    problem: str  # `found …; allowed: …`
+
+
 def query() -> list[Partition]:
-    """The cluster's partitions; none where there is no Slurm or it does not answer."""
+    """Return the cluster's partitions, none where there is no Slurm or where it does not answer."""
     try:
-        done = subprocess.run(
-            COMMAND, capture_output=True, text=True, timeout=PATIENCE, check=False
+        completed = subprocess.run(
+            COMMAND, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_sinfo(done.stdout) if done.returncode == 0 else []
+    return parse_sinfo(completed.stdout) if completed.returncode == 0 else []
 
 
 def parse_sinfo(text: str) -> list[Partition]:
-    """What sinfo answered; lines of another form, such as warnings, are passed over."""
-    found: dict[str, Partition] = {}
+    """Return the partitions in sinfo's answer; lines of another form, such as warnings, are skipped."""
+    partitions: dict[str, Partition] = {}
     for line in text.splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) != 6 or not parts[2].isdigit():
+        columns = [column.strip() for column in line.split("|")]
+        if len(columns) != 6 or not columns[2].isdigit():
             continue
-        name, limit, count, cpus, memory, gres = parts
+        marked_name, limit, count, cpus, memory, gres = columns
+        name = marked_name.removesuffix("*")
         nodes = NodeGroup(
             count=int(count),
             cpus=int(cpus.rstrip("+")),
             memory_mib=int(memory.rstrip("+")),
             gpus={match["type"] or "": int(match["count"]) for match in GPU.finditer(gres)},
         )
-        name, default = name.removesuffix("*"), name.endswith("*")
-        seconds = time_limit(limit) if limit[:1].isdigit() else None
-        before = found[name].nodes if name in found else ()
-        found[name] = Partition(
-            name=name, default=default, time_limit_seconds=seconds, nodes=[*before, nodes]
+        before = partitions[name].nodes if name in partitions else ()
+        partitions[name] = Partition(
+            name=name,
+            default=marked_name.endswith("*"),
+            time_limit_seconds=time_limit(limit) if limit[:1].isdigit() else None,
+            nodes=[*before, nodes],
         )
-    return list(found.values())
+    return list(partitions.values())
 
 
-def find_mismatch(asked: SlurmOptions, partitions: Sequence[Partition]) -> tuple[str, str] | None:
-    """The first key that the cluster can't satisfy, with what was found and what is allowed; None if all is well.
+def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mismatch | None:
+    """Return the first key of a profile that the cluster can't satisfy, None if it can satisfy all.
 
-    Of several partitions, as in `gpu,long`, one is enough.
+    Of several partitions, as in `gpu,long`, one that fits is enough.
     """
-    known = {partition.name: partition for partition in partitions}
-    names = (
-        asked.partition.split(",")
-        if asked.partition
-        else [one.name for one in partitions if one.default]
-    )
+    by_name = {partition.name: partition for partition in partitions}
+    if options.partition:
+        names = options.partition.split(",")
+    else:
+        names = [partition.name for partition in partitions if partition.default]
     if not names:
-        return "partition", f"found null, and the cluster has no default; {did_you_mean('', known)}"
-    unknown = next((name for name in names if name not in known), None)
-    if unknown is not None:
-        return "partition", f"found {unknown!r}; {did_you_mean(unknown, known)}"
-    found = [next(_misfits(asked, known[name]), None) for name in names]
-    return found[0] if all(found) else None
-
-
-def can_exclude_nodes(nodes: Sequence[str], asked: SlurmOptions) -> bool:
-    """Whether a job like this can leave these nodes out, as far as the cluster says."""
-    known = query()
-    return not known or find_mismatch(replace(asked, nodes=asked.nodes + len(nodes)), known) is None
-
-
-def _misfits(asked: SlurmOptions, partition: Partition) -> Iterator[tuple[str, str]]:
-    where = f"partition {partition.name}"
-    if (
-        partition.time_limit_seconds is not None
-        and asked.time_limit_seconds > partition.time_limit_seconds
-    ):
-        yield (
-            "time",
-            f"found {asked.time!r}, {asked.time_limit_seconds} s; allowed: at most {partition.time_limit_seconds} s in {where}",
+        hint = did_you_mean("", by_name)
+        return Mismatch(
+            key="partition", problem=f"found null, and the cluster has no default; {hint}"
         )
-    types = {name for one in partition.nodes for name in one.gpus}
-    if asked.gpu_type is not None and asked.gpu_type not in types:
-        yield (
-            "gpu_type",
-            f"found {asked.gpu_type!r}; {did_you_mean(asked.gpu_type, types)} (GPUs in {where})",
-        )
-    fitting, ranks = list(partition.nodes), asked.ranks_per_node
+    for name in names:
+        if name not in by_name:
+            problem = f"found {name!r}; {did_you_mean(name, by_name)}"
+            return Mismatch(key="partition", problem=problem)
+    mismatches = []
+    for name in names:
+        mismatch = _find_mismatch_with(options, by_name[name])
+        if mismatch is None:
+            return None
+        mismatches.append(mismatch)
+    return mismatches[0]
+
+
+def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
+    """Return whether a job with these options can leave these nodes out, as far as the cluster says."""
+    partitions = query()
+    if not partitions:
+        return True
+    larger = replace(options, nodes=options.nodes + len(nodes))
+    return find_mismatch(larger, partitions) is None
+
+
+def _find_mismatch_with(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    """Return the first key that one partition can't satisfy."""
+    for check in (_check_time, _check_gpu_type, _check_nodes):
+        mismatch = check(options, partition)
+        if mismatch is not None:
+            return mismatch
+    return None
+
+
+def _check_time(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    limit, seconds = partition.time_limit_seconds, options.time_limit_seconds
+    if limit is None or seconds <= limit:
+        return None
+    problem = (
+        f"found {options.time!r}, {seconds} s; allowed: at most {limit} s"
+        f" in partition {partition.name}"
+    )
+    return Mismatch(key="time", problem=problem)
+
+
+def _check_gpu_type(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    types: set[str] = set()
+    for group in partition.nodes:
+        types.update(group.gpus)
+    if options.gpu_type is None or options.gpu_type in types:
+        return None
+    hint = did_you_mean(options.gpu_type, types)
+    problem = f"found {options.gpu_type!r}; {hint} (GPUs in partition {partition.name})"
+    return Mismatch(key="gpu_type", problem=problem)
+
+
+def _check_nodes(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    """Check that enough nodes have the CPUs, the GPUs and the memory that the ranks of a node need."""
+    ranks = options.ranks_per_node
     needs = {
-        "cpus_per_rank": ranks * asked.cpus_per_rank,
-        "gpus_per_rank": ranks * asked.gpus_per_rank,
-        "memory": asked.memory_mib or 0,
+        "cpus_per_rank": ranks * options.cpus_per_rank,
+        "gpus_per_rank": ranks * options.gpus_per_rank,
+        "memory": options.memory_mib or 0,
     }
+    fitting = list(partition.nodes)
     for key, needed in needs.items():
-        most = max((one.resources(asked.gpu_type)[key] for one in fitting), default=0)
-        fitting = [one for one in fitting if one.resources(asked.gpu_type)[key] >= needed]
-        if not fitting:
-            allowed = (
-                f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
-            )
-            yield key, f"found {getattr(asked, key)!r}; allowed: at most {allowed} in {where}"
-            return
-    count = sum(one.count for one in fitting)
-    if asked.nodes > count:
-        yield (
-            "nodes",
-            f"found {asked.nodes}; allowed: at most {count}, which have what is asked for in {where}",
+        available = [group.resources(options.gpu_type)[key] for group in fitting]
+        fitting = [
+            group for group, amount in zip(fitting, available, strict=True) if amount >= needed
+        ]
+        if fitting:
+            continue
+        most = max(available, default=0)
+        allowed = f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
+        problem = (
+            f"found {getattr(options, key)!r}; allowed: at most {allowed}"
+            f" in partition {partition.name}"
         )
+        return Mismatch(key=key, problem=problem)
+    count = sum(group.count for group in fitting)
+    if options.nodes <= count:
+        return None
+    problem = (
+        f"found {options.nodes}; allowed: at most {count}, which have what is asked for"
+        f" in partition {partition.name}"
+    )
+    return Mismatch(key="nodes", problem=problem)

@@ -15,16 +15,12 @@ TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?"
 )
 MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)")
-MEBIBYTES = {
-    "K": 1 / 1024,
-    "": 1,
-    "M": 1,
-    "G": 1024,
-    "T": 1024**2,
-}  # Slurm counts in MiB where no unit is given
+MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's default unit is MiB
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
-OURS = {  # what sbatch calls that for which there is a key, or which the harness decides
+CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph breaks
+# Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness decides.
+RESERVED_OPTIONS = {
     "partition": "partition", "account": "account", "qos": "qos", "constraint": "constraint", "nodes": "nodes",
     "ntasks-per-node": "ranks_per_node", "gpus-per-task": "gpus_per_rank", "gpus-per-node": "gpus_per_rank",
     "cpus-per-task": "cpus_per_rank", "mem": "memory", "time": "time", "exclusive": "exclusive",
@@ -33,30 +29,32 @@ OURS = {  # what sbatch calls that for which there is a key, or which the harnes
     "clusters": "", "wait": "", "quiet": "", "test-only": "",
     "job-name": "", "output": "", "error": "", "open-mode": "", "wrap": "", "chdir": "", "parsable": "",
 }  # fmt: skip
+TEXT_OPTIONS = ("partition", "account", "qos", "constraint", "gpu_type")
 
 
-def reject_control_characters(what: str, text: str) -> None:
-    """Raises ValueError for a line break or another control character: no shell or script line may hold one."""
-    found = next((sign for sign in text if unicodedata.category(sign) in ("Cc", "Zl", "Zp")), None)
-    if found is not None:
-        raise ValueError(
-            f"{what}: found {text!r}, with the character {found!r}; allowed: one line of text"
-        )
+def reject_control_characters(key: str, text: str) -> None:
+    """Raise ValueError for a line break or another control character: no line of a job script may hold one."""
+    for character in text:
+        if unicodedata.category(character) in CONTROL_CATEGORIES:
+            raise ValueError(
+                f"{key}: found {text!r}, with the character {character!r}; allowed: one line of text"
+            )
 
 
-def reject_invalid_names(what: str, names: Mapping[str, Any]) -> None:
-    """Raises ValueError for a name that no environment variable can have."""
-    wrong = next((name for name in names if not VARIABLE.fullmatch(name)), None)
-    if wrong is not None:
-        raise ValueError(
-            f"{what}: found the name {wrong!r}; allowed: letters, digits and _, no digit first"
-        )
+def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:
+    """Raise ValueError for a name that no environment variable can have."""
+    for name in names:
+        if not VARIABLE.fullmatch(name):
+            raise ValueError(
+                f"{key}: found the name {name!r}; allowed: letters, digits and _, no digit first"
+            )
 
 
-def _refuse_backslash(what: str, text: str) -> None:
+def _reject_backslash(key: str, text: str) -> None:
+    """Raise ValueError for a backslash, with which sbatch begins its replacement symbols."""
     if "\\" in text:
         raise ValueError(
-            f"{what}: found {text!r}; allowed: text without backslashes, which sbatch takes for itself"
+            f"{key}: found {text!r}; allowed: text without backslashes, which sbatch takes for itself"
         )
 
 
@@ -96,18 +94,24 @@ class SlurmOptions(Strict):
     )  # further ones of sbatch; null: one without a value
 
     def __post_init__(self) -> None:
+        self._check_texts()
+        self._check_values()
+        for name, value in self.options.items():
+            _check_option(name, value)
+
+    def _check_texts(self) -> None:
+        """Raise ValueError for text that would end a line of the job script, or that sbatch would replace."""
         for key in fields(self):
             value = getattr(self, key.name)
-            for text in (
-                value
-                if isinstance(value, tuple)
-                else [value]
-                if isinstance(value, str | Path)
-                else []
-            ):
-                reject_control_characters(key.name, str(text))
-        for name in ("partition", "account", "qos", "constraint", "gpu_type"):
-            _refuse_backslash(name, getattr(self, name) or "")
+            texts = value if isinstance(value, tuple) else (value,)
+            for text in texts:
+                if isinstance(text, str | Path):
+                    reject_control_characters(key.name, str(text))
+        for name in TEXT_OPTIONS:
+            _reject_backslash(name, getattr(self, name) or "")
+
+    def _check_values(self) -> None:
+        """Raise ValueError for values that make no sense, alone or together."""
         if self.gpu_type is not None and not self.gpus_per_rank:
             raise ValueError("gpu_type: found without GPUs; allowed: with gpus_per_rank 1")
         if self.memory is not None and not MEMORY.fullmatch(self.memory):
@@ -122,31 +126,6 @@ class SlurmOptions(Strict):
             raise ValueError(
                 f"shared_folder: found {str(self.shared_folder)!r}; allowed: a path that begins with /"
             )
-        for name, value in self.options.items():
-            self._check_option(name, value)
-
-    @staticmethod
-    def _check_option(name: str, value: str | None) -> None:
-        if not OPTION.fullmatch(name):
-            raise ValueError(
-                f"options: found the name {name!r}; allowed: a long option of sbatch without its --"
-            )
-        whole = next(
-            (full for full in OURS if full.startswith(name)), None
-        )  # sbatch takes shortened names too
-        if whole is not None and name not in OURS:
-            raise ValueError(
-                f"options.{name}: found a part of the name {whole!r}; allowed: whole names"
-            )
-        if name in OURS:
-            instead = (
-                f"the profile's key `{OURS[name]}`"
-                if OURS[name]
-                else "nothing, the harness decides it"
-            )
-            raise ValueError(f"options.{name}: found {value!r}; allowed: {instead}")
-        reject_control_characters(f"options.{name}", value or "")
-        _refuse_backslash(f"options.{name}", value or "")
 
     @property
     def max_ranks(self) -> int:
@@ -155,34 +134,60 @@ class SlurmOptions(Strict):
 
     @property
     def time_limit_seconds(self) -> int:
-        """The time limit; raises ValueError for what is none."""
+        """The time limit of a job in seconds; raises ValueError for text that is none."""
         return time_limit(self.time)
 
     @property
     def memory_mib(self) -> int | None:
-        """Memory of a node; None where the cluster decides."""
-        found = MEMORY.fullmatch(self.memory or "")
-        return int(int(found["number"]) * MEBIBYTES[found["unit"]]) if found else None
+        """The memory of a node in MiB, None where the cluster decides."""
+        match = MEMORY.fullmatch(self.memory or "")
+        if match is None:
+            return None
+        return int(int(match["number"]) * MEBIBYTES[match["unit"]])
+
+
+def _check_option(name: str, value: str | None) -> None:
+    """Raise ValueError for a further option of sbatch that a profile may not set."""
+    key = f"options.{name}"
+    if not OPTION.fullmatch(name):
+        raise ValueError(
+            f"options: found the name {name!r}; allowed: a long option of sbatch without its --"
+        )
+    if name in RESERVED_OPTIONS:
+        profile_key = RESERVED_OPTIONS[name]
+        instead = "nothing, the harness decides it"
+        if profile_key:
+            instead = f"the profile's key `{profile_key}`"
+        raise ValueError(f"{key}: found {value!r}; allowed: {instead}")
+    for reserved in RESERVED_OPTIONS:
+        if reserved.startswith(name):  # sbatch accepts shortened names too
+            raise ValueError(f"{key}: found a part of the name {reserved!r}; allowed: whole names")
+    reject_control_characters(key, value or "")
+    _reject_backslash(key, value or "")
 
 
 def time_limit(text: str) -> int:
-    """Seconds, of `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-    `days-hours:minutes:seconds`, as sbatch reads them (man sbatch, --time). Raises ValueError."""
-    found = TIME.fullmatch(text)
-    parts = (
-        [int(part) for part in found.group("first", "second", "third") if part is not None]
-        if found
-        else []
-    )
-    if found and found["days"] is not None:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-        total = ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
-    elif len(parts) == 3:
-        total = (parts[0] * 60 + parts[1]) * 60 + parts[2]
-    else:
-        total = sum(part * factor for part, factor in zip(parts, (60, 1), strict=False))
+    """Return the seconds of a time limit as sbatch reads it; raises ValueError for text that is none.
+
+    The forms are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
+    `days-hours:minutes:seconds` (man sbatch, --time).
+    """
+    match = TIME.fullmatch(text)
+    total = 0
+    if match is not None:
+        parts = [int(part) for part in match.group("first", "second", "third") if part is not None]
+        total = _seconds(parts, days=match["days"])
     if total <= 0:
         raise ValueError(
             f'time: found {text!r}; allowed: a limit such as "90" (minutes), 1:30:00 or 2-00:00:00'
         )
     return total
+
+
+def _seconds(parts: list[int], days: str | None) -> int:
+    """Return the seconds of the one to three numbers of a time limit, the first of which depends on the others."""
+    if days is None and len(parts) < 3:
+        minutes, seconds = [*parts, 0][:2]
+        return minutes * 60 + seconds
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

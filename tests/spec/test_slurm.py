@@ -265,10 +265,10 @@ def test_sinfo_is_understood() -> None:
     ],
 )
 def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) -> None:
-    found = partitions.find_mismatch(SlurmOptions(**asked), KNOWN)  # type: ignore[arg-type]
-    assert found is not None
-    assert found[0] == key
-    assert found[1].startswith(line)
+    mismatch = partitions.find_mismatch(SlurmOptions(**asked), KNOWN)  # type: ignore[arg-type]
+    assert mismatch is not None
+    assert mismatch.key == key
+    assert mismatch.problem.startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,10 @@ def test_what_it_can(asked: dict[str, str]) -> None:
 
 
 def test_a_cluster_without_a_default_needs_a_partition() -> None:
-    found = partitions.find_mismatch(
-        SlurmOptions(), partitions.parse_sinfo("gpu|1:00:00|1|1|1000|(null)\n")
+    gpu_only = partitions.parse_sinfo("gpu|1:00:00|1|1|1000|(null)\n")
+    assert partitions.find_mismatch(SlurmOptions(), gpu_only) == partitions.Mismatch(
+        key="partition", problem="found null, and the cluster has no default; allowed: gpu"
     )
-    assert found == ("partition", "found null, and the cluster has no default; allowed: gpu")
 
 
 def test_loading_asks_the_cluster_and_names_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_a_cluster_that_does_not_answer_says_nothing(
     script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(partitions, "PATIENCE", 0.2)
+    monkeypatch.setattr(partitions, "TIMEOUT", 0.2)
     monkeypatch.setenv("PATH", str(tmp_path))
     if script is not None:
         (tmp_path / "sinfo").write_text(
