@@ -17,7 +17,7 @@ CHROMIUM = Path(os.environ.get("HARNESS_CHROMIUM", "/usr/bin/chromium"))
 
 @pytest.fixture(scope="session", autouse=True)
 def browser() -> Iterator[Browser]:
-    """Chromium; without one there is nothing to test, but in CI it has to be there."""
+    """Start Chromium. Tests are skipped without it, except in CI, where that is a failure."""
     if not CHROMIUM.exists():
         reason = f"no browser at {CHROMIUM}: install Chromium or set HARNESS_CHROMIUM"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
@@ -29,13 +29,13 @@ def browser() -> Iterator[Browser]:
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ]
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
 
 
-def shoot(shown: Page, name: str) -> None:
-    """Keep a picture for people if HARNESS_SCREENSHOTS names a folder."""
+def screenshot(shown: Page, name: str) -> None:
+    """Write a screenshot if HARNESS_SCREENSHOTS names a folder."""
     if folder := os.environ.get("HARNESS_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         shown.wait_for_timeout(1500)

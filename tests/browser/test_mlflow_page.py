@@ -1,4 +1,4 @@
-"""What a person sees in MLflow's own pages, in a real browser, of records delivered to a real server."""
+"""What MLflow's own pages show in a real browser, of records delivered to a real server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
 from harness.tracking.pages import INTERVAL
 from harness.tracking.scalars import RATE
-from tests.browser.conftest import shoot
+from tests.browser.conftest import screenshot
 from tests.factories import make_cell, make_record, write_sweep
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 40_000  # milliseconds for a page to show what it should
+TIMEOUT = 40_000  # milliseconds for a page to show its content
 LABELS = [  # sorted by name, and from the newest to the oldest
     f"{workload} eager {precision} {ranks} w0 b64 t1"
     for workload, precision, ranks in product(("cnn", "mlp"), ("bf16", "fp32"), ("ddp×2", "single"))
@@ -30,14 +30,14 @@ LABELS = [  # sorted by name, and from the newest to the oldest
 
 @pytest.fixture(scope="module")
 def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> Delivery:
-    """Two workloads by two precisions by two strategies, two seeds each; one trial failed."""
-    place = Results(tmp_path_factory.mktemp("results"))
+    """Deliver two workloads by two precisions by two strategies, two seeds each; one trial failed."""
+    results = Results(tmp_path_factory.mktemp("results"))
     axes = product(("mlp", "cnn"), ("fp32", "bf16"), (("single", 1), ("ddp", 2)))
     cells = [
         make_cell(label, precision=precision, steps=60, strategy=strategy, world_size=ranks)
         for label, precision, (strategy, ranks) in axes
     ]
-    found = [
+    records = [
         make_record(
             cell,
             seed=seed,
@@ -47,40 +47,40 @@ def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> De
         )
         for at, (cell, seed) in enumerate(product(cells, (0, 1)))
     ]
-    found[-1] = make_record(
+    records[-1] = make_record(
         cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0
     )
-    write_sweep(place.sweep_folder("pages"), found)
-    return Tracker(place, mlflow_server).deliver(place.sweep_folder("pages"))
+    write_sweep(results.sweep_folder("pages"), records)
+    return Tracker(results, mlflow_server).deliver(results.sweep_folder("pages"))
 
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[[str], Page]]:
-    """Opens an address and puts MLflow's assistant out of the way."""
+    """Return a function that opens an address and closes MLflow's assistant, which hides runs."""
     context = browser.new_context(viewport={"width": 1700, "height": 1150})
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(TIMEOUT)
 
     def open_page(address: str) -> Page:
-        found = context.new_page()
-        found.goto(address)
-        found.locator("[data-component-id='mlflow.assistant.chat_panel.close']").click()
-        return found
+        opened_page = context.new_page()
+        opened_page.goto(address)
+        opened_page.locator("[data-component-id='mlflow.assistant.chat_panel.close']").click()
+        return opened_page
 
     yield open_page
     context.close()
 
 
 def rows(shown: Page) -> list[str]:
-    """The names of the runs in the table, from the top."""
-    found = shown.locator(".ag-row").evaluate_all(
+    """Return the names of the runs in the table, from the top."""
+    indexed_names = shown.locator(".ag-row").evaluate_all(
         "rows => rows.map(row => [+row.getAttribute('row-index'), row.querySelector('a')?.innerText])"
     )
-    return [name for _, name in sorted((index, name) for index, name in found if name)]
+    return [name for _, name in sorted((index, name) for index, name in indexed_names if name)]
 
 
 def wait_for_rows(shown: Page, expected: list[str]) -> None:
     """Wait until these are the runs in the table, in this order."""
-    for _ in range(PATIENCE // 250):
+    for _ in range(TIMEOUT // 250):
         if rows(shown) == expected:
             return
         shown.wait_for_timeout(250)
@@ -96,11 +96,11 @@ def test_the_sweeps_page_opens_on_its_cells(
         assert shown.get_by_test_id(f"sort-header-{column}").is_visible(), column
     verdicts = shown.locator("[role=gridcell][col-id='tags.`harness.verdict`']").all_inner_texts()
     assert (len(verdicts), verdicts.count("reference")) == (len(LABELS), 2)
-    shoot(shown, "cells")
+    screenshot(shown, "cells")
     shown.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
     shown.get_by_text("At a glance").wait_for()
     shown.locator(".js-plotly-plot .bars").first.wait_for()
-    shoot(shown, "charts")
+    screenshot(shown, "charts")
 
 
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
@@ -113,7 +113,7 @@ def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     unfold(shown, LABELS[-1])
     nested = ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))]
     wait_for_rows(shown, nested)
-    shoot(shown, "nested")
+    screenshot(shown, "nested")
     assert rows(shown) == nested
 
 
@@ -135,7 +135,7 @@ def test_an_axis_filters(
     box.fill('params.precision = "bf16"')
     box.press("Enter")
     shown.get_by_text("12 matching runs").wait_for()
-    shoot(shown, "filtered")
+    screenshot(shown, "filtered")
     assert all("bf16" in name for name in rows(shown))
 
 
@@ -151,11 +151,11 @@ def test_two_cells_compare(
     shown.get_by_role("button", name="Compare", exact=True).click()
     shown.wait_for_url(re.compile("compare-runs"))
     shown.get_by_text("Comparing 2 Runs").first.wait_for()
-    text = shown.locator("body")
-    text.get_by_text("precision", exact=True).first.wait_for()
-    shoot(shown, "compared")
-    for word in (*LABELS[4:7:2], "throughput_samples_per_s"):
-        text.get_by_text(word, exact=True).first.wait_for()
+    body = shown.locator("body")
+    body.get_by_text("precision", exact=True).first.wait_for()
+    screenshot(shown, "compared")
+    for text in (*LABELS[4:7:2], "throughput_samples_per_s"):
+        body.get_by_text(text, exact=True).first.wait_for()
 
 
 def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(
@@ -169,10 +169,10 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(
     wait_for_rows(shown, ["cnn eager bf16 ddp×2 w0 b64 t1 seed 1"])
     shown.get_by_text("cnn eager bf16 ddp×2 w0 b64 t1 seed 1").click()
     shown.get_by_text("ValueError: no such thing").first.wait_for()
-    shoot(shown, "failed")
+    screenshot(shown, "failed")
     shown.get_by_role("tab", name="Artifacts").click()
     names = [shown.get_by_text("record.json").first, shown.get_by_text("logs", exact=True).first]
     for name in names:
         name.wait_for()
-    shoot(shown, "artifacts")
+    screenshot(shown, "artifacts")
     assert all(name.is_visible() for name in names)

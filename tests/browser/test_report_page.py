@@ -1,4 +1,4 @@
-"""A report as it is read: on a desk, on a phone, on paper."""
+"""The report in a real browser: on a desktop, on a phone, and printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.render.html import page
-from tests.browser.conftest import shoot
+from tests.browser.conftest import screenshot
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a sweep with a hostile name and a failed trial."""
+    """Write the report of a sweep with a hostile name and a failed trial."""
     folder = tmp_path_factory.mktemp("report")
     results, sweep = (
         Results(folder / "results"),
@@ -37,28 +37,28 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, written: Path, width
     shown = browser.new_page(viewport={"width": width, "height": 800})
     shown.goto(written.as_uri())
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    shoot(shown, f"report-{width}")
+    screenshot(shown, f"report-{width}")
     shown.close()
 
 
-def test_it_asks_for_nothing_runs_nothing_and_complains_of_nothing(
+def test_the_page_makes_no_request_runs_no_script_and_logs_nothing(
     browser: Browser, written: Path
 ) -> None:
     shown = browser.new_page()
-    asked: list[str] = []
-    said: list[str] = []
-    shown.on("request", lambda request: asked.append(request.url))
-    shown.on("console", lambda message: said.append(message.text))
-    shown.on("pageerror", lambda error: said.append(str(error)))
+    requests: list[str] = []
+    messages: list[str] = []
+    shown.on("request", lambda request: requests.append(request.url))
+    shown.on("console", lambda message: messages.append(message.text))
+    shown.on("pageerror", lambda error: messages.append(str(error)))
     shown.goto(written.as_uri())
-    assert asked == [written.as_uri()]
-    assert said == []
+    assert requests == [written.as_uri()]
+    assert messages == []
     assert shown.title() == "demo – report"
     assert shown.locator("script, img").count() == 0
     shown.close()
 
 
-def test_what_is_drawn_is_there_to_see(browser: Browser, written: Path) -> None:
+def test_drawings_are_visible_on_a_phone(browser: Browser, written: Path) -> None:
     shown = browser.new_page(viewport={"width": 360, "height": 800})
     shown.goto(written.as_uri())
     for drawn in (
@@ -75,7 +75,7 @@ def test_what_is_drawn_is_there_to_see(browser: Browser, written: Path) -> None:
     shown.close()
 
 
-def test_it_prints(browser: Browser, written: Path) -> None:
+def test_the_page_can_be_printed(browser: Browser, written: Path) -> None:
     shown = browser.new_page()
     shown.goto(written.as_uri())
     printed = shown.pdf(format="A4")

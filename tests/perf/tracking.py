@@ -1,4 +1,6 @@
-"""What delivering a trial to MLflow costs: one at a time as `harness run` does it, then with the verdicts at the end.
+"""Measures what delivering a trial to MLflow costs.
+
+Trials are delivered one at a time, as `harness run` does it; the last one brings the verdicts.
 
 python -m tests.perf.tracking
 """
@@ -22,17 +24,18 @@ CELLS, SEEDS, STEPS = 8, 3, 1000  # as many points as MLflow gets of a loss curv
 
 def main() -> None:
     cells = [make_cell(batch_size=8 * (number + 1), steps=STEPS) for number in range(CELLS)]
-    found = [make_record(cell, seed=seed) for seed, cell in product(range(SEEDS), cells)]
+    records = [make_record(cell, seed=seed) for seed, cell in product(range(SEEDS), cells)]
     with tempfile.TemporaryDirectory() as aside:
-        place = Results(Path(aside))
-        folder = place.sweep_folder("demo")
-        write_sweep(folder, found[:1], planned=[record.trial for record in found[1:]])
-        tracker = Tracker(place)
+        results = Results(Path(aside))
+        folder = results.sweep_folder("demo")
+        write_sweep(folder, records[:1], planned=[record.trial for record in records[1:]])
+        tracker = Tracker(results)
         show(
-            "the first, with a new database", [measure(lambda: tracker.deliver(folder, found[:1]))]
+            "the first, with a new database",
+            [measure(lambda: tracker.deliver(folder, records[:1]))],
         )
         spent = []
-        for record in found[1:]:
+        for record in records[1:]:
             write_trial(folder, record)
             spent.append(measure(partial(tracker.deliver, folder, [record])))
         show(f"each of {len(spent) - 1} more (median)", spent[:-1])
@@ -41,15 +44,15 @@ def main() -> None:
 
 
 def measure(action: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall and of this process's CPU time."""
+    """Return the seconds of wall time and of this process's CPU time that an action takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     action()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def show(what: str, spent: list[tuple[float, float]]) -> None:
+def show(title: str, spent: list[tuple[float, float]]) -> None:
     wall, cpu = (1000 * median(column) for column in zip(*spent, strict=True))
-    print(f"{what:40}{wall:9,.1f} ms wall{cpu:9,.1f} ms CPU")
+    print(f"{title:40}{wall:9,.1f} ms wall{cpu:9,.1f} ms CPU")
 
 
 if __name__ == "__main__":

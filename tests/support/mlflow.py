@@ -1,4 +1,4 @@
-"""Looking at what is in MLflow, and getting in the way of those who write to it."""
+"""Reading what is in MLflow, and interrupting whoever writes to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Killed(BaseException):
 
 
 class Meddler:
-    """A client that does something before its `at`-th writing call; counts them all."""
+    """A client that calls `meddle` before its `at`-th writing call, and counts such calls."""
 
     def __init__(self, client: MlflowClient, at: int, meddle: Callable[[], None]) -> None:
         self.client, self.at, self.meddle, self.calls = client, at, meddle, 0
@@ -43,7 +43,7 @@ class Meddler:
 
 
 def runs_of(uri: str, sweep: str) -> list[Run]:
-    """Every run of a sweep's experiment that is not deleted."""
+    """Return every run of a sweep's experiment that is not deleted."""
     with quiet():
         client = connect(uri)
         experiment = client.get_experiment_by_name(sweep)
@@ -55,7 +55,7 @@ def runs_of(uri: str, sweep: str) -> list[Run]:
 
 
 def by_name(uri: str, sweep: str) -> dict[str, Run]:
-    """The runs of a sweep; fails where two have the same name."""
+    """Return the runs of a sweep by name; fail if two have the same name."""
     runs = runs_of(uri, sweep)
     named = {run.info.run_name: run for run in runs}
     assert len(named) == len(runs), sorted(run.info.run_name for run in runs)
@@ -63,7 +63,10 @@ def by_name(uri: str, sweep: str) -> dict[str, Run]:
 
 
 def everything(uri: str, sweep: str) -> dict[str, Any]:
-    """All that MLflow shows of a sweep, without what differs between two deliveries of the same: ids and moments."""
+    """Return all that MLflow shows of a sweep, by the names of its runs.
+
+    Ids and moments are left out: they differ between two deliveries of the same records.
+    """
     runs = by_name(uri, sweep)
     names = {run.info.run_id: name for name, run in runs.items()}
     with quiet():
@@ -72,6 +75,7 @@ def everything(uri: str, sweep: str) -> dict[str, Any]:
 
 
 def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str, Any]:
+    """Return all that one run shows; `names` are those of the runs by id."""
     tags = dict(run.data.tags)
     tags.pop("harness.origin")
     parent = tags.pop("mlflow.parentRunId", None)
@@ -92,25 +96,26 @@ def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str
         "metrics": history,
         "artifacts": artifacts(client, run.info.run_id),
         "inputs": sorted(
-            _input(found) for found in (run.inputs.dataset_inputs if run.inputs else [])
+            _input(dataset_input)
+            for dataset_input in (run.inputs.dataset_inputs if run.inputs else [])
         ),
     }
 
 
-def _input(found: DatasetInput) -> tuple[str, str, str]:
-    return found.dataset.name, found.dataset.digest, found.tags[0].value
+def _input(dataset_input: DatasetInput) -> tuple[str, str, str]:
+    return dataset_input.dataset.name, dataset_input.dataset.digest, dataset_input.tags[0].value
 
 
 def artifacts(client: MlflowClient, run_id: str, path: str | None = None) -> list[str]:
-    """The paths of all files with a run."""
-    found = []
+    """Return the paths of all files that are stored with a run, sorted."""
+    paths = []
     for item in client.list_artifacts(run_id, path):
-        found += artifacts(client, run_id, item.path) if item.is_dir else [item.path]
-    return sorted(found)
+        paths += artifacts(client, run_id, item.path) if item.is_dir else [item.path]
+    return sorted(paths)
 
 
 def artifact_text(uri: str, run: Run, path: str, folder: Path) -> str:
-    """The content of a file with a run."""
+    """Return the text of a file that is stored with a run."""
     with quiet():
         folder.mkdir(exist_ok=True)
         return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(

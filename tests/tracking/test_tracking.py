@@ -1,4 +1,4 @@
-"""What MLflow shows of records, and that it shows it once, whatever happens."""
+"""What MLflow shows of records, and that it shows it once, however often a delivery dies."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def folder(results: Results) -> SweepFolder:
 
 
 def small_sweep(folder: SweepFolder) -> list[Record]:
-    """Two cells; one with two seeds, of which one failed."""
+    """Write a sweep of two cells; the first has two seeds, of which the second failed."""
     bf16 = make_cell(precision="bf16", strategy="ddp", world_size=2)
-    found = [make_record(), make_record(seed=1, status="failed"), make_record(bf16)]
-    write_sweep(folder, found, logs="a line\n")
-    return found
+    records = [make_record(), make_record(seed=1, status="failed"), make_record(bf16)]
+    write_sweep(folder, records, logs="a line\n")
+    return records
 
 
 def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: SweepFolder) -> None:
@@ -58,7 +58,7 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: S
     assert shown["mlp eager bf16 ddp×2 w0 b64 t1"]["status"] == "FINISHED"
 
 
-def test_a_trial_shows_what_its_record_says(results: Results, folder: SweepFolder) -> None:
+def test_the_run_of_a_trial_shows_its_record(results: Results, folder: SweepFolder) -> None:
     record = small_sweep(folder)[2]
     Tracker(results).deliver(folder)
     shown = everything(f"sqlite:///{results.database}", "demo")[
@@ -109,11 +109,11 @@ def test_what_was_not_measured_is_absent(results: Results, folder: SweepFolder) 
 
 
 def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: SweepFolder) -> None:
-    found = [make_record(step_seconds=0.01), make_record(seed=1, step_seconds=0.02)]
-    write_sweep(folder, found)
+    records = [make_record(step_seconds=0.01), make_record(seed=1, step_seconds=0.02)]
+    write_sweep(folder, records)
     Tracker(results).deliver(folder)
     cell = by_name(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b64 t1"].data
-    rates = [record.summary.throughput or 0.0 for record in found if record.summary]
+    rates = [record.summary.throughput or 0.0 for record in records if record.summary]
     assert cell.metrics["throughput_samples_per_s"] == pytest.approx(sum(rates) / 2, rel=1e-5)
     assert cell.metrics["throughput_samples_per_s_min"] == pytest.approx(min(rates), rel=1e-5)
     assert cell.metrics["throughput_samples_per_s_max"] == pytest.approx(max(rates), rel=1e-5)
@@ -122,24 +122,24 @@ def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: Swee
 
 def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder) -> None:
     cells = [make_cell(), make_cell(precision="bf16")]
-    found = [
+    records = [
         make_record(
             cell,
             seed=seed,
-            step_seconds=0.01 / (1 + place),
-            started=1_700_000_000.0 + 100 * (2 * seed + place),
+            step_seconds=0.01 / (1 + number),
+            started=1_700_000_000.0 + 100 * (2 * seed + number),
         )
         for seed in range(3)
-        for place, cell in enumerate(cells)
+        for number, cell in enumerate(cells)
     ]
-    write_sweep(folder, found[:-1], planned=[found[-1].trial])
+    write_sweep(folder, records[:-1], planned=[records[-1].trial])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
     early = by_name(uri, "demo")["mlp eager bf16 single w0 b64 t1"].data
     assert "harness.verdict" not in early.tags
     assert early.metrics["harness.count"] == 2
-    write_trial(folder, found[-1])
-    tracker.deliver(folder, found[-1:])
+    write_trial(folder, records[-1])
+    tracker.deliver(folder, records[-1:])
     shown = everything(uri, "demo")
     fast, slow = shown["mlp eager bf16 single w0 b64 t1"], shown["mlp eager fp32 single w0 b64 t1"]
     assert fast["tags"]["harness.verdict"] == "faster"
@@ -152,33 +152,35 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
 
 
 def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) -> None:
-    found = small_sweep(folder)
+    records = small_sweep(folder)
     Tracker(results).deliver(folder)
     before = everything(f"sqlite:///{results.database}", "demo")
     again = Tracker(results).deliver(folder)
-    one = Tracker(results).deliver(folder, found[:1])
+    first_again = Tracker(results).deliver(folder, records[:1])
     assert everything(f"sqlite:///{results.database}", "demo") == before
-    assert (again.delivered, again.already_delivered, one.already_delivered) == (0, 3, 1)
-    assert again.run_id == one.run_id
+    assert (again.delivered, again.already_delivered, first_again.already_delivered) == (0, 3, 1)
+    assert again.run_id == first_again.run_id
 
 
-def test_one_by_one_comes_to_the_same_as_all_at_once(
+def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
     results: Results, folder: SweepFolder, tmp_path: Path
 ) -> None:
-    found = small_sweep(folder)
+    records = small_sweep(folder)
     Tracker(results).deliver(folder)
-    elsewhere = f"sqlite:///{tmp_path / 'other.db'}"
-    tracker = Tracker(results, elsewhere)
-    for record in found:
+    other_uri = f"sqlite:///{tmp_path / 'other.db'}"
+    tracker = Tracker(results, other_uri)
+    for record in records:
         tracker.deliver(folder, [record])
-    assert everything(elsewhere, "demo") == everything(f"sqlite:///{results.database}", "demo")
+    assert everything(other_uri, "demo") == everything(f"sqlite:///{results.database}", "demo")
 
 
-def test_runs_grow_with_the_sweep(results: Results, folder: SweepFolder) -> None:
-    first, second = make_record(), make_record(seed=1, started=1_700_000_100.0)
-    write_sweep(folder, [first], planned=[second.trial])
+def test_a_sweep_is_running_until_its_last_trial_has_ended(
+    results: Results, folder: SweepFolder
+) -> None:
+    first_record, second_record = make_record(), make_record(seed=1, started=1_700_000_100.0)
+    write_sweep(folder, [first_record], planned=[second_record.trial])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    tracker.deliver(folder, [first])
+    tracker.deliver(folder, [first_record])
     halfway = by_name(uri, "demo")
     assert (
         halfway["demo"].info.status
@@ -186,8 +188,8 @@ def test_runs_grow_with_the_sweep(results: Results, folder: SweepFolder) -> None
         == "RUNNING"
     )
     assert halfway["demo"].data.metrics["trials_done"] == 1
-    write_trial(folder, second)
-    tracker.deliver(folder, [second])
+    write_trial(folder, second_record)
+    tracker.deliver(folder, [second_record])
     whole = by_name(uri, "demo")
     assert (
         whole["demo"].info.status
@@ -195,7 +197,7 @@ def test_runs_grow_with_the_sweep(results: Results, folder: SweepFolder) -> None
         == "FINISHED"
     )
     assert whole["demo"].data.metrics["trials_done"] == 2
-    assert whole["demo"].info.end_time == round(second.ended * 1000)
+    assert whole["demo"].info.end_time == round(second_record.ended * 1000)
 
 
 def test_a_trial_that_ran_again_replaces_its_older_run(
@@ -219,7 +221,9 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     )
 
 
-def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: SweepFolder) -> None:
+def test_a_cell_without_done_trials_loses_its_numbers(
+    results: Results, folder: SweepFolder
+) -> None:
     write_sweep(folder, [make_record(), make_record(seed=1, status="failed")])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
@@ -239,7 +243,7 @@ def test_a_number_that_no_longer_holds_is_not_shown(results: Results, folder: Sw
 def meddle_with(
     monkeypatch: pytest.MonkeyPatch, at: int, meddle: Callable[[], None]
 ) -> list[Meddler]:
-    """Trackers made from now on do something before their `at`-th write."""
+    """Make trackers call `meddle` before their `at`-th write; return the clients that they use."""
     made: list[Meddler] = []
 
     def connected(uri: str) -> Meddler:
@@ -250,21 +254,21 @@ def meddle_with(
     return made
 
 
-def killed() -> None:
+def die() -> None:
     raise Killed
 
 
 def test_a_delivery_cut_off_anywhere_is_completed(
     tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [make_record(), make_record(seed=1)]
+    records = [make_record(), make_record(seed=1)]
     reference = None
     for at in range(100):
         results = Results(tmp_path / str(at))
-        write_sweep(results.sweep_folder("demo"), found)
+        write_sweep(results.sweep_folder("demo"), records)
         results.database.write_bytes(empty_store.read_bytes())
         with monkeypatch.context() as patched:
-            made = meddle_with(patched, at, killed)
+            made = meddle_with(patched, at, die)
             try:
                 Tracker(results).deliver(results.sweep_folder("demo"))
             except Killed:
@@ -280,7 +284,7 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     assert made[0].calls == at > 15
 
 
-def test_a_run_that_was_created_twice_is_there_once(results: Results, folder: SweepFolder) -> None:
+def test_a_copied_run_is_removed(results: Results, folder: SweepFolder) -> None:
     small_sweep(folder)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     delivery = tracker.deliver(folder)
@@ -295,7 +299,7 @@ def test_a_run_that_was_created_twice_is_there_once(results: Results, folder: Sw
     }
 
 
-def test_what_somebody_deleted_comes_back_once(results: Results, folder: SweepFolder) -> None:
+def test_a_deleted_run_or_experiment_comes_back_once(results: Results, folder: SweepFolder) -> None:
     small_sweep(folder)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     delivery = tracker.deliver(folder)
@@ -311,7 +315,7 @@ def test_what_somebody_deleted_comes_back_once(results: Results, folder: SweepFo
     assert everything(uri, "demo") == before
 
 
-def test_two_processes_at_once_make_no_doubles_and_say_nothing(tmp_path: Path) -> None:
+def test_two_processes_at_once_create_each_run_once_and_print_nothing(tmp_path: Path) -> None:
     results = Results(tmp_path)
     small_sweep(results.sweep_folder("demo"))
     command = [sys.executable, "-c", DELIVER, str(tmp_path)]
@@ -319,21 +323,21 @@ def test_two_processes_at_once_make_no_doubles_and_say_nothing(tmp_path: Path) -
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=200)[0].decode() for process in both]
-    assert ([process.returncode for process in both], said) == ([0, 0], ["", ""])
+    outputs = [process.communicate(timeout=200)[0].decode() for process in both]
+    assert ([process.returncode for process in both], outputs) == ([0, 0], ["", ""])
     assert len(by_name(f"sqlite:///{results.database}", "demo")) == 6
 
 
-def test_two_results_folders_share_a_tracker_without_harm(results: Results, tmp_path: Path) -> None:
+def test_two_results_folders_can_share_a_store(results: Results, tmp_path: Path) -> None:
     uri = f"sqlite:///{results.database}"
     for name in ("mine", "yours"):
-        place = Results(tmp_path / name)
-        small_sweep(place.sweep_folder("demo"))
-        assert Tracker(place, uri).deliver(place.sweep_folder("demo")).delivered == 3
+        own_results = Results(tmp_path / name)
+        small_sweep(own_results.sweep_folder("demo"))
+        assert Tracker(own_results, uri).deliver(own_results.sweep_folder("demo")).delivered == 3
     assert len(runs_of(uri, "demo")) == 12
 
 
-def test_repeats_are_told_apart(results: Results, folder: SweepFolder) -> None:
+def test_repeats_have_runs_of_their_own(results: Results, folder: SweepFolder) -> None:
     write_sweep(folder, [make_record(), make_record(repeat=1)])
     Tracker(results).deliver(folder)
     names = set(by_name(f"sqlite:///{results.database}", "demo"))
@@ -341,11 +345,11 @@ def test_repeats_are_told_apart(results: Results, folder: SweepFolder) -> None:
 
 
 def test_a_delivery_is_quick(results: Results, folder: SweepFolder) -> None:
-    """Bounds that a slow and busy machine keeps too; what is to be beaten is measured elsewhere."""
-    found = [make_record(make_cell(steps=1000), seed=seed) for seed in range(11)]
-    write_sweep(folder, found)
+    """Check bounds that a slow and busy machine keeps too; tests/perf/tracking.py measures it."""
+    records = [make_record(make_cell(steps=1000), seed=seed) for seed in range(11)]
+    write_sweep(folder, records)
     tracker = Tracker(results)
-    tracker.deliver(folder, found[:1])
+    tracker.deliver(folder, records[:1])
     start = time.process_time()
     tracker.deliver(folder)
     assert (time.process_time() - start) / 10 < 0.5

@@ -1,4 +1,4 @@
-"""From records to names, params, tags and metrics; no MLflow needed."""
+"""What runs show of records: names, params, tags and metrics, without MLflow."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from harness.tracking.scalars import scalars
 from tests.factories import BEGUN, make_cell, make_record
 
 
-def outlines(*found: Record) -> list[TrialOutline]:
-    return [TrialOutline.of(record, str(at)) for at, record in enumerate(found)]
+def outlines(*records: Record) -> list[TrialOutline]:
+    """Return the outlines of records, each with a digest of its own."""
+    return [TrialOutline.of(record, str(at)) for at, record in enumerate(records)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 123_456])
 def test_thinning_keeps_both_ends_and_is_even(count: int) -> None:
-    places = evenly_spaced(count, CURVE_POINTS)
-    assert (places[0], places[-1], len(places)) == (0, count - 1, min(count, CURVE_POINTS))
-    gaps = np.diff(places)
+    indices = evenly_spaced(count, CURVE_POINTS)
+    assert (indices[0], indices[-1], len(indices)) == (0, count - 1, min(count, CURVE_POINTS))
+    gaps = np.diff(indices)
     assert not len(gaps) or gaps.max() - gaps.min() <= 1
 
 
@@ -60,13 +61,13 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
         step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1
     )
     record = replace(record, rank0=replace(record.rank0, evaluations=[evaluation]))
-    found = {point.name: point.value for point in curves(record) if point.step == 20}
-    assert found["test_loss"] == 1.0
-    assert found["loss"] != 1.0
-    assert found["top_5"] == 0.7
+    values = {point.name: point.value for point in curves(record) if point.step == 20}
+    assert values["test_loss"] == 1.0
+    assert values["loss"] != 1.0
+    assert values["top_5"] == 0.7
 
 
-def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
+def test_compilation_and_loss_scaling_have_numbers() -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
     quiet = Compiled(
         graphs=1, graph_breaks={}, recompiles=0, seconds=2.0, cache_hits=1, cache_misses=0
@@ -76,9 +77,11 @@ def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
         replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped_steps=2))
         for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
     ]
-    found = scalars(replace(record, ranks=ranks))
+    numbers = scalars(replace(record, ranks=ranks))
     shown = {
-        name: value for name, value in found.items() if name.startswith(("compile_", "loss_scale"))
+        name: value
+        for name, value in numbers.items()
+        if name.startswith(("compile_", "loss_scale"))
     }
     assert shown == {
         "compile_graphs": 3, "compile_graph_breaks": 3, "compile_recompiles": 1, "compile_cache_hits": 1,
@@ -87,8 +90,8 @@ def test_what_compile_and_the_loss_scale_did_is_shown() -> None:
     assert not {name for name in scalars(record) if name.startswith(("compile_", "loss_scale"))}
 
 
-def test_interruptions_are_told_and_counted() -> None:
-    """A cell has the sum over its trials; what was never interrupted says nothing of it."""
+def test_interruptions_are_described_and_counted() -> None:
+    """A cell has the sum over its trials; a trial without interruptions does not mention them."""
     taken_up = [
         Interruption(step=8, at=BEGUN, signal="SIGUSR2", lost_seconds=1.5),
         Interruption(step=12, at=BEGUN, signal=None, lost_seconds=2),
@@ -101,12 +104,12 @@ def test_interruptions_are_told_and_counted() -> None:
         scalars(twice)["harness.interruptions_lost_s"],
     ) == (2, 3.5)
     contents = trial_contents(twice, repeats=1)
-    told = "interrupted by SIGUSR2 after step 8: 1.5 s lost"
+    note = "interrupted by SIGUSR2 after step 8: 1.5 s lost"
     assert (
         contents.tags["harness.interruptions"]
-        == f"{told}; ended without a signal after step 12: 2.0 s lost"
+        == f"{note}; ended without a signal after step 12: 2.0 s lost"
     )
-    assert f"**resumed**\n- {told}\n- " in contents.tags["mlflow.note.content"]
+    assert f"**resumed**\n- {note}\n- " in contents.tags["mlflow.note.content"]
     cell = cell_contents(outlines(calm, once, twice), planned=())
     assert {point.name: point.value for point in cell.points}["harness.interruptions"] == 3
     undisturbed = trial_contents(calm, repeats=1)
@@ -115,7 +118,7 @@ def test_interruptions_are_told_and_counted() -> None:
     )
 
 
-def test_what_is_unknown_has_no_metric() -> None:
+def test_a_number_that_is_unknown_has_no_metric() -> None:
     record = make_record(make_cell(steps=3))
     assert record.summary
     assert record.summary.throughput is None
@@ -133,16 +136,16 @@ def test_a_failed_trial_says_why() -> None:
 
 
 def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
-    first, second = make_record(), make_record(seed=1, status="failed")
-    wanted = [first.trial.id, second.trial.id]
-    assert cell_contents(outlines(first), planned=wanted).status == "RUNNING"
-    assert cell_contents(outlines(first, second), planned=wanted).status == "FAILED"
-    assert cell_contents(outlines(first), planned=["another-s0-r0"]).status == "FINISHED"
+    done, failed = make_record(), make_record(seed=1, status="failed")
+    planned = [done.trial.id, failed.trial.id]
+    assert cell_contents(outlines(done), planned=planned).status == "RUNNING"
+    assert cell_contents(outlines(done, failed), planned=planned).status == "FAILED"
+    assert cell_contents(outlines(done), planned=["another-s0-r0"]).status == "FINISHED"
 
 
-def test_the_page_opens_on_the_cells_with_what_tells_them_apart() -> None:
-    found = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
-    view = json.loads(experiment_tags(found)[VIEW_TAG])
+def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
+    two_cells = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
+    view = json.loads(experiment_tags(two_cells)[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]] == [
         "throughput_samples_per_s", "harness.ci_low", "harness.ci_high", "harness.count", "harness.verdict",
         "harness.speedup", "final_accuracy", "final_loss", "precision", "num_workers", "step_time_p50_ms",
@@ -151,7 +154,7 @@ def test_the_page_opens_on_the_cells_with_what_tells_them_apart() -> None:
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
 
 
-def test_pages() -> None:
+def test_addresses_of_a_sweep_and_of_a_run() -> None:
     assert page("7", "abc", "https://host.org/mlflow/").startswith(
         "https://host.org/mlflow/#/experiments/7/runs/abc?"
     )

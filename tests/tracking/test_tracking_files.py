@@ -1,4 +1,4 @@
-"""The files that go with runs, and what must not go with them."""
+"""The files that are stored with runs, and the secrets that must not be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(results: Results) -> SweepFolder:
     return results.sweep_folder("demo")
 
 
-def test_no_secret_leaves(
+def test_no_secret_is_delivered(
     results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "hunter2-hunter2"
@@ -36,9 +36,9 @@ def test_no_secret_leaves(
         folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n"
     )
     Tracker(results).deliver(folder)
-    kept = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
-    for word in (secret, "swordfish"):
-        assert [path.name for path in kept if word.encode() in path.read_bytes()] == []
+    files = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
+    for text in (secret, "swordfish"):
+        assert [path.name for path in files if text.encode() in path.read_bytes()] == []
 
 
 def test_logs_are_cut_and_the_record_is_exact(
@@ -46,8 +46,10 @@ def test_logs_are_cut_and_the_record_is_exact(
 ) -> None:
     record = make_record()
     write_sweep(folder, [record], logs="x" * 99 + "\n")
-    place = folder.trial_folder(record.trial.id)
-    place.rank_log(0).write_text("".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8")
+    trial_folder = folder.trial_folder(record.trial.id)
+    trial_folder.rank_log(0).write_text(
+        "".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8"
+    )
     Tracker(results).deliver(folder)
     uri = f"sqlite:///{results.database}"
     run = by_name(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
@@ -55,9 +57,9 @@ def test_logs_are_cut_and_the_record_is_exact(
     assert len(log) < 2**20 + 100
     assert log.endswith("line 199999\n")
     assert log.splitlines()[1].startswith("line ")
-    assert artifact_text(uri, run, "record.json", tmp_path / "got") == place.record_path.read_text(
-        encoding="utf-8"
-    )
+    assert artifact_text(
+        uri, run, "record.json", tmp_path / "got"
+    ) == trial_folder.record_path.read_text(encoding="utf-8")
     assert (
         json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"][
             "cores"
@@ -66,17 +68,17 @@ def test_logs_are_cut_and_the_record_is_exact(
     )
 
 
-def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
+def test_a_profile_is_stored_with_its_trial_unless_it_is_too_large(
     results: Results, folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artifacts, "TRACE_BYTES", 100)
     record = make_record()
     write_sweep(folder, [record])
-    place = folder.trial_folder(record.trial.id)
-    place.trace_folder.mkdir()
+    trial_folder = folder.trial_folder(record.trial.id)
+    trial_folder.trace_folder.mkdir()
     for rank, size in enumerate((100, 101)):
-        place.trace_path(rank).write_bytes(b"x" * size)
-    (place.trace_folder / "rank0.txt").write_text(
+        trial_folder.trace_path(rank).write_bytes(b"x" * size)
+    (trial_folder.trace_folder / "rank0.txt").write_text(
         "at https://me:swordfish@example.org/x\n", encoding="utf-8"
     )
     Tracker(results).deliver(folder)
@@ -88,7 +90,7 @@ def test_a_profile_goes_with_its_trial_unless_it_is_too_large(
     assert "swordfish" not in (sent / "rank0.txt").read_text(encoding="utf-8")
 
 
-def test_the_spec_goes_with_the_sweep_and_is_renewed(
+def test_the_spec_is_stored_with_the_sweep_and_updated(
     results: Results, folder: SweepFolder, tmp_path: Path
 ) -> None:
     write_sweep(folder, [make_record()])

@@ -1,4 +1,4 @@
-"""MLflow runs among the things that are compared: their records come back from a real server as they went there."""
+"""Records come back from a real MLflow server as they were delivered, and can be compared."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ SLOW, FAST = make_cell(steps=60), make_cell(precision="bf16", steps=60)
 
 @pytest.fixture
 def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """A sweep of two cells with three seeds each, the last ones the oldest; the ids of its runs by their names."""
+    """Deliver a sweep of two cells with three seeds each; return the ids of its runs by name.
+
+    The trial with the last seed is the oldest, so that the order of time is not that of seeds.
+    """
     name = request.node.name
-    found = [
+    records = [
         make_record(
             cell,
             seed=seed,
@@ -36,11 +39,11 @@ def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) ->
         for cell, seconds in ((FAST, 0.005), (SLOW, 0.01))
         for seed in (0, 1, 2)
     ]
-    write_sweep(results.sweep_folder(name), found)
+    write_sweep(results.sweep_folder(name), records)
     Tracker(results, mlflow_server).deliver(results.sweep_folder(name))
     return {
-        found.replace(name, "sweep"): run.info.run_id
-        for found, run in by_name(mlflow_server, name).items()
+        run_name.replace(name, "sweep"): run.info.run_id
+        for run_name, run in by_name(mlflow_server, name).items()
     }
 
 
@@ -49,12 +52,12 @@ def test_numbers_are_those_of_the_disk(
 ) -> None:
     name, label = request.node.name, SLOW.label
     recall = Tracker(results, mlflow_server).recall
-    for run, thing in (
+    for run, on_disk in (
         ("sweep", str(results.sweep_folder(name).path)),
         (label, SLOW.id),
         (f"{label} seed 1", f"{SLOW.id}-s1-r0"),
     ):
-        bare, marked, disk = select(results, [ids[run], f"mlflow:{ids[run]}", thing], recall)
+        bare, marked, disk = select(results, [ids[run], f"mlflow:{ids[run]}", on_disk], recall)
         assert sorted(map(baseline.dump, bare.cells)) == sorted(map(baseline.dump, disk.cells))
         assert marked.cells == bare.cells
 
@@ -62,8 +65,8 @@ def test_numbers_are_those_of_the_disk(
 def test_a_run_is_compared_with_anything(
     results: Results, mlflow_server: str, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ("--results", str(results.path), "--tracking-uri", mlflow_server)
-    ended = harness("compare", ids["sweep"], SLOW.id, "--json", *given)
+    options = ("--results", str(results.path), "--tracking-uri", mlflow_server)
+    ended = harness("compare", ids["sweep"], SLOW.id, "--json", *options)
     assert [cell["metrics"][0]["verdict"] for cell in json.loads(ended.out)["cells"]] == ["same"]
     ended = harness(
         "compare",
@@ -72,18 +75,18 @@ def test_a_run_is_compared_with_anything(
         "--across",
         "precision",
         "--json",
-        *given,
+        *options,
     )
     assert json.loads(ended.out)["cells"][0]["metrics"][0]["verdict"] == "faster"
-    assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *given).out
-    assert harness("baseline", "save", ids["sweep"], *given).code == 0
+    assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *options).out
+    assert harness("baseline", "save", ids["sweep"], *options).code == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     itself = harness("compare", "baseline", ids["sweep"], "--results", str(results.path))
     assert itself.code == 3
     assert "both sides are the same trials" in itself.out
 
 
-def test_what_has_no_record_of_this_schema_is_refused(
+def test_a_run_without_a_record_of_this_schema_is_refused(
     results: Results, mlflow_server: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
     tracker, run = Tracker(results, mlflow_server), ids[f"{SLOW.label} seed 0"]
@@ -122,19 +125,21 @@ def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_tracker_only_runs_are_refused(tmp_path: Path) -> None:
-    """Nothing else on the command line needs one, and asking for a run makes no database."""
+def test_only_runs_need_a_store(tmp_path: Path) -> None:
+    """Sweeps are compared without one, and asking for a run creates no database."""
     results, missing = Results(tmp_path / "results"), "0" * 32
-    one, two = (str(results.sweep_folder(name).path) for name in ("one", "two"))
+    first_folder, second_folder = (str(results.sweep_folder(name).path) for name in ("one", "two"))
     for name in ("one", "two"):
         write_sweep(results.sweep_folder(name), [make_record(sweep=name)])
     gone = f"http://127.0.0.1:{free_port()}"
-    given = ("--results", str(results.path))
-    assert harness("compare", one, two, "--tracking-uri", gone, *given).code == 3
-    ended = harness("compare", one, missing, "--tracking-uri", gone, *given)
+    options = ("--results", str(results.path))
+    assert (
+        harness("compare", first_folder, second_folder, "--tracking-uri", gone, *options).code == 3
+    )
+    ended = harness("compare", first_folder, missing, "--tracking-uri", gone, *options)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert f"MLflow at {gone} does not give run {missing}" in ended.err
-    ended = harness("compare", one, f"mlflow:{missing}", *given)
+    ended = harness("compare", first_folder, f"mlflow:{missing}", *options)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "mlflow.db: no such database" in ended.err
     assert not results.database.exists()

@@ -1,4 +1,4 @@
-"""Delivering to MLflow servers: a real one, one that dies, and some that are none."""
+"""Delivering to a real MLflow server, to one that dies, and to addresses without a server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from tests.support.mlflow import Meddler, artifact_text, by_name, everything
 
 
 def small_sweep(results: Results, name: str) -> None:
-    found = [make_record(sweep=name), make_record(seed=1, status="failed", sweep=name)]
-    found.append(make_record(make_cell(steps=1500, strategy="ddp", world_size=2), sweep=name))
-    write_sweep(results.sweep_folder(name), found)
+    """Write a sweep of two cells and three trials, of which one failed."""
+    records = [make_record(sweep=name), make_record(seed=1, status="failed", sweep=name)]
+    records.append(make_record(make_cell(steps=1500, strategy="ddp", world_size=2), sweep=name))
+    write_sweep(results.sweep_folder(name), records)
 
 
 def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: str) -> None:
@@ -56,7 +57,9 @@ def test_delivering_again_adds_nothing(
     assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")
 
 
-def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_to_a_server_that_died_can_be_completed(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_sweep(results, "demo")
     store = Tracker(Results(results.path / "server"))
     port = free_port()
@@ -80,35 +83,35 @@ def test_a_server_that_dies_midway(results: Results, monkeypatch: pytest.MonkeyP
 
 
 def _session(base: str) -> list[int]:
-    """The processes of the server at `base`, without the guard that leads their session."""
+    """Return the processes of the server at `base`, without the guard that leads their session."""
     port = base.rpartition(":")[2]
-    found = subprocess.run(
+    listing = subprocess.run(
         ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
     ).stdout
-    rows = [line.split(None, 2) for line in found.splitlines()]
-    leaders = {pid: words for pid, sid, words in rows if pid == sid}
+    rows = [line.split(None, 2) for line in listing.splitlines()]
+    leaders = {pid: command for pid, sid, command in rows if pid == sid}
     guard = next(
         pid
-        for pid, words in leaders.items()
-        if "harness.tracking.ui" in words and f"--port {port}" in words
+        for pid, command in leaders.items()
+        if "harness.tracking.ui" in command and f"--port {port}" in command
     )
     return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
 @contextmanager
-def mute_server() -> Iterator[str]:
-    """Takes connections and never answers."""
+def silent_server() -> Iterator[str]:
+    """Accept connections and never answer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("mute", [False, True])
-def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, mute: bool) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_missing_server_costs_seconds_and_one_line(results: Results, silent: bool) -> None:
     small_sweep(results, "demo")
-    with mute_server() as base:
+    with silent_server() as base:
         uri = (
             base.replace("//", "//me:hunter2@")
-            if mute
+            if silent
             else f"http://me:hunter2@127.0.0.1:{free_port()}"
         )
         tracker = Tracker(results, uri)
@@ -122,7 +125,7 @@ def test_a_server_that_is_not_there_costs_little_and_one_line(results: Results, 
     assert caught.value.exit_code == 1
 
 
-def test_a_database_that_is_none(results: Results) -> None:
+def test_a_file_that_is_no_database(results: Results) -> None:
     small_sweep(results, "demo")
     results.database.write_bytes(b"no database" * 1000)
     start = time.monotonic()
@@ -135,7 +138,7 @@ def test_a_database_that_is_none(results: Results) -> None:
     "uri",
     ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "nonsense"],
 )
-def test_what_is_no_tracking_uri(results: Results, uri: str) -> None:
+def test_impossible_tracking_uris_are_refused(results: Results, uri: str) -> None:
     with pytest.raises(BadInput, match="tracking URI: found") as caught:
         Tracker(results, uri)
     assert "\n" not in str(caught.value)
@@ -144,12 +147,12 @@ def test_what_is_no_tracking_uri(results: Results, uri: str) -> None:
 @pytest.mark.parametrize(
     "uri", ["postgresql+psycopg2://me:x@db/mlflow", "https://mlflow.example.org", "databricks"]
 )
-def test_what_may_be_one(uri: str) -> None:
+def test_tracking_uris_of_servers_and_databases_are_accepted(uri: str) -> None:
     check_uri(uri)
 
 
-def test_a_folder_without_records(results: Results) -> None:
-    with pytest.raises(BadInput, match="holds no record"):
+def test_a_folder_without_records_is_bad_input(results: Results) -> None:
+    with pytest.raises(BadInput, match="found no record"):
         Tracker(results).deliver(results.sweep_folder("nothing"))
 
 

@@ -1,4 +1,4 @@
-"""MLflow's server as `harness ui` runs it: where it says, on loopback, and gone when it should be."""
+"""MLflow's server as `harness ui` runs it: on loopback only, and ended with all its processes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from tests.support.running import wait_until
 
 
 def processes_of(port: int) -> list[str]:
-    """The command lines of whatever has to do with a server on `port`."""
-    found = subprocess.run(
+    """Return the command lines of all processes of a server on `port`."""
+    listing = subprocess.run(
         ["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True
     ).stdout
     return [
-        words for words in found.splitlines() if "python" in words and f"--port {port}" in words
+        command
+        for command in listing.splitlines()
+        if "python" in command and f"--port {port}" in command
     ]
 
 
 def record_address(results: Results, port: int) -> str:
-    """Where MLflow's pages get the record of the only trial from."""
+    """Return the address from which MLflow's pages read the record of the only trial."""
     trial = next(
         run
         for run in runs_of(f"sqlite:///{results.database}", "demo")
@@ -47,7 +49,7 @@ def record_address(results: Results, port: int) -> str:
 
 @contextmanager
 def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`harness ui`, and what it has said when it is ready."""
+    """Run `harness ui`; yield the process and its output once it is ready."""
     command = [
         sys.executable,
         "-m",
@@ -70,13 +72,13 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
         start_new_session=True,
     )
     assert process.stdout
-    said = ""
+    output = ""
     try:
         for line in process.stdout:
-            said += line
+            output += line
             if "Ctrl-C" in line:
                 break
-        yield process, said
+        yield process, output
     finally:
         process.kill()
         process.wait()
@@ -84,12 +86,14 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_it_ends_with_all_its_processes(results: Results, ending: signal.Signals) -> None:
+def test_the_server_ends_with_all_its_processes(results: Results, ending: signal.Signals) -> None:
     write_sweep(results.sweep_folder("demo"), [make_record()])
     delivery = Tracker(results).deliver(results.sweep_folder("demo"))
     port = free_port()
-    with harness_ui(results, port) as (process, said):
-        assert f"demo: http://127.0.0.1:{port}/#/experiments/{delivery.experiment_id}/runs" in said
+    with harness_ui(results, port) as (process, output):
+        assert (
+            f"demo: http://127.0.0.1:{port}/#/experiments/{delivery.experiment_id}/runs" in output
+        )
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
             assert answer.status == 200
         with urllib.request.urlopen(record_address(results, port), timeout=30) as answer:
@@ -98,19 +102,19 @@ def test_it_ends_with_all_its_processes(results: Results, ending: signal.Signals
         process.send_signal(ending)
         assert process.wait(30) == (0 if ending != signal.SIGKILL else -signal.SIGKILL)
         wait_until(
-            lambda: not [words for words in processes_of(port) if "harness.cli" not in words],
+            lambda: not [command for command in processes_of(port) if "harness.cli" not in command],
             30,
         )
 
 
-def test_a_port_in_use_is_one_line(results: Results) -> None:
+def test_a_port_in_use_is_bad_input(results: Results) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(BadInput, match=f"port {port} of 127.0.0.1 is in use"):
             serve(results, port=port)
 
 
-def test_it_is_served_to_this_machine_only(results: Results) -> None:
+def test_other_hosts_are_refused(results: Results) -> None:
     with (
         pytest.raises(BadInput, match=re.escape("0.0.0.0")),
         server(Tracker(results), host="0.0.0.0"),
@@ -118,7 +122,7 @@ def test_it_is_served_to_this_machine_only(results: Results) -> None:
         pass
 
 
-def test_a_server_that_runs_already_is_pointed_to(
+def test_the_addresses_on_a_running_server_are_printed(
     results: Results, mlflow_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sweep(results.sweep_folder("pointed"), [make_record(sweep="pointed")])
