@@ -36,7 +36,7 @@ SETTINGS = CertifySettings(cell="mlp-1", label="mlp", seconds=1.0, min_effect=0.
 
 def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Certificate:
     changes = changes or [0.004] * of
-    found = [
+    comparisons = [
         Comparison(
             verdict="slower" if number < alarms else "same",
             log_ratio=change,
@@ -49,13 +49,13 @@ def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Ce
         for number, change in enumerate(changes)
     ]
     hardware = Hardware(cpu="Fast CPU", usable_cores=2, gpus=[])
-    known: dict[str, Any] = {
+    origin: dict[str, Any] = {
         "device": "cpu",
         "hardware": hardware,
         "software": Software(python="3.11.7", torch="2.13"),
         "code": Code(version="1"),
     }
-    return Certificate(**{"settings": SETTINGS, "comparisons": found, **known, **more})
+    return Certificate(**{"settings": SETTINGS, "comparisons": comparisons, **origin, **more})
 
 
 def test_in_words() -> None:
@@ -71,27 +71,27 @@ def test_the_noise_floor_is_what_all_but_a_twentieth_stay_below() -> None:
 
 @pytest.mark.parametrize(("alarms", "holds"), [(0, True), (10, True), (16, True), (20, False)])
 def test_it_holds_unless_false_alarms_are_certainly_too_many(alarms: int, holds: bool) -> None:
-    found = made(alarms, 200)
-    assert found.holds is holds
-    assert ("can't be trusted" in conclusion(found)) is not holds
+    certified = made(alarms, 200)
+    assert certified.holds is holds
+    assert ("can't be trusted" in conclusion(certified)) is not holds
 
 
 def test_what_was_measured_is_told() -> None:
-    told = summary_lines(made(1, 20))
-    assert told[0] == "mlp against itself on Fast-CPU-2-cores"
-    assert told[1].startswith("19 same, 1 slower; median of 1.1 s of measuring, 1 s at most")
+    lines = summary_lines(made(1, 20))
+    assert lines[0] == "mlp against itself on Fast-CPU-2-cores"
+    assert lines[1].startswith("19 same, 1 slower; median of 1.1 s of measuring, 1 s at most")
 
 
 def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path) -> None:
-    results, found = Results(tmp_path), made(1, 3)
-    path = certificate.write(results, found)
+    results, certified = Results(tmp_path), made(1, 3)
+    path = certificate.write(results, certified)
     assert path == tmp_path / "certificates" / "Fast-CPU-2-cores.json"
-    assert certificate.read(results, found.key) == found
+    assert certificate.read(results, certified.key) == certified
     assert sum('"verdict"' in line for line in path.read_text(encoding="utf-8").splitlines()) == 3
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"schema": 0}, "schema: found 0"),
         ({"comparisons": []}, "no comparison"),
@@ -101,27 +101,27 @@ def test_it_is_read_as_it_was_written_a_line_for_each_comparison(tmp_path: Path)
     ],
 )
 def test_what_is_no_certificate_is_refused(
-    change: dict[str, Any], words: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    results, found = Results(tmp_path), made(1, 3)
-    path = certificate.write(results, found)
+    results, certified = Results(tmp_path), made(1, 3)
+    path = certificate.write(results, certified)
     path.write_text(
         json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8"
     )
-    with pytest.raises(BadInput, match=words) as caught:
-        certificate.read(results, found.key)
+    with pytest.raises(BadInput, match=message) as caught:
+        certificate.read(results, certified.key)
     assert "harness certify --anew" in str(caught.value)
 
 
 def test_only_like_is_gone_on_with() -> None:
-    found = made(1, 3)
-    assert found.continues(made(0, 5))
-    others: list[dict[str, Any]] = [
+    certified = made(1, 3)
+    assert certified.continues(made(0, 5))
+    changed: list[dict[str, Any]] = [
         {"settings": replace(SETTINGS, seconds=2.0)},
         {"software": Software(python="3.11.7", torch="2.14")},
         {"code": Code(version="2")},
     ]
-    assert [found.continues(made(1, 3, **other)) for other in others] == [False, False, False]
+    assert [certified.continues(made(1, 3, **other)) for other in changed] == [False, False, False]
 
 
 def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path) -> None:
@@ -136,37 +136,39 @@ def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path
 
 
 def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:
-    results, found = Results(tmp_path), made(3, 200)
-    certificate.write(results, found)
-    assert citation_lines(results, [found.key, found.key]) == [
-        f"A/A certificate of this hardware: {found.description}"
+    results, certified = Results(tmp_path), made(3, 200)
+    certificate.write(results, certified)
+    assert citation_lines(results, [certified.key, certified.key]) == [
+        f"A/A certificate of this hardware: {certified.description}"
     ]
     assert citation_lines(results, ["other"]) == [
         "A/A certificate of this hardware: none; harness certify measures it"
     ]
-    assert citation_lines(results, [found.key, "other"]) == []
+    assert citation_lines(results, [certified.key, "other"]) == []
     other = made(0, 20, hardware=Hardware(cpu="Other", usable_cores=4))
     certificate.write(results, other)
-    assert len(citation_lines(results, [found.key, other.key])) == 2
+    assert len(citation_lines(results, [certified.key, other.key])) == 2
 
 
 def test_how_much_the_speed_moves_is_known_from_its_comparisons(tmp_path: Path) -> None:
-    results, found = Results(tmp_path), made(0, 3)
-    certificate.write(results, found)
-    known = drift_by_hardware(results, [found.key, "other"])
-    assert known == {found.key: found.drift}
-    assert known[found.key].deviation == pytest.approx(math.log(1.01))
-    assert known[found.key].degrees_of_freedom == 2
+    results, certified = Results(tmp_path), made(0, 3)
+    certificate.write(results, certified)
+    drifts = drift_by_hardware(results, [certified.key, "other"])
+    assert drifts == {certified.key: certified.drift}
+    assert drifts[certified.key].deviation == pytest.approx(math.log(1.01))
+    assert drifts[certified.key].degrees_of_freedom == 2
     assert made(0, 1).drift is None
 
 
 def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_path: Path) -> None:
-    results, found = Results(tmp_path), made(0, 200)
-    certificate.write(results, found)
+    results, certified = Results(tmp_path), made(0, 200)
+    certificate.write(results, certified)
     speeds = [1000.0, 1001.0, 1002.0]
     for name, started in (("before", BEGUN), ("now", BEGUN + 1e6)):
         cell = make_result(
-            speeds, conditions={"hardware": [found.key]}, started=[started + n for n in range(3)]
+            speeds,
+            conditions={"hardware": [certified.key]},
+            started=[started + n for n in range(3)],
         )
         baseline.save(Results(tmp_path / name), [cell])
     before, now = (str(next((tmp_path / name).rglob("*.json"))) for name in ("before", "now"))
@@ -175,12 +177,12 @@ def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_
 
 
 def test_compare_cites_it(tmp_path: Path) -> None:
-    results, found = Results(tmp_path), made(3, 200)
-    certificate.write(results, found)
-    cell = make_result([1000.0, 1001.0, 1002.0], conditions={"hardware": [found.key]})
+    results, certified = Results(tmp_path), made(3, 200)
+    certificate.write(results, certified)
+    cell = make_result([1000.0, 1001.0, 1002.0], conditions={"hardware": [certified.key]})
     (saved,) = baseline.save(results, [cell])
     ended = harness("compare", str(saved.path), str(saved.path), "--results", str(tmp_path))
-    assert f"A/A certificate of this hardware: {found.description}" in ended.out.splitlines()
+    assert f"A/A certificate of this hardware: {certified.description}" in ended.out.splitlines()
 
 
 @pytest.mark.parametrize(

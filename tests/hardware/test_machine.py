@@ -89,10 +89,10 @@ class TestOnDisk:
         whole = path.read_bytes()
         for length in range(0, len(whole) - 2, 61):
             path.write_bytes(whole[:length])
-            with pytest.raises(BadInput, match="can't be read as a record of peaks") as found:
+            with pytest.raises(BadInput, match="can't be read as a record of peaks") as caught:
                 machines.read(path)
-            assert str(path) in str(found.value)
-            assert "\n" not in str(found.value)
+            assert str(path) in str(caught.value)
+            assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("schema", [0, 1, "2", None])
     def test_of_another_schema_is_refused(self, tmp_path: Path, schema: Any) -> None:
@@ -130,9 +130,9 @@ class TestOnDisk:
         path = damaged(tmp_path, damage)
         with pytest.raises(
             BadInput, match=r"not a valid record of peaks: .*harness peak makes a new one$"
-        ) as found:
+        ) as caught:
             machines.read(path)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
 
     def test_that_json_cannot_hold_is_never_written(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="JSON compliant"):

@@ -50,7 +50,7 @@ class TestRepeat:
         assert run.runs[0] == 1, "the first is a warm-up"
 
     def test_interruptions_do_not_make_repeats_short(self) -> None:
-        for slow in [*((one,) for one in range(1, 12)), (2, 3), (2, 3, 5), (2, 3, 4, 5)]:
+        for slow in [*((number,) for number in range(1, 12)), (2, 3), (2, 3, 5), (2, 3, 4, 5)]:
             timing = repeat(Fake(1e-6, slow), repeats=6, min_seconds=0.05)
             assert min(timing.seconds) * timing.calls > 0.0499
 
@@ -113,7 +113,7 @@ class TestView:
         assert "30.0" in shown
         assert "20.0–40.0" in shown
         gpus = [Gpu(name="NVIDIA L4")] * 2
-        matmuls = [replace(one, threads=None) for one in machine.matmuls[:2]]
+        matmuls = [replace(matmul, threads=None) for matmul in machine.matmuls[:2]]
         copies = [
             Copy(direction=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
             for path in ("memory", "to-device", "from-device")
@@ -126,8 +126,8 @@ class TestView:
             cache_bytes=None,
         )
         assert all(
-            words in printed(machine)
-            for words in ("host to GPU", "GPU to host", "memory copy", "fp32")
+            label in printed(machine)
+            for label in ("host to GPU", "GPU to host", "memory copy", "fp32")
         )
         assert draw(machine).get_suptitle().startswith("2 × NVIDIA L4 · torch")
 

@@ -59,11 +59,11 @@ def test_a_collective_within_a_phase_is_communication() -> None:
         pass
     clock.end_step()
     times = clock.stop()
-    found = {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()}
-    assert found == pytest.approx({"data_wait": 1, "forward": 4 + 3, "communication": 1})
+    milliseconds = {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()}
+    assert milliseconds == pytest.approx({"data_wait": 1, "forward": 4 + 3, "communication": 1})
 
 
-def test_outside_a_stretch_collectives_cost_nothing() -> None:
+def test_outside_a_segment_collectives_cost_nothing() -> None:
     clock = Scripted([0, 2])
     with clock.communicating():
         pass

@@ -108,11 +108,11 @@ def test_it_feeds_telemetry(install: Install) -> None:
         telemetry.begin_segment()
         wait_until(lambda: telemetry.report().sample_times.count >= 3)
         telemetry.end_segment(10)
-    found = telemetry.report()
-    assert found.errors == {}
-    assert found.foreign_processes == []
-    assert found.throttled
-    assert {name for name, share in found.throttled.items() if share} == {
+    report = telemetry.report()
+    assert report.errors == {}
+    assert report.foreign_processes == []
+    assert report.throttled
+    assert {name for name, share in report.throttled.items() if share} == {
         "sw_power_cap",
         "hw_thermal_slowdown",
     }
@@ -129,13 +129,13 @@ def test_readings_of_a_real_gpu_are_plausible() -> None:
         while time.monotonic() < end:
             (matrix @ matrix).sum().item()
         telemetry.end_segment(100)
-    found = telemetry.report()
-    means = {name: float(np.nanmean(series.unpack())) for name, series in found.readings.items()}
-    assert found.errors == {}
+    report = telemetry.report()
+    means = {name: float(np.nanmean(series.unpack())) for name, series in report.readings.items()}
+    assert report.errors == {}
     assert means["gpu_memory_bytes"] > 2**30
     assert 0 < means["gpu_utilization"] <= 1
     assert 10 < means["gpu_temperature_c"] < 110
     assert 1e8 < means["gpu_sm_clock_hz"] < 5e9
     assert 10 < means["gpu_power_w"] < 2000
-    assert found.joules
-    assert 0.5 < found.joules / (means["gpu_power_w"] * found.seconds) < 2
+    assert report.joules
+    assert 0.5 < report.joules / (means["gpu_power_w"] * report.seconds) < 2

@@ -34,10 +34,10 @@ def test_sees_that_a_process_is_busy() -> None:
 def test_sees_memory_grow() -> None:
     host = ThisHost()
     before = host.gauges()["resident_bytes"]
-    held = np.ones(64 * 2**20, dtype=np.uint8)
+    array = np.ones(64 * 2**20, dtype=np.uint8)
     grown = host.gauges()["resident_bytes"] - before
-    assert held.nbytes <= grown + 2**20
-    assert grown < 1.5 * held.nbytes
+    assert array.nbytes <= grown + 2**20
+    assert grown < 1.5 * array.nbytes
 
 
 def test_reads_the_frequency_where_the_kernel_measures_it(tmp_path: Path) -> None:
@@ -55,14 +55,17 @@ def test_load_is_plausible() -> None:
 
 def test_follows_the_kernels_counters(tmp_path: Path) -> None:
     #            user nice system idle iowait irq softirq steal guest guest_nice, in ticks
-    first, then = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0), (300, 50, 100, 400, 100, 10, 20, 20, 300, 0)
+    ticks_before, ticks_after = (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (300, 50, 100, 400, 100, 10, 20, 20, 300, 0),
+    )
     hertz, host = os.sysconf("SC_CLK_TCK"), ThisHost(tmp_path)
-    found = []
-    for ticks in (first, then):
+    readings = []
+    for ticks in (ticks_before, ticks_after):
         (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, ticks))}\n", encoding="ascii")
-        found.append(host.counters())
+        readings.append(host.counters())
     host.close()
-    spent = found[1] - found[0]
+    spent = readings[1] - readings[0]
     assert (spent.total, spent.busy, spent.stolen) == pytest.approx(
         (1000 / hertz, 480 / hertz, 20 / hertz)
     )
@@ -94,7 +97,7 @@ def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line
             wait_until(
                 lambda: (
                     below.cmdline() == parent
-                    and [one.cmdline() for one in below.children()] == [sleep]
+                    and [process.cmdline() for process in below.children()] == [sleep]
                 )
             )
             (child,) = below.children()

@@ -38,15 +38,15 @@ def summary(*ranks: RankResult, warmup: int = 0) -> Summary:
 
 
 def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
-    found = summary(
+    figures = summary(
         rank(0, {"forward": [1.0] * 40, "communication": [3.0] * 40}),
         rank(1, {"forward": [3.0] * 40, "communication": [1.0] * 40}),
     )
-    assert found.throughput == pytest.approx(64 / 4)
-    assert found.step_p50 == pytest.approx(4)
-    assert found.shares == pytest.approx({"forward": 0.5, "communication": 0.5})
-    assert found.slowest == SlowestRank(rank=1, host="node1", skew=0.5)
-    assert (found.window_start, found.window_steps, found.settled) == (0, 40, True)
+    assert figures.throughput == pytest.approx(64 / 4)
+    assert figures.step_p50 == pytest.approx(4)
+    assert figures.shares == pytest.approx({"forward": 0.5, "communication": 0.5})
+    assert figures.slowest == SlowestRank(rank=1, host="node1", skew=0.5)
+    assert (figures.window_start, figures.window_steps, figures.settled) == (0, 40, True)
 
 
 def test_who_is_slowest_is_unknown_where_communication_is() -> None:
@@ -57,12 +57,12 @@ def test_who_is_slowest_is_unknown_where_communication_is() -> None:
 
 
 def test_warm_up_is_in_no_number() -> None:
-    found = summary(
+    figures = summary(
         rank(0, {"forward": [5.0] * 10 + [1.0] * 30, "optimizer": [0.0] * 10 + [1.0] * 30})
     )
-    assert (found.window_start, found.window_steps) == (10, 30)
-    assert found.throughput == pytest.approx(32)
-    assert found.shares == pytest.approx({"forward": 0.5, "optimizer": 0.5})
+    assert (figures.window_start, figures.window_steps) == (10, 30)
+    assert figures.throughput == pytest.approx(32)
+    assert figures.shares == pytest.approx({"forward": 0.5, "optimizer": 0.5})
 
 
 def test_every_attempt_warms_up_again() -> None:
@@ -84,11 +84,11 @@ def test_an_attempt_that_may_be_warm_up_all_through_is_left_out() -> None:
 def test_interruptions_do_not_bias_throughput(at: list[int]) -> None:
     rng = np.random.default_rng(0)
     seconds = np.exp(rng.normal(0, 0.03, 200))
-    for first in [0, *at]:
-        seconds[first : first + 15] *= 3  # compiling, and caches that are cold
+    for start in [0, *at]:
+        seconds[start : start + 15] *= 3  # compiling, and caches that are cold
     assert seconds.mean() > 1.1
-    one = rank(0, {"forward": seconds.tolist()}, tuple(at))
-    assert summary(one, warmup=5).throughput == pytest.approx(64, rel=0.02)
+    result = rank(0, {"forward": seconds.tolist()}, tuple(at))
+    assert summary(result, warmup=5).throughput == pytest.approx(64, rel=0.02)
 
 
 def test_too_few_steps_are_measured_and_not_called_steady() -> None:

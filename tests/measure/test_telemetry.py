@@ -28,7 +28,7 @@ QUICK = 0.01  # seconds from sample to sample
 
 
 def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
-    """The account of one stretch that lasts for so many samples."""
+    """The account of one segment that lasts for so many samples."""
     with telemetry:
         telemetry.begin_segment()
         wait_until(lambda: telemetry.report().sample_times.count >= samples)
@@ -37,12 +37,12 @@ def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
 
 
 def metered(
-    monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, stretches: int = 1
+    monkeypatch: pytest.MonkeyPatch, energy: list[Any], *, segments: int = 1
 ) -> records.Telemetry:
-    """The account of stretches of 10 steps and 0.1 s, which are long enough; no thread takes part."""
+    """The account of segments of 10 steps and 0.1 s, which are long enough; no thread takes part."""
     monkeypatch.setattr("harness.measure.telemetry.MIN_METERED_SECONDS", 0.05)
     telemetry = Telemetry(FakeGpu(energy=energy), FakeHost())
-    for _ in range(stretches):
+    for _ in range(segments):
         telemetry.begin_segment()
         time.sleep(0.1)
         telemetry.end_segment(10)
@@ -54,14 +54,14 @@ class TestSamples:
         gpu = FakeGpu(
             readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}]
         )
-        found = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
-        readings = {name: series.unpack() for name, series in found.readings.items()}
+        report = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
+        readings = {name: series.unpack() for name, series in report.readings.items()}
         assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
         assert np.isnan(readings["gpu_temperature_c"][0])
         assert readings["gpu_temperature_c"][1] == 60
         assert set(readings["load_per_core"]) == {0.5}
-        assert {len(values) for values in readings.values()} == {found.sample_times.count}
-        assert np.all(np.abs(found.sample_times.unpack() - time.time()) < 60)
+        assert {len(values) for values in readings.values()} == {report.sample_times.count}
+        assert np.all(np.abs(report.sample_times.unpack() - time.time()) < 60)
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
         telemetry = Telemetry(
@@ -69,10 +69,11 @@ class TestSamples:
             FakeHost(),
             interval=QUICK,
         )
-        found = watch(telemetry)
-        assert found.throttled
+        report = watch(telemetry)
+        assert report.throttled
         shares = {
-            name: round(share * found.sample_times.count) for name, share in found.throttled.items()
+            name: round(share * report.sample_times.count)
+            for name, share in report.throttled.items()
         }
         assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
@@ -83,7 +84,7 @@ class TestSamples:
         )
         assert watch(Telemetry(None, FakeHost(), interval=QUICK)).throttled is None
 
-    def test_outside_stretches_do_not_count(self) -> None:
+    def test_outside_segments_do_not_count(self) -> None:
         telemetry = Telemetry(FakeGpu(), FakeHost(), interval=QUICK)
         with telemetry:
             time.sleep(10 * QUICK)
@@ -94,7 +95,7 @@ class TestSamples:
             time.sleep(10 * QUICK)
         assert telemetry.report().sample_times.count == count
 
-    def test_that_straddle_the_end_of_a_stretch_do_not_count(self) -> None:
+    def test_that_straddle_the_end_of_a_segment_do_not_count(self) -> None:
         reading, ended = threading.Event(), threading.Event()
 
         class Slow(FakeGpu):
@@ -111,7 +112,7 @@ class TestSamples:
             ended.set()
         assert telemetry.report().sample_times.count == 0
 
-    def test_are_evenly_apart_in_training_time_across_short_stretches(self) -> None:
+    def test_are_evenly_apart_in_training_time_across_short_segments(self) -> None:
         telemetry = Telemetry(None, FakeHost(), interval=0.25)
         with telemetry:
             for _ in range(10):
@@ -127,8 +128,8 @@ class TestSamples:
                 telemetry.begin_segment()
                 time.sleep(5 * QUICK)
                 telemetry.end_segment(steps)
-            found = telemetry.report()
-            assert (found.sample_times.count, found.steps, found.seconds, found.shares) == (
+            report = telemetry.report()
+            assert (report.sample_times.count, report.steps, report.seconds, report.shares) == (
                 0,
                 0,
                 0.0,
@@ -183,41 +184,41 @@ class TestEnergy:
     ) -> None:
         assert joules_between(before, after, 2.0) == joules
 
-    def test_adds_up_over_stretches_and_leaves_out_what_lies_between(
+    def test_adds_up_over_segments_and_leaves_out_what_lies_between(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = metered(monkeypatch, [1_000, 31_000, 999_000, 1_019_000], stretches=2)
-        assert (found.joules, found.metered_steps, found.errors) == (50.0, 20, {})
+        report = metered(monkeypatch, [1_000, 31_000, 999_000, 1_019_000], segments=2)
+        assert (report.joules, report.metered_steps, report.errors) == (50.0, 20, {})
 
     def test_of_a_counter_that_wraps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = metered(monkeypatch, [2**32 - 10_000, 20_000])
-        assert (found.joules, found.metered_steps) == (30.0, 10)
+        report = metered(monkeypatch, [2**32 - 10_000, 20_000])
+        assert (report.joules, report.metered_steps) == (30.0, 10)
 
     def test_of_a_counter_that_was_set_back_is_unknown_and_told(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = metered(monkeypatch, [9_000_000, 100])
-        assert (found.joules, found.metered_steps) == (None, 0)
-        assert found.errors["gpu energy"].startswith(
+        report = metered(monkeypatch, [9_000_000, 100])
+        assert (report.joules, report.metered_steps) == (None, 0)
+        assert report.errors["gpu energy"].startswith(
             "the counter went from 9000000 to 100 mJ in 0.1"
         )
 
-    def test_of_stretches_too_short_for_the_counter_is_unknown(self) -> None:
+    def test_of_segments_too_short_for_the_counter_is_unknown(self) -> None:
         telemetry = Telemetry(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
         for _ in range(3):
             telemetry.begin_segment()
             telemetry.end_segment(10)
-        found = telemetry.report()
-        assert found.seconds < MIN_METERED_SECONDS
-        assert (found.steps, found.joules, found.metered_steps) == (30, None, 0)
+        report = telemetry.report()
+        assert report.seconds < MIN_METERED_SECONDS
+        assert (report.steps, report.joules, report.metered_steps) == (30, None, 0)
 
     def test_of_a_gpu_without_a_counter_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = metered(monkeypatch, [None])
-        assert (found.joules, found.errors) == (None, {})
+        report = metered(monkeypatch, [None])
+        assert (report.joules, report.errors) == (None, {})
 
 
 class TestShares:
-    def test_come_from_both_ends_of_every_stretch_however_short(self) -> None:
+    def test_come_from_both_ends_of_every_segment_however_short(self) -> None:
         script = [
             Counters(10, 100, 50, 5, 7), Counters(12, 104, 53, 5.5, 8),
             Counters(50, 300, 200, 90, 40), Counters(54, 308, 206, 90.5, 44),
@@ -232,46 +233,46 @@ class TestShares:
             "process_cpu": pytest.approx(5 / 6),
         }
 
-    def test_of_a_sample_cover_the_time_since_the_one_before_it_in_its_stretch(self) -> None:
+    def test_of_a_sample_cover_the_time_since_the_one_before_it_in_its_segment(self) -> None:
         script = [
             Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))
         ]
-        found = watch(Telemetry(None, FakeHost(script), interval=QUICK), samples=3)
-        assert found.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
+        report = watch(Telemetry(None, FakeHost(script), interval=QUICK), samples=3)
+        assert report.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
 
 
 class TestTrouble:
     def test_leaves_its_name_and_takes_nothing_else_along(self) -> None:
         lost = RuntimeError("GPU is\nlost")
         gpu = FakeGpu(readings=[lost], energy=[lost], throttled=[lost], pids=[lost])
-        found = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
+        report = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
         names = ("gpu", "gpu energy", "gpu throttle reasons", "gpu processes")
-        assert found.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
-        assert (found.joules, found.throttled, found.foreign_processes) == (None, None, None)
-        assert set(found.readings) == {"load_per_core"}
+        assert report.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
+        assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
+        assert set(report.readings) == {"load_per_core"}
 
     def test_of_the_host_stops_no_training(self) -> None:
-        found = watch(
+        report = watch(
             Telemetry(
                 FakeGpu(readings=[{"gpu_power_w": 1.0}]),
                 FakeHost([OSError("no /proc")]),
                 interval=QUICK,
             )
         )
-        assert found.errors == {"host counters": "OSError: no /proc"}
-        assert (found.shares, found.steps) == ({}, 10)
-        assert set(found.readings) == {"gpu_power_w", "load_per_core"}
+        assert report.errors == {"host counters": "OSError: no /proc"}
+        assert (report.shares, report.steps) == ({}, 10)
+        assert set(report.readings) == {"gpu_power_w", "load_per_core"}
 
     def test_that_passes_is_still_told(self) -> None:
-        found = watch(
+        report = watch(
             Telemetry(
                 FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]),
                 FakeHost(),
                 interval=QUICK,
             )
         )
-        assert found.errors == {"gpu": "ValueError: once"}
-        assert found.readings["gpu_power_w"].unpack()[1] == 1.0
+        assert report.errors == {"gpu": "ValueError: once"}
+        assert report.readings["gpu_power_w"].unpack()[1] == 1.0
 
 
 class TestThread:
@@ -282,7 +283,7 @@ class TestThread:
         assert not telemetry.thread.is_alive()
         assert gpu.closed
 
-    def test_ends_at_once_when_training_fails_within_a_stretch(self) -> None:
+    def test_ends_at_once_when_training_fails_within_a_segment(self) -> None:
         telemetry = Telemetry(None, FakeHost(), interval=600)
 
         def train() -> None:
@@ -342,7 +343,7 @@ def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
 
 def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def account(power: float, energy: int, throttled: set[str]) -> records.Telemetry:
-        found = metered(monkeypatch, [0, energy])
+        report = metered(monkeypatch, [0, energy])
         gpu = FakeGpu(
             readings=[{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}],
             throttled=[throttled],
@@ -350,23 +351,23 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = watch(
             Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), interval=QUICK)
         )
-        return replace(seen, joules=found.joules, metered_steps=found.metered_steps)
+        return replace(seen, joules=report.joules, metered_steps=report.metered_steps)
 
     record = make_record()
-    one = [replace(record.ranks[0], telemetry=account(300, 40_000, {"hw_slowdown"}))]
-    two = [*one, replace(record.ranks[0], rank=1, telemetry=account(200, 24_000, set()))]
-    found = scalars(replace(record, ranks=two))
+    single_rank = [replace(record.ranks[0], telemetry=account(300, 40_000, {"hw_slowdown"}))]
+    two = [*single_rank, replace(record.ranks[0], rank=1, telemetry=account(200, 24_000, set()))]
+    report = scalars(replace(record, ranks=two))
     batch = record.trial.cell.axes.batch_size
-    assert found["gpu_power_w"] == 250
-    assert found["gpu_sm_clock_mhz"] == 1500
-    assert found["gpu_throttled_share.hw_slowdown"] == 1
-    assert found["gpu_throttled_share.sw_power_cap"] == 0
-    assert found["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
-    assert (found["cpu_use"], found["cpu_steal"], found["load_per_core"]) == (0.5, 0.1, 0.5)
-    assert "gpu_foreign_processes" not in found  # nobody's pid was listed
-    assert "gpu_temperature_c" not in found
+    assert report["gpu_power_w"] == 250
+    assert report["gpu_sm_clock_mhz"] == 1500
+    assert report["gpu_throttled_share.hw_slowdown"] == 1
+    assert report["gpu_throttled_share.sw_power_cap"] == 0
+    assert report["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
+    assert (report["cpu_use"], report["cpu_steal"], report["load_per_core"]) == (0.5, 0.1, 0.5)
+    assert "gpu_foreign_processes" not in report  # nobody's pid was listed
+    assert "gpu_temperature_c" not in report
     unknown = replace(two[1], telemetry=replace(account(200, 0, set()), joules=None))
-    assert "joules_per_sample" not in scalars(replace(record, ranks=[one[0], unknown]))
+    assert "joules_per_sample" not in scalars(replace(record, ranks=[single_rank[0], unknown]))
 
 
 @pytest.mark.distributed
@@ -377,21 +378,21 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     (record,) = by_label(run(path)).values()
     assert record.status == "done", record.failure
     (rank,) = record.ranks
-    found = rank.telemetry
-    assert found
+    report = rank.telemetry
+    assert report
     assert rank.step_seconds
-    measured = rank.step_seconds.unpack()[-found.steps :]
-    assert 0 < found.steps < 80
-    assert measured.sum() <= found.seconds < measured.sum() + 0.5
-    assert found.sample_times.count >= 1
+    measured = rank.step_seconds.unpack()[-report.steps :]
+    assert 0 < report.steps < 80
+    assert measured.sum() <= report.seconds < measured.sum() + 0.5
+    assert report.sample_times.count >= 1
     assert (
         0
-        <= found.shares["cpu_steal"]
-        <= found.shares["cpu_use"] + found.shares["cpu_steal"]
+        <= report.shares["cpu_steal"]
+        <= report.shares["cpu_use"] + report.shares["cpu_steal"]
         <= 1.001
     )
-    assert found.readings["resident_bytes"].unpack().min() > 50 * 2**20
-    assert (found.joules, found.throttled, found.foreign_processes, found.errors) == (
+    assert report.readings["resident_bytes"].unpack().min() > 50 * 2**20
+    assert (report.joules, report.throttled, report.foreign_processes, report.errors) == (
         None,
         None,
         None,

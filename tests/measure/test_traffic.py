@@ -81,10 +81,10 @@ class TestOperators:
         assert counted(lambda: nn.functional.embedding(rows, table)) == 2 * 8 + 2 * F32 * 2 * 8
 
     def test_broadcasting_reads_an_element_once(self) -> None:
-        one = torch.ones(1).expand(50)
-        assert tensor_bytes(one) == F32
+        expanded = torch.ones(1).expand(50)
+        assert tensor_bytes(expanded) == F32
         assert tensor_bytes(torch.ones(0, 3)) == 0
-        assert counted(lambda: one * 2) == F32 * (1 + 50)
+        assert counted(lambda: expanded * 2) == F32 * (1 + 50)
 
     def test_lists_of_tensors(self) -> None:
         a, b = torch.ones(4), torch.ones(6)
@@ -99,8 +99,8 @@ def test_of_a_linear_layer() -> None:
     module = nn.Linear(n, m)
     forward = (n * m + m + batch * n + batch * m) + (batch * m + 1)
     backward = 1 + (1 + batch * n + n * m) + (1 + m)
-    found = bytes_per_sample(Sum(Options(), None), module, (torch.ones(batch, n),), nullcontext)
-    assert found == F32 * (forward + backward) / batch
+    measured = bytes_per_sample(Sum(Options(), None), module, (torch.ones(batch, n),), nullcontext)
+    assert measured == F32 * (forward + backward) / batch
 
 
 def test_of_the_mlp() -> None:
@@ -113,13 +113,13 @@ def test_of_the_mlp() -> None:
     layers = list(pairwise(widths))
     total = 0
     for number, (n, m) in enumerate(layers):
-        last, first = number == len(layers) - 1, number == 0
+        is_last, is_first = number == len(layers) - 1, number == 0
         total += n * m + m + batch * n + batch * m  # addmm
-        total += 0 if last else 2 * batch * m  # ReLU
+        total += 0 if is_last else 2 * batch * m  # ReLU
         total += batch * m + batch * n + n * m  # dW = gᵀ x
-        total += 0 if first else batch * m + n * m + batch * n  # dx = g W
+        total += 0 if is_first else batch * m + n * m + batch * n  # dx = g W
         total += batch * m + m  # db
-        total += 0 if last else 3 * batch * m  # threshold_backward reads g and the result
+        total += 0 if is_last else 3 * batch * m  # threshold_backward reads g and the result
     classes, labels = widths[-1], 2 * batch  # a label has 8 bytes, two of ours
     total += 2 * batch * classes  # log_softmax
     total += batch * classes + labels + 2  # nll_loss writes the loss and the total weight
@@ -135,9 +135,9 @@ def test_leaves_everything_as_it_was() -> None:
     module = workload.build_model().eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     random = torch.random.get_rng_state()
-    found = bytes_per_sample(workload, module, samples, nullcontext)
-    assert found is not None
-    assert found > 0
+    measured = bytes_per_sample(workload, module, samples, nullcontext)
+    assert measured is not None
+    assert measured > 0
     assert not module.training
     assert torch.equal(torch.random.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

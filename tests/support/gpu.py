@@ -39,8 +39,8 @@ class FakeGpu:
         self.closed = False
 
     def gauges(self) -> dict[str, float]:
-        found: dict[str, float] = _said(self._readings)
-        return found
+        answer: dict[str, float] = _said(self._readings)
+        return answer
 
     def energy_millijoules(self) -> int | None:
         counter: int | None = _said(self._energy)
@@ -70,8 +70,8 @@ class FakeHost:
         return {"load_per_core": 0.5}
 
     def counters(self) -> Counters:
-        found: Counters = _said(self._counters)
-        return found
+        answer: Counters = _said(self._counters)
+        return answer
 
     def foreign_process(self, pid: int) -> str | None:
         return f"pid {pid} {self.names[pid]}" if pid in self.names else None
@@ -129,8 +129,8 @@ class FakeDriver:
             count._obj.value = len(self.processes)
             return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
         count._obj.value = len(self.processes)
-        for place, pid in zip(places or (), self.processes, strict=False):
-            place.pid = pid
+        for entry, pid in zip(places or (), self.processes, strict=False):
+            entry.pid = pid
         return int(pynvml.NVML_SUCCESS)
 
 

@@ -31,19 +31,19 @@ class Unfinished(Classifier):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_table_agrees_with_the_classes(name: str) -> None:
-    entry, found = BUILT_IN[name], load_class(name)
-    assert entry.path == f"{found.__module__}:{found.__name__}"
-    assert entry.options is found.Options
-    assert entry.data == found.Data
-    assert entry.batch_size == found.batch_size
+    entry, workload = BUILT_IN[name], load_class(name)
+    assert entry.path == f"{workload.__module__}:{workload.__name__}"
+    assert entry.options is workload.Options
+    assert entry.data == workload.Data
+    assert entry.batch_size == workload.batch_size
 
 
 def test_a_class_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    found = load_class("mine.py:Mine", tmp_path)
-    assert issubclass(found, Classifier)
-    assert found.Options().identity() == {"depth": 2}
-    assert load_class(f"{tmp_path}/mine.py:Mine") is found
+    workload = load_class("mine.py:Mine", tmp_path)
+    assert issubclass(workload, Classifier)
+    assert workload.Options().identity() == {"depth": 2}
+    assert load_class(f"{tmp_path}/mine.py:Mine") is workload
 
 
 def test_files_of_one_name_are_loaded_side_by_side(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("uses", "said"),
+    ("uses", "message"),
     [
         (
             "mpl",
@@ -88,9 +88,9 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("mine.py:Unfinished", "found no build_model, flops_per_sample, optimizer in Unfinished"),
     ],
 )
-def test_errors_list_the_alternatives(tmp_path: Path, uses: str, said: str) -> None:
+def test_errors_list_the_alternatives(tmp_path: Path, uses: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         load_class(uses, tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -27,10 +27,10 @@ def test_every_class_is_held_out_in_proportion() -> None:
         "rare",
         "rare",
     ]
-    kept, held = stratified(labels, seed=0)
-    assert sorted(kept + held) == list(range(len(labels)))
-    assert (kept, held) == (sorted(kept), sorted(held))
-    counts, tested = Counter(labels), Counter(labels[row] for row in held)
+    training, held_out = stratified(labels, seed=0)
+    assert sorted(training + held_out) == list(range(len(labels)))
+    assert (training, held_out) == (sorted(training), sorted(held_out))
+    counts, tested = Counter(labels), Counter(labels[row] for row in held_out)
     assert {label: tested[label] for label in counts} == {
         label: max(1, round(HELD_OUT * count)) for label, count in counts.items()
     }

@@ -57,7 +57,7 @@ def test_missing_idx_folder_and_file(mnist: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (f"train-{IMAGES}", b"", "an empty file"),
         (f"train-{IMAGES}", b"\x00\x00\x0d\x03" + bytes(40), "found 00000d03"),
@@ -82,9 +82,9 @@ def test_missing_idx_folder_and_file(mnist: Path) -> None:
         (f"train-{LABELS}", b"\x1f\x8bnonsense", "found a corrupted gzip file"),
     ],
 )
-def test_broken_idx_files(mnist: Path, name: str, content: bytes, said: str) -> None:
+def test_broken_idx_files(mnist: Path, name: str, content: bytes, message: str) -> None:
     (mnist / name).write_bytes(content)
-    assert_refused(Idx(path=mnist), mnist / name, "path: ", said)
+    assert_refused(Idx(path=mnist), mnist / name, "path: ", message)
 
 
 ROWS = "a,yes\nb,yes\nc,no\nd,no\n"
@@ -102,7 +102,7 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "no single column 'text'"),
         (b"text,label\n", "found no rows"),
@@ -117,10 +117,10 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
         (b"text,label\na,yes\nb,yes\nc,no\n", "found one row labeled 'no'; allowed: 2 or more"),
     ],
 )
-def test_broken_csv_files(tmp_path: Path, content: bytes, said: str) -> None:
+def test_broken_csv_files(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes(content)
-    assert_refused(Csv(path=file), file, "path: ", said)
+    assert_refused(Csv(path=file), file, "path: ", message)
 
 
 def test_missing_csv_files(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (
             "config.json",
@@ -182,10 +182,10 @@ def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
         ("model.safetensors", bytes(100), "found no safetensors header"),
     ],
 )
-def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, said: str) -> None:
+def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, message: str) -> None:
     (checkpoint / name).write_bytes(content)
     assert_refused(
-        DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", said
+        DistilBertOptions(pretrained=checkpoint), checkpoint / name, "pretrained: ", message
     )
 
 

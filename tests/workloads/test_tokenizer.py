@@ -26,14 +26,14 @@ def test_every_process_learns_the_same_vocabulary(tmp_path: Path) -> None:
     for run, (seed, parallel) in enumerate(
         [("0", "false"), ("1", "true"), ("2", "false"), ("3", "true")]
     ):
-        own = {
+        variables = {
             "PYTHONHASHSEED": seed,
             "TOKENIZERS_PARALLELISM": parallel,
             "XDG_CACHE_HOME": str(tmp_path / str(run)),
         }
         done = subprocess.run(
             [sys.executable, "-c", TRAIN],
-            env=os.environ | own,
+            env=os.environ | variables,
             capture_output=True,
             text=True,
             check=True,
@@ -63,10 +63,10 @@ def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> No
         TRAIN
         + "import os; encoded = trained(texts, 600).encode(texts[0]); print(len(os.listdir('/proc/self/task')))"
     )
-    own = {"XDG_CACHE_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | own,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=True,
@@ -74,10 +74,10 @@ def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> No
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_a_cached_tokenizer_is_taken_and_leaves_nothing_half_written(cache: Path) -> None:
-    first = trained(texts(), 700)
+def test_a_cached_tokenizer_is_used_and_no_partial_file_remains(cache: Path) -> None:
+    tokenizer = trained(texts(), 700)
     folder = cache / "distributed-training-harness" / "tokenizers"
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert trained(texts(), 700).to_str() == first.to_str()
+    assert trained(texts(), 700).to_str() == tokenizer.to_str()
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert {path.suffix for path in before} == {".json"}
