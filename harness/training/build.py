@@ -53,7 +53,7 @@ class TrialParts:
     strategy: Strategy
     # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
     model: nn.Module
-    parameter_count: int  # over all ranks
+    parameter_count: int  # elements of all parameters
     compiler: Compiler
     optimizer: Optimizer
     scaler: Scaler
@@ -104,7 +104,6 @@ def build_trial(
         # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
-        # Counted before the strategy may shard parameters, which then count this rank's elements.
         parameter_count = sum(parameter.numel() for parameter in model.parameters())
         clock = step_clock(mesh.device)
         strategy = strategy_class(axes.strategy)(axes, mesh)

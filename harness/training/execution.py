@@ -71,9 +71,8 @@ class Compiler:
         self._compile_start = time.perf_counter()
         # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
-        is_dynamo = (
-            compilation.callback_trigger.name == "DYNAMO"
-        )  # not a part of it, such as Triton
+        # Parts of a compilation, such as Triton's, report themselves too and are not counted.
+        is_dynamo = compilation.callback_trigger.name == "DYNAMO"
         if is_dynamo and number not in FIRST_COMPILATION:
             self.recompiles += 1
 

@@ -32,9 +32,8 @@ from harness.training.state import TrainingState
 # The seconds that a segment should last. It must be long beside what happens between segments, and
 # short for somebody who waits for a trial to stop.
 SEGMENT_SECONDS = 2.0
-FASTEST_GROWTH = (
-    10  # times as many steps as in the segment before, while it is not known how long they take
-)
+# A segment has at most so many times the steps of the one before, as its steps may take longer.
+FASTEST_GROWTH = 10
 
 
 @dataclass(frozen=True)
