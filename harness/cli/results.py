@@ -180,9 +180,9 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
     is_within_one = len(options) == 1 and len(names) == 1
     is_among_several = not options and len(names) > 1
     if not is_within_one and not is_among_several:
-        found = " and ".join([str(len(names)), *options])
+        request = " and ".join([str(len(names)), *options])
         raise BadInput(
-            f"found {found} to compare; allowed: A B…, or one with --by AXIS or --effects"
+            f"found {request} to compare; allowed: A B…, or one with --by AXIS or --effects"
         )
 
 

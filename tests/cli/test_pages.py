@@ -66,11 +66,11 @@ class TestMachinery:
 
     def test_commands_of_a_console_follow_the_prompt(self) -> None:
         _, console, _, plain = blocks(PAGE)
-        first, second = commands(console)
-        assert first.text.startswith("harness plan sweep.yaml > plan.txt")
-        assert first.exit_code == 0
-        assert " ".join(second.text.split()).startswith("harness plan nothing.yaml #")
-        assert second.exit_code == 2
+        plan_command, refused_command = commands(console)
+        assert plan_command.text.startswith("harness plan sweep.yaml > plan.txt")
+        assert plan_command.exit_code == 0
+        assert " ".join(refused_command.text.split()).startswith("harness plan nothing.yaml #")
+        assert refused_command.exit_code == 2
         assert commands(plain) == []
 
     def test_commands_of_a_script_are_its_lines(self) -> None:
@@ -157,10 +157,10 @@ class TestMachinery:
 
     def test_a_command_that_ends_otherwise_is_named_with_its_output(self, tmp_path: Path) -> None:
         page = "\n```console run\n$ harness plan nothing.yaml\n$ true   # exit code 3\n```\n"
-        first, second = run_page(page, tmp_path)
-        assert first.startswith("line 2: harness plan nothing.yaml: exit code 2, not 0:\n")
-        assert "nothing.yaml" in first.partition("\n")[2]
-        assert "exit code 0, not 3" in second
+        refused, wrong_code = run_page(page, tmp_path)
+        assert refused.startswith("line 2: harness plan nothing.yaml: exit code 2, not 0:\n")
+        assert "nothing.yaml" in refused.partition("\n")[2]
+        assert "exit code 0, not 3" in wrong_code
 
     def test_blocks_without_the_word_are_not_run(self, tmp_path: Path) -> None:
         assert run_page("```bash\ntouch made\n```\n```console\n$ touch made\n```\n", tmp_path) == []

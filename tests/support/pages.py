@@ -107,26 +107,26 @@ def harness_calls(command: str) -> list[list[str]]:
     calls: list[list[str]] = []
     is_start = True  # whether the next word is a program's name
     arguments: list[str] | None = None
-    for word in lexer:
-        if set(word) <= set(";&|()<>"):
-            is_start = word not in (">", ">>", "<")
+    for token in lexer:
+        if set(token) <= set(";&|()<>"):
+            is_start = token not in (">", ">>", "<")
             arguments = None
-        elif is_start and re.fullmatch(r"\w+=.*", word):
+        elif is_start and re.fullmatch(r"\w+=.*", token):
             continue  # a variable that is set for this program
         elif is_start:
             is_start = False
-            if Path(word).name == "harness":
+            if Path(token).name == "harness":
                 arguments = []
                 calls.append(arguments)
         elif arguments is not None:
-            arguments.append(word)
+            arguments.append(token)
     return calls
 
 
 def parse_problem(arguments: list[str]) -> str | None:
     """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
     command: Any = typer.main.get_command(app)
-    remaining = [word for word in arguments if word != "--version"]
+    remaining = [token for token in arguments if token != "--version"]
     while hasattr(command, "commands"):
         if not remaining or remaining[0] == "--help":
             return None
