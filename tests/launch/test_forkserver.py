@@ -1,4 +1,4 @@
-"""Ranks are forked from a process that has torch loaded, and are otherwise as if they had been started anew."""
+"""A forkserver forks processes that have torch loaded and are otherwise as if started anew."""
 
 from __future__ import annotations
 
@@ -8,57 +8,83 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
+from harness.launch.forkserver import TORCH, ForkRequest, kill_all, shared_server
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
-TOLD = """\
+# Prints what a process can see of how it was started.
+DESCRIBE = """\
 import json, os, sys, threading
 print(json.dumps({
-    "arguments": sys.argv[1:], "folder": os.getcwd(), "first": sys.path[0], "mine": os.environ.get("MINE"),
-    "others": sorted(set(os.environ) - {"MINE"}), "group": os.getpgid(0) == os.getpid(), "stdin": sys.stdin.read(),
-    "threads": threading.active_count(), "files": [name for name in os.listdir("/proc/self/fd") if int(name) > 2][1:],
-    "name": __name__, "torch": "torch" in sys.modules,
+    "arguments": sys.argv[1:],
+    "folder": os.getcwd(),
+    "import_path": sys.path[0],
+    "mine": os.environ.get("MINE"),
+    "other variables": sorted(set(os.environ) - {"MINE"}),
+    "leads a group": os.getpgid(0) == os.getpid(),
+    "stdin": sys.stdin.read(),
+    "threads": threading.active_count(),
+    "files": [name for name in os.listdir("/proc/self/fd") if int(name) > 2][1:],
+    "name": __name__,
+    "torch": "torch" in sys.modules,
 }))
 sys.exit(7)
+"""
+PRINT_TREE = """\
+import json, os, sys
+import own
+loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
+print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
 """
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a module `here` in the working directory."""
+    """The file of a module `program` in the working directory."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "here.py"
+    return tmp_path / "program.py"
 
 
 def start(log: Path, *arguments: str, **variables: str) -> Process:
-    return forkserver.start_worker(
-        [sys.executable, "-m", "here", *arguments], {**os.environ, **variables}, log
+    """Start the module `program` as the ranks of a trial are started."""
+    command = [sys.executable, "-m", "program", *arguments]
+    return forkserver.start_worker(command, {**os.environ, **variables}, log)
+
+
+def printed(log: Path) -> Any:
+    return json.loads(log.read_text(encoding="utf-8"))
+
+
+def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
+    module.write_text(DESCRIBE, encoding="utf-8")
+    forked_log = module.with_name("forked.log")
+    fresh_log = module.with_name("fresh.log")
+    assert start(forked_log, "a b", "c", MINE="1").wait(300) == 7
+    command = [sys.executable, "-m", "program", "a b", "c"]
+    assert start_session(command, {**os.environ, "MINE": "1"}, fresh_log).wait(300) == 7
+    forked = printed(forked_log)
+    fresh = printed(fresh_log)
+    assert (forked.pop("torch"), fresh.pop("torch")) == (True, False), "that is the point"
+    assert forked == fresh
+
+
+def test_a_process_finds_nothing_that_an_earlier_one_left_behind(module: Path) -> None:
+    module.write_text(
+        "import os, sys, torch\n"
+        "print(torch.rand(1).item(), os.environ.pop('MINE', None))\n"
+        "sys.modules['torch'] = None\n",
+        encoding="utf-8",
     )
-
-
-def test_it_is_as_if_started_anew(module: Path) -> None:
-    module.write_text(TOLD, encoding="utf-8")
-    forked, anew = module.with_name("forked.log"), module.with_name("anew.log")
-    assert start(forked, "a b", "c", MINE="1").wait(300) == 7
-    command = [sys.executable, "-m", "here", "a b", "c"]
-    assert start_session(command, {**os.environ, "MINE": "1"}, anew).wait(300) == 7
-    found, expected = (json.loads(log.read_text(encoding="utf-8")) for log in (forked, anew))
-    assert (found.pop("torch"), expected.pop("torch")) == (True, False), "that is the point"
-    assert found == expected
-
-
-def test_each_is_as_the_first(module: Path) -> None:
-    """What one leaves behind, the next one does not find."""
-    text = "import os, sys, torch\nprint(torch.rand(1).item(), os.environ.pop('MINE', None))\nsys.modules['torch'] = None"
-    module.write_text(text, encoding="utf-8")
     logs = [module.with_name(f"{number}.log") for number in range(3)]
-    assert [start(log, MINE="1").wait(300) for log in logs] == [0, 0, 0]
+    for log in logs:
+        assert start(log, MINE="1").wait(300) == 0
     assert len({log.read_text(encoding="utf-8") for log in logs}) == 1
     assert "1" in logs[0].read_text(encoding="utf-8").split()
 
@@ -70,14 +96,20 @@ def test_a_module_that_fails_leaves_its_traceback(module: Path) -> None:
     assert log.read_text(encoding="utf-8").endswith("ValueError: the dog ate it\n")
 
 
-def test_a_module_may_end_with_words(module: Path) -> None:
+def test_a_module_may_exit_with_a_message(module: Path) -> None:
     module.write_text("import sys; sys.exit('no rank today')", encoding="utf-8")
     log = module.with_name("log")
     assert start(log).wait(300) == 1
     assert log.read_text(encoding="utf-8") == "no rank today\n"
 
 
-def test_it_ends_with_its_group(module: Path) -> None:
+def test_the_exit_code_of_a_process_that_ends_at_once_is_not_lost(module: Path) -> None:
+    module.write_text("import os; os._exit(3)", encoding="utf-8")
+    for number in range(10):
+        assert start(module.with_name(f"{number}.log")).wait(60) == 3
+
+
+def test_a_process_ends_with_its_group(module: Path) -> None:
     module.write_text("import subprocess; subprocess.run(['sleep', '600'])", encoding="utf-8")
     process = start(module.with_name("log"))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -91,54 +123,99 @@ def test_it_ends_with_its_group(module: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
-def test_a_server_that_was_killed_takes_its_processes_along_and_is_replaced(module: Path) -> None:
-    module.write_text(
-        "import time; time.sleep(600)",
-        encoding="utf-8",
-    )
+def test_a_forkserver_that_was_killed_takes_its_processes_along_and_is_replaced(
+    module: Path,
+) -> None:
+    module.write_text("import time; time.sleep(600)", encoding="utf-8")
     process = start(module.with_name("log"), MINE="killed")
-    (parent,) = (line.split()[1] for line in status(process.pid) if line.startswith("PPid:"))
-    os.kill(int(parent), signal.SIGKILL)
+    os.kill(parent_of(process.pid), signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     wait_until(lambda: not Path(f"/proc/{process.pid}").exists())
     module.write_text("", encoding="utf-8")
     assert start(module.with_name("log"), MINE="killed").wait(300) == 0
 
 
-def status(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+def parent_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("PPid:"):
+            return int(line.split()[1])
+    raise AssertionError("every process has a parent")
 
 
-def test_it_ends_with_whoever_asked_for_it(module: Path) -> None:
+def test_everything_ends_with_the_process_that_started_the_forkserver(module: Path) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
-    text = (
+    program = (
         "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
-        "process = forkserver.start_worker([sys.executable, '-m', 'here'], dict(os.environ), Path('log'))\n"
-        "print(next(iter(forkserver._servers.values())).process.pid, process.pid, flush=True)\n"
+        "command = [sys.executable, '-m', 'program']\n"
+        "process = forkserver.start_worker(command, dict(os.environ), Path('log'))\n"
+        "(server,) = forkserver._servers.values()\n"
+        "print(server.process.pid, process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    top = str(TOP)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([top, os.environ.get("PYTHONPATH", "")]),
-    }
+    python_path = os.pathsep.join([str(TOP), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment
-    ) as asking:
-        assert asking.stdout is not None
-        pids = asking.stdout.readline().split()
-        asking.kill()
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": python_path},
+    ) as starter:
+        assert starter.stdout is not None
+        pids = [int(pid) for pid in starter.stdout.readline().split()]
+        starter.kill()
     assert len(pids) == 2
-    wait_until(lambda: not any(Path(f"/proc/{int(pid)}").exists() for pid in pids), 60)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
 
 
-def test_a_thread_in_the_server_is_refused(module: Path) -> None:
-    """Such as a profiler's that was preloaded: a fork would lose it, and what locks it holds would stay held."""
-    sneaked = "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()\n"
-    module.with_name("sitecustomize.py").write_text(sneaked, encoding="utf-8")
-    path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
+def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
+    """Such as a profiler's: a fork would lose it, and the locks that it holds would stay locked."""
+    module.with_name("sitecustomize.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=[60], daemon=True).start()\n",
+        encoding="utf-8",
+    )
+    python_path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
     with pytest.raises(
         HarnessError,
-        match=r"has 2 threads after loading its modules; allowed: 1; log: .*; `forkserver: false` in the profile",
+        match=r"has 2 threads .*; allowed: 1; log: .*; `forkserver: false` in the profile",
     ):
-        start(module.with_name("log"), PYTHONPATH=path)
+        start(module.with_name("log"), PYTHONPATH=python_path)
+
+
+def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
+    """A process that runs the module `program` of a tree, as a rank of a gate's arm is started."""
+    return ForkRequest(
+        module="program",
+        arguments=[],
+        variables={**os.environ, "PYTHONPATH": str(tree)},
+        folder=str(tree),
+        log=str(log),
+        import_path=(),
+        cores=cores,
+    )
+
+
+def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path) -> None:
+    """It has loaded nothing of the harness, which each of them imports from its own tree too."""
+    usable = sorted(os.sched_getaffinity(0))
+    requests = []
+    for name, core in (("a", usable[0]), ("b", usable[-1])):
+        tree = tmp_path / name
+        tree.mkdir()
+        (tree / "own.py").write_text(f"VALUE = {name!r}\n", encoding="utf-8")
+        (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
+        requests.append(request(tree, tmp_path / f"{name}.log", [core]))
+    server = shared_server(dict(os.environ), preload=TORCH)
+    assert [process.wait(300) for process in server.fork(requests)] == [0, 0]
+    assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
+    assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
+    assert shared_server(dict(os.environ), preload=TORCH) is server
+
+
+def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
+    server = shared_server(dict(os.environ), preload=TORCH)
+    processes = server.fork([request(tmp_path, tmp_path / "log", []) for _ in range(2)])
+    assert [process.poll() for process in processes] == [None, None]
+    kill_all(processes)
+    assert [process.poll() for process in processes] == [-signal.SIGKILL, -signal.SIGKILL]
+    for process in processes:
+        assert not Path(f"/proc/{process.pid}").exists()
