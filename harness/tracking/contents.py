@@ -175,8 +175,9 @@ def cell_contents(
     `result` is that of the whole sweep, None until the sweep is complete.
     """
     cell = outlines[-1].cell
-    (cell_result,) = join([outline.result for outline in outlines])
-    numbers = over_trials([outline.scalars for outline in outlines if outline.status == "done"])
+    (cell_result,) = _join_results(outlines)
+    done = [outline.scalars for outline in outlines if outline.status == "done"]
+    numbers = over_trials(done)
     numbers |= mean_metrics(cell_result)
     metrics: dict[str, float] = {}
     if RATE in numbers:  # first, because MLflow's pages begin with the first metric
@@ -187,7 +188,8 @@ def cell_contents(
         metrics |= verdict_metrics(result, cell)
         tags = verdict_tags(result, cell)
     metrics |= numbers
-    metrics = {name: rounded(value) for name, value in metrics.items()}
+    for name, value in metrics.items():
+        metrics[name] = rounded(value)
     metrics |= _count_by_status(outlines)
     cell_id = outlines[-1].cell_id
     # A trial's id is its cell's id with seed and repeat: `mlp-45dbdb38d5-s0-r1`.
@@ -211,9 +213,7 @@ def sweep_contents(
     planned = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in planned] or outlines
     metrics = _count_by_status(outlines)
-    started = min(outline.started for outline in outlines)
-    ended = max(outline.ended for outline in outlines)
-    metrics["duration_s"] = ended - started
+    metrics["duration_s"] = _ended(outlines) - _started(outlines)
     if spec:
         metrics["cells_planned"] = len(spec["cells"])
         metrics["trials_planned"] = len(spec["trials"])
@@ -252,7 +252,7 @@ def result_of(
     if planned:
         outlines = [outline for outline in outlines if outline.trial in order]
     ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
-    return SweepResult(name=name, cells=join([outline.result for outline in ordered]))
+    return SweepResult(name=name, cells=_join_results(ordered))
 
 
 def _group_contents(
@@ -280,13 +280,28 @@ def _group_contents(
         name=name,
         kind=kind,
         key=key,
-        started=_milliseconds(min(outline.started for outline in outlines)),
-        ended=_milliseconds(max(outline.ended for outline in outlines)),
+        started=_milliseconds(_started(outlines)),
+        ended=_milliseconds(_ended(outlines)),
         status=status,
         tags=_texts(tags),
         params=settings,
         points=[Point(name=metric, value=metrics[metric], at=now, step=0) for metric in metrics],
     )
+
+
+def _started(outlines: Sequence[TrialOutline]) -> float:
+    """Return when the first trial started, in seconds since the epoch."""
+    return min(outline.started for outline in outlines)
+
+
+def _ended(outlines: Sequence[TrialOutline]) -> float:
+    """Return when the last trial ended, in seconds since the epoch."""
+    return max(outline.ended for outline in outlines)
+
+
+def _join_results(outlines: Sequence[TrialOutline]) -> list[CellResult]:
+    """Return the results of cells, put together from those of single trials."""
+    return join([outline.result for outline in outlines])
 
 
 def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:

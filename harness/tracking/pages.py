@@ -89,7 +89,8 @@ def _columns(cells: Sequence[Cell], targets: Sequence[str]) -> dict[str, str]:
     columns = _metric_columns((RATE, *INTERVAL))
     columns |= VERDICT_COLUMNS
     columns |= _metric_columns(targets)
-    columns |= {f"params.`{name}`": name for name in _varying_params(cells)}
+    for name in _varying_params(cells):
+        columns[f"params.`{name}`"] = name
     columns |= _metric_columns(LAST_METRICS)
     return columns
 

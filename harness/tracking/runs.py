@@ -272,10 +272,12 @@ class SweepRuns:
             # client.log_artifacts would ask for the run again to learn where its files belong.
             files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
             files.log_artifacts(aside)
-        params = [Param(name, self._clean(value)) for name, value in contents.params.items()]
-        metrics = [
-            Metric(point.name, point.value, point.at, point.step) for point in contents.points
-        ]
+        params = []
+        for name, value in contents.params.items():
+            params.append(Param(name, self._clean(value)))
+        metrics = []
+        for point in contents.points:
+            metrics.append(Metric(point.name, point.value, point.at, point.step))
         self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, synchronous=True)
         for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
             self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)

@@ -64,7 +64,7 @@ def foreign_processes(record: Record) -> float | None:
     processes = _of_every_rank(record, lambda telemetry: telemetry.foreign_processes)
     if not processes:
         return None
-    return max(len(names) for names in processes)
+    return max(map(len, processes))
 
 
 def joules_per_sample(record: Record) -> float | None:

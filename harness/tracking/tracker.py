@@ -71,7 +71,9 @@ class Tracker:
             with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
                 client = self._connect()
                 experiment, was_deleted = self._get_experiment(client, sweep)
-            by_trial = {record.trial.id: record for record in records or ()}
+            by_trial: dict[str, Record] = {}
+            for record in records or ():
+                by_trial[record.trial.id] = record
             chosen = outlines
             if records is not None:
                 chosen = [outline for outline in outlines if outline.trial in by_trial]

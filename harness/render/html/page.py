@@ -162,7 +162,11 @@ def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
     """Return the step times of each workload's cells, by the workload's label."""
     groups = []
     for workload, cells in report.workloads.items():
-        rows = [row for row in map(step_times, cells) if row is not None]
+        rows = []
+        for cell in cells:
+            row = step_times(cell)
+            if row is not None:
+                rows.append(row)
         if rows:
             groups.append((workload, rows))
     return groups
@@ -174,10 +178,12 @@ def _rooflines(report: Report) -> list[tuple[str, Markup]]:
     The text says how close to the roof each workload came. A machine is measured by `harness peak`,
     before or after the sweep has run.
     """
-    done = [record for record in report.records if record.status == "done"]
     rooflines = []
     for machine in report.machines.values():
-        on_machine = [record for record in done if machine_of(record, report.machines) is machine]
+        on_machine = []
+        for record in report.records:
+            if record.status == "done" and machine_of(record, report.machines) is machine:
+                on_machine.append(record)
         cells = roofline_cells(report.sweep, on_machine, machine)
         if cells:
             figure = draw_roofline(report.sweep.name, cells, machine)

@@ -177,7 +177,10 @@ def _distinct_curves(
         if len(common_steps) < 2:
             continue
         steps = tuple(sorted(common_steps))
-        values: Numbers = np.array([[trial[step] for step in steps] for trial in trials])
+        rows = []
+        for trial in trials:
+            rows.append([trial[step] for step in steps])
+        values: Numbers = np.array(rows)
         curve = curves.setdefault((steps, values.tobytes()), Curve(steps=steps, values=values))
         curve.cells.append(cell)
     return list(curves.values())

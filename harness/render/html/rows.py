@@ -171,8 +171,11 @@ class RatioScale(Scale):
     MIN_WIDTH = LOG_MIN_WIDTH
 
     def __init__(self, ratios: Sequence[float], bounds: Sequence[float] = ()) -> None:
-        finite = [ratio for ratio in (*ratios, 1.0) if 0 < ratio < math.inf]
-        super().__init__([_log(ratio) for ratio in finite], [_log(bound) for bound in bounds])
+        logs = [0.0]  # of 1
+        for ratio in ratios:
+            if 0 < ratio < math.inf:
+                logs.append(math.log(ratio))
+        super().__init__(logs, list(map(_log, bounds)))
 
     def contains(self, value: float) -> bool:
         return super().contains(_log(value))
@@ -182,8 +185,9 @@ class RatioScale(Scale):
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return ticks at round ratios, from 1 outwards, so far apart that labels do not overlap."""
-        upwards = [tick for tick in RATIO_TICKS if tick > 1]
-        downwards = [tick for tick in reversed(RATIO_TICKS) if tick < 1]
+        middle = RATIO_TICKS.index(1)
+        upwards = RATIO_TICKS[middle + 1 :]
+        downwards = RATIO_TICKS[:middle][::-1]
         ticks = [(self.position(1), "1×")]
         for direction in (upwards, downwards):
             last_position = self.position(1)

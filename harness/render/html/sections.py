@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 
 from harness.analysis.cells import naming_axes
 from harness.measure.memory import training_bytes
@@ -181,10 +180,7 @@ def _stacked(
                 means[cell.name] = mean
         if not means:
             continue
-        present = {phase for mean in means.values() for phase in mean}
-        phases = [phase for phase in colors if phase in present]
-        phases += sorted(present - colors.keys())
-        looks = {phase: (colors.get(phase, INK), phase.replace("_", " ")) for phase in phases}
+        looks = _looks(means.values(), colors)
         longest = max(sum(mean.values()) for mean in means.values())
         rows = []
         for name, mean in means.items():
@@ -192,6 +188,22 @@ def _stacked(
             rows.append(Bar(label=name, parts=parts, text=describe(mean)))
         groups.append(Group(title=workload, rows=rows, legend=list(looks.values())))
     return groups
+
+
+def _looks(
+    means: Iterable[Mapping[str, float]], colors: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Return the color and the title of each phase that a cell has, in the order of `colors`.
+
+    Phases that are not in `colors` come last and are black.
+    """
+    present = set().union(*means)
+    phases = [phase for phase in colors if phase in present]
+    phases += sorted(present - colors.keys())
+    looks = {}
+    for phase in phases:
+        looks[phase] = (colors.get(phase, INK), phase.replace("_", " "))
+    return looks
 
 
 def _parts(
@@ -210,14 +222,13 @@ def _mean_phases(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
     A phase that a trial does not have counts as 0 for it.
     """
-    by_trial = list(trials)
-    phases = dict.fromkeys(phase for trial in by_trial for phase in trial)
-    means = {}
-    for phase in phases:
-        mean = fmean(trial.get(phase, 0.0) for trial in by_trial)
-        if mean > 0:
-            means[phase] = mean
-    return means
+    sums: dict[str, float] = {}
+    count = 0
+    for trial in trials:
+        count += 1
+        for phase, value in trial.items():
+            sums[phase] = sums.get(phase, 0.0) + value
+    return {phase: total / count for phase, total in sums.items() if total > 0}
 
 
 def scaling(report: Report) -> list[Group]:
