@@ -25,7 +25,10 @@ CellName = Callable[[Cell], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What there is to say about one workload."""
+    """What there is to say about one workload.
+
+    The first sentence is on the winner's speed, the second on its certainty if it has rivals.
+    """
 
     workload: str
     winner: str  # the name of the fastest cell

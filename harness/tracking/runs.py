@@ -315,7 +315,7 @@ class SweepRuns:
                 self.client.delete_run(run.info.run_id)
 
     def _clean(self, text: str) -> str:
-        """Return the text without secrets."""
+        """Return the text without the values of secret variables and without passwords in URLs."""
         return redact_text(text, self.secrets)
 
 
@@ -380,6 +380,7 @@ def is_complete_run(run: Run) -> bool:
 
 
 def _digest(text: str) -> str:
+    """Return the SHA-256 of a text, by which MLflow is asked whether it has the text already."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

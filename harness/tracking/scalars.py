@@ -41,10 +41,12 @@ class Scalar:
 
     `read` returns the number in the base unit (seconds, bytes, hertz), or None where it was not
     measured. A cell shows the mean over its done trials.
+
+    Names are part of what users have: filters and charts in MLflow refer to them.
     """
 
-    name: str
-    unit: str
+    name: str  # in MLflow
+    unit: str  # a key of UNITS
     read: Callable[[Record], float | None]
     summed: bool = False  # a cell shows the sum instead of the mean
     with_range: bool = False  # a cell shows the smallest and the largest value too

@@ -1,4 +1,8 @@
-"""Delivers records to MLflow and recalls them. What was delivered is asked of MLflow itself."""
+"""Delivers records to MLflow and recalls them.
+
+A record is on disk before it is delivered, so that a store that is down costs no trial: the same
+delivery can be made later. What was delivered already is asked of MLflow itself.
+"""
 
 from __future__ import annotations
 

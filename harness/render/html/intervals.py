@@ -70,7 +70,10 @@ def _ratio(label: str, row: Row) -> Ratio:
 
 
 def verdict_badge(row: Row | None) -> Badge:
-    """Return the badge of a verdict, an empty one for a cell that has none."""
+    """Return the badge of a verdict, an empty one for a cell that has none.
+
+    The look decides the color and the sign before the text (templates/report.css).
+    """
     if row is None:
         return NO_BADGE
     look: str = row.verdict.outcome
@@ -152,7 +155,10 @@ def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:
 
 
 def accuracy(report: Report) -> list[Group]:
-    """Return each cell's target metric at the end, with verdicts against the reference."""
+    """Return each cell's target metric at the end, with verdicts against the reference.
+
+    Cells that were never evaluated have no row.
+    """
     groups = []
     for workload, cells in report.workloads.items():
         evaluated: list[tuple[ReportCell, Interval]] = []
@@ -193,7 +199,7 @@ def _metric_group(
 
 
 def _bounds(interval: Interval) -> Bounds | None:
-    """Return the ends of the interval of a mean, None where a single value gives none."""
+    """Return the ends of the 95% interval of a mean, None where a single value gives none."""
     if interval.half_width is None:
         return None
     return interval.mean - interval.half_width, interval.mean + interval.half_width

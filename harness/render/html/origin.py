@@ -87,7 +87,10 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
 
 
 def _read_tail(log: Path) -> str:
-    """Return the last lines of a log, empty if there is none."""
+    """Return the last LOG_LINES lines of a log, empty if there is no log.
+
+    Bytes that are no UTF-8 are replaced: a process that dies may leave half a character.
+    """
     if not log.is_file():
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -192,7 +195,10 @@ def _cleanliness(dirty: bool) -> str:
 
 
 def _notes(had_changes: Mapping[str, bool]) -> list[str]:
-    """Return what to know before running the commands; `had_changes` is by commit."""
+    """Return what to know before running the commands.
+
+    `had_changes` says of each commit whether its checkout had uncommitted changes.
+    """
     notes = []
     if not had_changes:
         notes.append("The commit is unknown: the harness did not run from a checkout.")
@@ -208,7 +214,10 @@ def _notes(had_changes: Mapping[str, bool]) -> list[str]:
 
 
 def _commands(report: Report, commits: Sequence[str]) -> list[str]:
-    """Return the lines that check out, install and run, and run one trial by hand."""
+    """Return the lines that check out, install and run, and then run one trial by hand.
+
+    The trial is the one that ended last; its folder holds all that a worker reads.
+    """
     last_record = max(report.records, key=lambda record: record.ended)
     commands = []
     if commits:
@@ -240,7 +249,10 @@ def _install_command(record: Record) -> str:
 
 
 def _run_command(sweep: Sweep) -> str:
-    """Return the command that runs a sweep with the data, the seeds and the repeats that it had."""
+    """Return the command that runs a sweep with the data, the seeds and the repeats that it had.
+
+    A sweep that comes with the harness is called by its name, any other by its path.
+    """
     source = str(sweep.source)
     if sweep.source.stem in ready_sweeps():
         source = sweep.source.stem

@@ -37,13 +37,16 @@ ABOUT_CURVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page: where its content comes from, and how it is shown."""
+    """A section of the page: where its content comes from, and how it is shown.
 
-    id: str
+    A section without content is not shown. It is listed at the end of the page, with what it needs.
+    """
+
+    id: str  # its anchor in the page
     title: str
     kind: str  # the macro in templates/kinds.html that shows the content
     build: Callable[[Report], Any]  # returns the content, something false without data
-    about: str = ""
+    about: str = ""  # how to read the content, in a line below the title
     needs: str = ""  # the data that the section needs
 
 
@@ -96,7 +99,11 @@ def render(report: Report) -> str:
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:
-    """Return the terms at the top of the page: how much was measured, when and on what."""
+    """Return the terms at the top of the page with their values.
+
+    They say how much was measured, when and on what. Times are in UTC, so that the page does not
+    depend on who writes it.
+    """
     started = min(record.started for record in report.records)
     ended = max(record.ended for record in report.records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
@@ -159,7 +166,10 @@ def _plots_by(
 
 
 def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
-    """Return the step times of each workload's cells, by the workload's label."""
+    """Return the step times of each workload's cells, by the workload's label.
+
+    Cells without enough measured steps are left out.
+    """
     groups = []
     for workload, cells in report.workloads.items():
         rows = []
@@ -222,7 +232,8 @@ def _against_section(name: str, comparison: Comparison) -> Section:
     )
 
 
-# All sections but the one that `_against_section` makes. A section's id is its anchor in the page.
+# All sections but the one that `_against_section` makes, in the order of the page: first what was
+# found, then the evidence for it, last where it comes from.
 SECTIONS = (
     Section(
         id="summary",

@@ -107,7 +107,10 @@ def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
 
 
 def _losses(record: Record) -> dict[int, float]:
-    """Return the loss by step, thinned to at most MAX_POINTS steps."""
+    """Return the loss by step, thinned to at most MAX_POINTS steps.
+
+    Steps count from 1. A plot is some hundred pixels wide, so that more points would not show.
+    """
     if record.loss is None:
         return {}
     losses = record.loss.unpack()
@@ -118,7 +121,7 @@ def _losses(record: Record) -> dict[int, float]:
 
 
 def _metrics(record: Record) -> dict[int, float]:
-    """Return the target metric of each evaluation by step."""
+    """Return the target metric of each evaluation by step; nothing for a trial that failed."""
     if record.rank0 is None:
         return {}
     target = record.rank0.target.name

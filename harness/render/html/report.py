@@ -28,7 +28,10 @@ REASONS = ("failed", "invalid", "interrupted")  # why a cell has no numbers, the
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCell:
-    """A cell of the report: its result, and the records of its trials."""
+    """A cell of the report: its result, and the records of its done trials.
+
+    Cells of the sweep that have not run are there too, with an empty result.
+    """
 
     result: CellResult
     name: str  # distinguishes it from the other cells of its workload
@@ -37,6 +40,7 @@ class ReportCell:
 
     @property
     def cell(self) -> Cell:
+        """The cell itself: its workload and axes."""
         return self.result.cell
 
     @property

@@ -29,11 +29,11 @@ STRONGEST_SHADE = 0.6  # the share of a color in its strongest shade, on which d
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A piece of a bar."""
+    """A piece of a bar, such as one phase of a step."""
 
-    width: float  # percent
-    color: str
-    name: str
+    width: float  # percent of the space for the bar
+    color: str  # `#rrggbb`
+    name: str  # shown when the mouse rests on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,10 @@ class Scale:
     MIN_WIDTH = LINEAR_MIN_WIDTH
 
     def __init__(self, values: Sequence[float], bounds: Sequence[float] = ()) -> None:
-        """Fit the scale to values and to the ends of their intervals."""
+        """Fit the scale to values and to the ends of their intervals.
+
+        There has to be a value. Values that are all alike get a scale of MIN_WIDTH around them.
+        """
         smallest = min(values)
         largest = max(values)
         width = max(largest - smallest, self.MIN_WIDTH)
@@ -200,7 +203,10 @@ class RatioScale(Scale):
 
 
 def _log(ratio: float) -> float:
-    """Return the natural logarithm, infinite for the bounds of an interval without an end."""
+    """Return the natural logarithm of a ratio.
+
+    It is infinite for the bounds of an interval without an end, which `math.log` refuses for 0.
+    """
     if ratio <= 0:
         return -math.inf
     if ratio == math.inf:

@@ -98,7 +98,11 @@ def _matrix(report: Report, workload: str) -> Matrix:
 
 
 def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
-    """Return each measured cell's ratio to the reference, by cell id: that of its verdict."""
+    """Return each measured cell's ratio to the reference, by cell id.
+
+    It is the one that the verdict is on, which compares pairs of trials where there are any. The
+    ratio of the means differs from it where a trial of one cell failed.
+    """
     ratios = {}
     for cell in report.workloads[workload]:
         if cell.result.throughput is None:
@@ -209,7 +213,10 @@ def _looks(
 def _parts(
     mean: Mapping[str, float], looks: Mapping[str, tuple[str, str]], longest: float
 ) -> list[Part]:
-    """Return the parts of a bar; `looks` are the color and the title of each phase, in order."""
+    """Return the parts of a bar; `looks` are the color and the title of each phase, in order.
+
+    `longest` is the sum of phases whose bar takes all the space.
+    """
     parts = []
     for phase, (color, title) in looks.items():
         if phase in mean:
@@ -254,7 +261,10 @@ def scaling(report: Report) -> list[Group]:
 
 
 def _scaling_bar(cell: ReportCell, base: ReportCell) -> Bar | None:
-    """Return the bar of a cell against the same settings on fewer ranks, None if not measured."""
+    """Return the bar of a cell against the same settings on fewer ranks, None if not measured.
+
+    The ratio is that of the means: the two cells may have different strategies, and no verdict.
+    """
     if cell.result.throughput is None or base.result.throughput is None:
         return None
     speedup = cell.result.throughput.mean / base.result.throughput.mean
@@ -274,7 +284,7 @@ def _ranks(cell: ReportCell) -> int:
 
 
 def _key_without_ranks(cell: ReportCell) -> str:
-    """Return a text that is equal for cells that differ in ranks and strategy only."""
+    """Return a text that is equal for cells of a workload that differ in ranks and strategy only."""
     axes = asdict(cell.cell.axes)
     del axes["world_size"], axes["strategy"]
     return json.dumps(axes, sort_keys=True)
@@ -298,7 +308,10 @@ def memory(report: Report) -> list[Group]:
 
 
 def _peak_mib(record: Record) -> float | None:
-    """Return the peak of the rank that took most, in MiB; None unless it is known of every rank."""
+    """Return the peak of the rank that took most, in MiB.
+
+    None unless it is known of every rank: the unknown one might be the largest.
+    """
     sizes = []
     for rank in record.ranks:
         size = training_bytes(rank.memory)

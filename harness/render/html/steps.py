@@ -27,7 +27,7 @@ FEWEST_STEPS = 2  # that a trial must have measured to be drawn
 class StepTimes:
     """The step times of a cell, drawn in boxes of 100 by 100 in which y points down, as in SVG."""
 
-    label: str
+    label: str  # the cell's name
     course: str  # points of a line
     steady: Sequence[tuple[float, float]]  # the beginning and width of each steady segment
     distribution: str  # points of an outline
@@ -83,7 +83,7 @@ def _steadiness(summaries: Sequence[Summary]) -> str:
 
 
 def _short(milliseconds: float) -> str:
-    """Return a number with three significant digits or more."""
+    """Return a number with three significant digits or more: `9.87`, `12.3`, `1,234`."""
     if milliseconds >= 100:
         return f"{milliseconds:,.0f}"
     return f"{milliseconds:.3g}"
