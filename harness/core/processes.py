@@ -1,4 +1,4 @@
-"""Processes that end when they should."""
+"""Starting processes, and making sure that they end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
-PATIENCE = 5.0  # seconds between asking a process to end and ending it
+TERMINATE_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 class Process(Protocol):
-    """What `subprocess.Popen` shows of a process that leads its own group."""
+    """The part of `subprocess.Popen` that launchers need, of a process that leads a group."""
 
     @property
     def pid(self) -> int: ...
@@ -32,26 +32,26 @@ class Process(Protocol):
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel end this process when its parent ends, however that ends. Linux only."""
+    """Have the kernel send this process a signal when its parent ends, however that ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def wait_for_idle_threads(patience: float = 1.0) -> None:
-    """Wait until no other thread of this process is at work, for so many seconds at most. Linux only.
+def wait_for_idle_threads(timeout: float = 1.0) -> None:
+    """Wait until all other threads of this process sleep, for `timeout` seconds at most. Linux only.
 
-    For a fork under CPython before 3.12: the child hangs if a thread was adding itself to the interpreter's list of
-    threads meanwhile, because that list's lock is copied as held. gloo's threads do so after a collective, each time
-    they let go of a tensor.
+    This is for a fork under CPython before 3.12: the child hangs if a thread was adding itself to the interpreter's list
+    of threads at that moment, because the lock of that list is copied in its locked state. gloo's threads do so after a
+    collective, each time they release a tensor.
     """
-    deadline, quiet = time.monotonic() + patience, 0
+    deadline, quiet = time.monotonic() + timeout, 0
     while sys.platform == "linux" and quiet < 2 and time.monotonic() < deadline:
         time.sleep(0.001)  # others get the interpreter, if that is what they wait for
         quiet = quiet + 1 if set(_other_threads()) <= {"S"} else 0
 
 
 def _other_threads() -> Iterator[str]:
-    """The states of this process's other threads, as /proc has them."""
+    """Yield the states of this process's other threads, as /proc gives them: `S` is asleep."""
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != threading.get_native_id():
             with suppress(OSError):  # it has ended meanwhile
@@ -65,8 +65,10 @@ def start_session(
     folder: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, in `folder` or here, with its output, and that of all it starts, added
-    to `log`."""
+    """Start a process in a session of its own and append its output to `log`.
+
+    It runs in `folder`, or in the current one. The output of everything that it starts goes to the log too.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -81,13 +83,13 @@ def start_session(
 
 
 def end_process_group(process: Process) -> None:
-    """End a process that leads its own group, and all that it started there; waits until it is gone."""
+    """End a process that leads a group, and everything that it started in the group; wait until it has ended."""
     for ending in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return
         os.killpg(process.pid, ending)
         try:
-            process.wait(PATIENCE)
+            process.wait(TERMINATE_TIMEOUT)
         except subprocess.TimeoutExpired:
             continue
 

@@ -22,7 +22,7 @@ from urllib.error import URLError
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
-from harness.core.processes import PATIENCE
+from harness.core.processes import TERMINATE_TIMEOUT
 from harness.tracking import Tracker
 from harness.tracking.connect import SETTINGS, is_server, without_credentials
 
@@ -188,7 +188,7 @@ def guard(command: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     try:
-        process.wait(PATIENCE)
+        process.wait(TERMINATE_TIMEOUT)
     finally:
         os.killpg(0, signal.SIGKILL)
 
