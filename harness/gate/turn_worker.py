@@ -42,6 +42,7 @@ class TurnSocket:
     """The connection to the process that gives the turns."""
 
     def __init__(self, path: str) -> None:
+        """Connect to the socket at `path`."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r", encoding="utf-8")

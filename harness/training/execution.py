@@ -68,6 +68,7 @@ class Compiler:
         on_compile_end(self._on_compile_end)
 
     def _on_compile_start(self, compilation: Any) -> None:
+        """Note when a compilation starts, and whether its code has been compiled before."""
         self._compile_start = time.perf_counter()
         # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
@@ -77,6 +78,7 @@ class Compiler:
             self.recompiles += 1
 
     def _on_compile_end(self, compilation: Any) -> None:
+        """Add the seconds of the compilation that has ended."""
         self.seconds += time.perf_counter() - self._compile_start
 
     def account(self) -> Compiled | None:

@@ -115,6 +115,7 @@ class _Loader(DataLoader[Any]):
 
 
 def _make_resident(samples: Samples, order: BatchOrder, device: torch.device) -> _ResidentLoader:
+    """Return the loader of samples that are moved to the device, all at once."""
     move = getattr(samples, "to", None)
     if move is None:
         raise NotApplied(

@@ -70,6 +70,7 @@ def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
 
 
 def _in_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images in channels-last order, and any other tensor as it is."""
     if tensor.ndim != IMAGE_DIMENSIONS:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)

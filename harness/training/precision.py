@@ -86,6 +86,7 @@ def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
 
 
 def _has_type(tensors: Any, dtype: torch.dtype) -> bool:
+    """Return whether any of the tensors, some of which may be None, is of `dtype`."""
     return any(tensor is not None and tensor.dtype == dtype for tensor in tensors)
 
 
@@ -118,6 +119,7 @@ class Scaler:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _check_precision(self, precision: str, loss: Tensor) -> None:
+        """Raise NotApplied if the loss was computed without the precision's type."""
         if not computed_in(LOWER_TYPES[precision], loss):
             raise NotApplied(
                 f"precision={precision} had no effect: nothing in the first step was computed in it"
@@ -142,6 +144,7 @@ class Scaler:
         return not is_skipped
 
     def _clip(self, optimizer: Optimizer, max_grad_norm: float) -> None:
+        """Clip the norm of all gradients together, as they are without the loss scale."""
         self.grad_scaler.unscale_(optimizer)  # does nothing without a loss scale
         parameters = []
         for group in optimizer.param_groups:

@@ -224,6 +224,7 @@ class Trainer:
         )
 
     def _keep_numbers(self, segment: Segment) -> None:
+        """Append the numbers of a segment to those of the trial."""
         state = self.state
         state.losses += segment.losses.tolist()
         state.step_seconds += segment.times.steps.tolist()
@@ -322,6 +323,7 @@ class Trainer:
     # Results
 
     def _note_meeting(self) -> None:
+        """Note that all ranks have just met: a reduction ends at all of them at once."""
         self._last_meeting = time.perf_counter()
         if self._first_meeting is None:
             self._first_meeting = self._last_meeting

@@ -124,6 +124,7 @@ class Strategy(ABC):
 
 
 def _full_state_options() -> Any:
+    """Return torch's options for state that is gathered from all ranks, and moved to the CPU."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     return StateDictOptions(full_state_dict=True, cpu_offload=True)
