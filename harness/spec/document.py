@@ -25,7 +25,10 @@ PLAIN = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "
 
 
 class _Loader(yaml.SafeLoader):
-    """What JSON can say and no more: a date stays text. As in YAML 1.2, 1e-3 is a number and 1:30:00 is not."""
+    """Loads what JSON can hold and no more: a date stays text.
+
+    As in YAML 1.2, 1e-3 is a number and 1:30:00 is not.
+    """
 
 
 _Loader.yaml_constructors = {
@@ -63,54 +66,60 @@ ALLOWED = {  # pydantic's error types in the words of a sweep's author
 
 @dataclass(frozen=True)
 class Document:
-    """The content of a file, and for each key the place that it comes from."""
+    """The content of a file, and for each key the line or the flag that it comes from."""
 
     content: dict[str, Any]
     sources: dict[Key, str]  # `sweep.yaml:7`, or the flag that set it; () is the file as a whole
 
     def error(self, key: Key, problem: str) -> BadInput:
-        """One line: `PLACE: KEY: PROBLEM`."""
-        place = next(
-            self.sources[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.sources
-        )
-        return BadInput(
-            f"{place}: {dotted(key)}: {one_line(problem)}"
-            if key
-            else f"{place}: {one_line(problem)}"
-        )
+        """Return the error for a problem at `key`, in one line: `SOURCE: KEY: PROBLEM`."""
+        source = self._source_of(key)
+        message = one_line(problem)
+        if key:
+            message = f"{dotted(key)}: {message}"
+        return BadInput(f"{source}: {message}")
 
-    def put(self, key: Key, value: Any, place: str) -> None:
-        """Set what stands at `key`, as if the file had said so; mappings on the way are made."""
-        below: dict[Any, Any] = self.content
+    def _source_of(self, key: Key) -> str:
+        """Return where a key comes from, or the nearest key above it that comes from somewhere."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.sources:
+                return self.sources[key[:length]]
+        return self.sources[()]
+
+    def put(self, key: Key, value: Any, source: str) -> None:
+        """Set the value at `key` as if the file had it, making the mappings above it."""
+        mapping: dict[Any, Any] = self.content
         for depth, part in enumerate(key[:-1], start=1):
-            if not isinstance(below.get(part), dict):
-                below[part] = {}
-                self.sources[key[:depth]] = place
-            below = below[part]
-        below[key[-1]] = value
-        for old in [known for known in self.sources if known[: len(key)] == key]:
-            del self.sources[old]
-        self.sources[key] = place
+            if not isinstance(mapping.get(part), dict):
+                mapping[part] = {}
+                self.sources[key[:depth]] = source
+            mapping = mapping[part]
+        mapping[key[-1]] = value
+        for other in list(self.sources):
+            if other[: len(key)] == key:
+                del self.sources[other]
+        self.sources[key] = source
 
     def validate(self, kind: Any, value: Any, key: Key = ()) -> Any:
-        """`value`, found at `key`, as a `kind`: dataclasses with unknown keys refused, no type converted silently."""
-        for place, found in _numberless(value):
-            raise self.error(key + place, f"found {found}; allowed: a finite number")
+        """Return `value`, which is at `key`, as a `kind`; raises BadInput.
+
+        Unknown keys of dataclasses are errors, and no type is converted silently.
+        """
+        for path, number in _numbers_without_json(value):
+            raise self.error(key + path, f"found {number}; allowed: a finite number")
         try:
             return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
-            first = problems.errors()[0]
-            place = first["loc"]
-            if first["type"] == "unexpected_keyword_argument":
-                allowed = [f.name for f in fields(_kind_at(kind, place[:-1]))]
-                raise self.error(
-                    key + place, f"unknown key; {did_you_mean(place[-1], allowed)}"
-                ) from None
-            raise self.error(key + place, _explain(first)) from None
+            error = problems.errors()[0]
+        path = error["loc"]
+        if error["type"] == "unexpected_keyword_argument":
+            allowed = [field.name for field in fields(_kind_at(kind, path[:-1]))]
+            raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
+        raise self.error(key + path, _explain(error))
 
 
 def read_document(path: Path) -> Document:
-    """The YAML mapping in `path`; raises BadInput."""
+    """Return the YAML mapping in a file; raises BadInput."""
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
@@ -125,125 +134,141 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """The YAML mapping in `text`; raises BadInput for anything else, and for keys given twice."""
-    places: dict[Key, str] = {}
+    """Return the YAML mapping in `text`; raises BadInput for anything else, and for keys given twice."""
+    sources: dict[Key, str] = {}
     try:
         root = yaml.compose(text, Loader=_Loader)
+        if root is None:
+            raise BadInput(f"{source}: found nothing; allowed: keys with values")
         if not isinstance(root, yaml.MappingNode):
-            raise BadInput(
-                f"{source}: found {'nothing' if root is None else 'no mapping'}; allowed: keys with values"
-            )
-        _note_places(root, (), places, source)
+            raise BadInput(f"{source}: found no mapping; allowed: keys with values")
+        _note_sources(root, (), sources, source)
         content = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = source if mark is None else f"{source}:{mark.line + 1}"
-        raise BadInput(
-            f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}"
-        ) from None
+        line = source if mark is None else f"{source}:{mark.line + 1}"
+        raise _yaml_error(line, error) from None
     except RecursionError:
         raise BadInput(
             f"{source}: found an alias inside its own anchor, or endless nesting; allowed: neither"
         ) from None
-    return Document(content, places | {(): source})
+    return Document(content, {**sources, (): source})
 
 
-def _note_places(node: yaml.Node, key: Key, places: dict[Key, str], source: str) -> None:
-    places[key] = f"{source}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for name, value in node.value:
-            line = name.start_mark.line + 1
-            if not isinstance(name, yaml.ScalarNode) or name.tag != f"{TAG}str":
-                where = dotted((*key, name.value if isinstance(name, yaml.ScalarNode) else "?"))
-                kind = name.tag.removeprefix(TAG)
-                raise BadInput(
-                    f"{source}:{line}: {where}: found a key of YAML type {kind}; allowed: text (quote it)"
-                )
-            if name.value in seen:
-                raise BadInput(
-                    f"{source}:{line}: {dotted((*key, name.value))}: given twice; allowed: once"
-                )
-            seen.add(name.value)
-            _note_places(value, (*key, name.value), places, source)
-            places[(*key, name.value)] = f"{source}:{line}"
-    elif isinstance(node, yaml.SequenceNode):
+def _yaml_error(source: str, error: Exception) -> BadInput:
+    """Return the error for text that is no YAML."""
+    problem = getattr(error, "problem", None) or error
+    return BadInput(f"{source}: no valid YAML: {one_line(problem)}")
+
+
+def _note_sources(node: yaml.Node, key: Key, sources: dict[Key, str], source: str) -> None:
+    """Note the line of every key below a node; raises BadInput for a key that is no text, or given twice."""
+    sources[key] = f"{source}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _note_places(value, (*key, index), places, source)
+            _note_sources(value, (*key, index), sources, source)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    names: set[str] = set()
+    for name_node, value in node.value:
+        line = f"{source}:{name_node.start_mark.line + 1}"
+        name = _key_name(name_node, key, line)
+        if name in names:
+            raise BadInput(f"{line}: {dotted((*key, name))}: given twice; allowed: once")
+        names.add(name)
+        _note_sources(value, (*key, name), sources, source)
+        sources[(*key, name)] = line
 
 
-def _numberless(value: Any, key: Key = ()) -> Iterator[tuple[Key, float]]:
-    """Where NaN and infinities stand in `value`: JSON has no such numbers."""
+def _key_name(node: yaml.Node, key: Key, line: str) -> str:
+    """Return the text of a key below `key`; raises BadInput for one of another type, such as a boolean."""
+    name = node.value if isinstance(node, yaml.ScalarNode) else "?"
+    if node.tag == f"{TAG}str" and isinstance(node, yaml.ScalarNode):
+        return str(name)
+    kind = node.tag.removeprefix(TAG)
+    raise BadInput(
+        f"{line}: {dotted((*key, name))}: found a key of YAML type {kind}; allowed: text (quote it)"
+    )
+
+
+def _numbers_without_json(value: Any, key: Key = ()) -> Iterator[tuple[Key, float]]:
+    """Yield NaN and infinities in `value`, each with its key: JSON has no such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key, value
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for part, item in items:
-        yield from _numberless(item, (*key, part))
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers_without_json(item, (*key, name))
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _numbers_without_json(item, (*key, index))
 
 
 def dotted(key: Key) -> str:
-    """`matrix.execution[1]` for ("matrix", "execution", 1)."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
+    """Return `matrix.execution[1]` for ("matrix", "execution", 1)."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".") or "the file"
 
 
 def _kind_at(kind: Any, key: Key) -> Any:
-    """The type that stands at `key` below `kind`."""
+    """Return the type at `key` below the type `kind`."""
     while get_origin(kind) in (Annotated, Union, types.UnionType):
-        kind = next(member for member in get_args(kind) if member is not type(None))
+        members = [member for member in get_args(kind) if member is not type(None)]
+        kind = members[0]
     if not key:
         return kind
     if is_dataclass(kind):
-        return _kind_at(get_type_hints(cast(type, kind), include_extras=True)[str(key[0])], key[1:])
-    return _kind_at(get_args(kind)[-1 if get_origin(kind) is dict else 0], key[1:])
+        hints = get_type_hints(cast(type, kind), include_extras=True)
+        return _kind_at(hints[str(key[0])], key[1:])
+    item_type = get_args(kind)[-1 if get_origin(kind) is dict else 0]
+    return _kind_at(item_type, key[1:])
 
 
 def _explain(error: Any) -> str:
-    """pydantic's error in our words: what was found and what is allowed."""
-    found, kind, context = error["input"], error["type"], error.get("ctx", {})
+    """Return pydantic's error in our words: what was found and what is allowed."""
+    value, kind, context = error["input"], error["type"], error.get("ctx", {})
     if kind == "missing":
         return "missing; it has no default"
     if kind == "value_error":
         return str(context["error"])
-    shown = json.dumps(found)
-    if isinstance(found, bool) and kind != "bool_type":
-        shown = f"the YAML boolean {shown} (on, off, yes and no are booleans too: put quotes around a word)"
+    shown = json.dumps(value)
+    if isinstance(value, bool) and kind != "bool_type":
+        hint = "(on, off, yes and no are booleans too: put quotes around a word)"
+        shown = f"the YAML boolean {shown} {hint}"
     if kind == "literal_error":
-        words = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
-        return f"found {shown}; {did_you_mean(found, words)}"
-    allowed = ALLOWED.get(kind, "").format_map(context) or error["msg"].removeprefix(
-        "Input should be "
-    )
+        listed = context["expected"].replace(" or ", ",").split(",")
+        choices = [choice.strip("' ") for choice in listed]
+        return f"found {shown}; {did_you_mean(value, choices)}"
+    if kind in ALLOWED:
+        allowed = ALLOWED[kind].format_map(context)
+    else:
+        allowed = error["msg"].removeprefix("Input should be ")
     return f"found {shown}; allowed: {allowed}"
 
 
 def choose(kind: Any, value: Mapping[str, Any]) -> Any:
-    """The member of a union of dataclasses whose literal `source` is the value's, or the first; unions only."""
+    """Return the member of a union of dataclasses whose literal `source` is that of `value`.
+
+    Without a `source` that is the first member; a type that is no union is its own only member. Raises ValueError for
+    an unknown source.
+    """
     members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
-    by_source = {
-        get_args(get_type_hints(member).get("source", Literal[""]))[0]: member for member in members
-    }
     if "source" not in value:
         return members[0]
-    try:
-        return by_source[value["source"]]
-    except (KeyError, TypeError):
-        raise ValueError(
-            f"found {value['source']!r}; {did_you_mean(value['source'], by_source)}"
-        ) from None
+    by_source: dict[str, Any] = {}
+    for member in members:
+        source_type = get_type_hints(member).get("source", Literal[""])
+        by_source[get_args(source_type)[0]] = member
+    source = value["source"]
+    if not isinstance(source, str) or source not in by_source:
+        raise ValueError(f"found {source!r}; {did_you_mean(source, by_source)}")
+    return by_source[source]
 
 
-def parse_value(text: str, place: str) -> Any:
-    """One YAML value from the command line, `3`, `eager` or `[1, 2]`; raises BadInput."""
+def parse_value(text: str, source: str) -> Any:
+    """Return one YAML value from the command line, such as `3`, `eager` or `[1, 2]`; raises BadInput."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
-        raise BadInput(
-            f"{place}: no valid YAML: {one_line(getattr(error, 'problem', None) or error)}"
-        ) from None
+        raise _yaml_error(source, error) from None
