@@ -180,6 +180,7 @@ def _rehearse(parts: TrialParts, state: TrainingState) -> None:
     loss = parts.train_step.loss(parts.train_step.module, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parts.optimizer.zero_grad(set_to_none=True)
-    # The first forward has compiled the model, in the time of "build".
-    state.add_seconds("compile", parts.compiler.seconds)
-    state.add_seconds("build", -parts.compiler.seconds)
+    if parts.compiler.seconds:
+        # The first forward has compiled the model, in the time of "build".
+        state.add_seconds("compile", parts.compiler.seconds)
+        state.add_seconds("build", -parts.compiler.seconds)
