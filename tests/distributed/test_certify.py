@@ -22,7 +22,7 @@ pytestmark = pytest.mark.distributed
 
 def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
-    asked = (
+    command = (
         "certify",
         str(repository.sweep),
         "--results",
@@ -32,16 +32,16 @@ def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
         "--min-effect",
         "50%",
     )
-    first = harness(*asked, "--comparisons", "1")
+    first = harness(*command, "--comparisons", "1")
     assert first.code == 0, first.err + first.out
     (path,) = (tmp_path / "results" / "certificates").iterdir()
     (before,) = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
-    assert harness(*asked, "--comparisons", "2").code == 0
+    assert harness(*command, "--comparisons", "2").code == 0
     again, more = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
     assert again == before
     assert more["ended"] > before["ended"]
     assert more["pairs"] >= 1
-    enough = harness(*asked, "--comparisons", "2")
+    enough = harness(*command, "--comparisons", "2")
     assert "2 comparisons are there already" in enough.out
     assert processes_below(tmp_path) == []
 
@@ -57,8 +57,8 @@ def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_
     repository, other = Repository(tmp_path / "a"), Repository(tmp_path / "b")
     other.write(0.0, more=f"\n\n{wrong}\n")
     trees = {
-        key: Tree(name=key, top=repository.path, path=one.path)
-        for key, one in (("a", repository), ("b", other))
+        key: Tree(name=key, top=repository.path, path=user.path)
+        for key, user in (("a", repository), ("b", other))
     }
     (cell,) = load_sweep(repository.sweep).cells
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)

@@ -40,8 +40,8 @@ def github_step(name: str) -> str:
 
 def gitlab_job() -> dict[str, Any]:
     (job,) = yaml.safe_load((CI / "gitlab.yml").read_text(encoding="utf-8")).values()
-    found: dict[str, Any] = job
-    return found
+    definition: dict[str, Any] = job
+    return definition
 
 
 class Repository:
@@ -84,6 +84,12 @@ def bash(script: str, folder: Path, **variables: str) -> subprocess.CompletedPro
     )
 
 
+def louder(script: str) -> str:
+    """The script with a change that stands out from whatever else the machine does: it takes few pairs of processes."""
+    assert " sweep.yaml " in script
+    return script.replace(" sweep.yaml ", " sweep.yaml --min-effect 20% ")
+
+
 @pytest.mark.distributed
 @pytest.mark.alone
 def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_path: Path) -> None:
@@ -94,7 +100,7 @@ def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_pa
     assert done.stdout.splitlines()[-1] == "The gate fails: 1 of 1 cells."
     summary = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert summary.startswith("### Training speed of `spiral`: fails: 1 of 1 cells")
-    assert "% slower than base: " in summary
+    assert "% slower than base (" in summary
     suite = parse(tmp_path / "gate.xml").getroot()
     assert suite.get("tests") == "1"
     assert suite.find("testcase/failure") is not None
@@ -104,7 +110,7 @@ def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_pa
 def test_githubs_job_lets_a_pull_request_in_that_changes_nothing(tmp_path: Path) -> None:
     repository = Repository(tmp_path, slower=0.0)
     repository.merge()
-    done = bash(github_step("Measure"), tmp_path)
+    done = bash(louder(github_step("Measure")), tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     assert parse(tmp_path / "gate.xml").getroot().get("failures") == "0"
 
@@ -114,7 +120,7 @@ def test_gitlabs_job_fails_a_slower_merge_request(tmp_path: Path) -> None:
     repository, job = Repository(tmp_path, slower=0.5), gitlab_job()
     script = "\n".join(line for line in job["script"] if not line.startswith("pip "))
     done = bash(
-        script, tmp_path, CI_MERGE_REQUEST_DIFF_BASE_SHA=repository.git("rev-parse", "main")
+        louder(script), tmp_path, CI_MERGE_REQUEST_DIFF_BASE_SHA=repository.git("rev-parse", "main")
     )
     assert done.returncode == 1, done.stderr + done.stdout
     assert (
@@ -146,7 +152,7 @@ def test_githubs_job_warns_where_nothing_can_be_told(tmp_path: Path, code: int) 
     ids=["again", "first", "fork"],
 )
 def test_githubs_job_writes_one_comment_and_renews_it(
-    tmp_path: Path, gh: str, last: str, told: str
+    tmp_path: Path, gh: str, last: str, notice: str
 ) -> None:
     (tmp_path / "gate.md").write_text("### Training speed of `spiral`: passes\n", encoding="utf-8")
     script = f'gh() {{ echo "$*" >> called; {gh}; }}\n' + github_step("Tell")
@@ -158,4 +164,4 @@ def test_githubs_job_writes_one_comment_and_renews_it(
     assert (tmp_path / "called").read_text(encoding="utf-8").splitlines()[
         -1
     ] == f"api {last} -F body=@gate.md"
-    assert done.stdout.startswith(told)
+    assert done.stdout.startswith(notice)

@@ -47,46 +47,46 @@ def test_one_failed_trial_does_not_stop_the_others(records: dict[str, Record]) -
 
 
 def test_a_loss_that_is_no_number_is_named_at_its_step_and_rank(records: dict[str, Record]) -> None:
-    found = failure(records, "nan")
-    assert (found.kind, found.rank) == ("NonFiniteLoss", 0)
-    assert "step 17 of 40" in found.message
+    cause = failure(records, "nan")
+    assert (cause.kind, cause.rank) == ("NonFiniteLoss", 0)
+    assert "step 17 of 40" in cause.message
 
 
 def test_an_exception_is_the_ranks_own_with_host_and_log(
     records: dict[str, Record], folder: Path
 ) -> None:
-    found = failure(records, "raises")
-    assert (found.kind, found.message, found.rank) == ("ValueError", "the dog ate batch 17", 1)
-    assert found.host
-    assert found.traceback is not None
-    assert "line.py" in found.traceback
-    log = folder / "results" / "runs" / "line" / records["raises"].trial.id / found.log
+    cause = failure(records, "raises")
+    assert (cause.kind, cause.message, cause.rank) == ("ValueError", "the dog ate batch 17", 1)
+    assert cause.host
+    assert cause.traceback is not None
+    assert "line.py" in cause.traceback
+    log = folder / "results" / "runs" / "line" / records["raises"].trial.id / cause.log
     assert "the dog ate batch 17" in log.read_text(encoding="utf-8")
 
 
 def test_what_was_seen_before_the_failure_is_kept(records: dict[str, Record]) -> None:
-    first = records["nan"].ranks[0]
-    assert first.loss is not None
-    assert first.loss.count >= 17
+    rank = records["nan"].ranks[0]
+    assert rank.loss is not None
+    assert rank.loss.count >= 17
 
 
 def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> None:
-    found = failure(records, "killed")
-    assert (found.kind, found.rank) == ("Killed", 1)
-    assert "SIGKILL" in found.message
+    cause = failure(records, "killed")
+    assert (cause.kind, cause.rank) == ("Killed", 1)
+    assert "SIGKILL" in cause.message
 
 
 def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
     records: dict[str, Record],
 ) -> None:
-    found = failure(records, "exits")
-    assert (found.kind, found.rank, found.log) == ("Exited", 1, "logs/rank1.log")
-    assert found.message.startswith("with code 7; the last words of its log: ")
+    cause = failure(records, "exits")
+    assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "logs/rank1.log")
+    assert cause.message.startswith("with code 7; the last words of its log: ")
 
 
 def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[str, Record]) -> None:
-    found = failure(records, "leaves")
-    assert (found.kind, found.message, found.rank) == ("SystemExit", "it had enough", 1)
+    cause = failure(records, "leaves")
+    assert (cause.kind, cause.message, cause.rank) == ("SystemExit", "it had enough", 1)
 
 
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
 
 
 def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Record]) -> None:
-    found = failure(records, "bare")
-    assert found.kind == "NotApplied"
-    assert "compiled no graph" in found.message
+    cause = failure(records, "bare")
+    assert cause.kind == "NotApplied"
+    assert "compiled no graph" in cause.message
 
 
 def test_no_process_is_left_behind(records: dict[str, Record], folder: Path) -> None:
@@ -120,8 +120,8 @@ def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path)
         tmp_path, {"raises": {"options": {"raise_at": 1}}, "fine": {}}, length={"steps": 4}
     )
     before = by_label(run(path))
-    kept = by_label(run(path, redo="missing"))
-    assert kept == before
+    unchanged = by_label(run(path, redo="missing"))
+    assert unchanged == before
     after = by_label(run(path))
     assert after["fine"] == before["fine"]
     assert after["raises"].attempt == 2

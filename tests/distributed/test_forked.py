@@ -41,7 +41,7 @@ def main(arguments):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFolder:
+def trial_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFolder:
     """A trial's folder, in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
     return TrialFolder(tmp_path / "trial")
@@ -51,28 +51,34 @@ def write(text: str) -> None:
     Path("ranks.py").write_text(text, encoding="utf-8")
 
 
-def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(place: TrialFolder) -> None:
+def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: TrialFolder) -> None:
     write(TOLD)
-    said = []
+    printed = []
     for fork in (True, False):
         launcher = Torchrun(environment={}, fork=fork)
-        log = place.path / f"{fork}.log"
-        command = launcher.command("ranks", place, 3, ["a b"])
+        log = trial_folder.path / f"{fork}.log"
+        command = launcher.command("ranks", trial_folder, 3, ["a b"])
         assert launcher.start(command, launcher.variables(1), log).wait(300) == 0
-        said.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
-    assert said[0] == said[1]
-    assert [variables["RANK"] for variables, _ in said[0]] == ["0", "1", "2"]
-    assert not place.failures_path.exists()
+        printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
+    assert printed[0] == printed[1]
+    assert [variables["RANK"] for variables, _ in printed[0]] == ["0", "1", "2"]
+    assert not trial_folder.failures_path.exists()
 
 
-def test_the_others_of_a_rank_that_fails_are_ended(place: TrialFolder) -> None:
+def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder) -> None:
     write(FAILING)
-    place.path.mkdir()
+    trial_folder.path.mkdir()
     launcher = Torchrun(environment={}, fork=True)
-    command = launcher.command("ranks", place, 4)
-    assert launcher.start(command, launcher.variables(1), place.launch_log).wait(300) == 1
-    found = json.loads(place.failures_path.read_text(encoding="utf-8"))
-    assert {rank: one["exitcode"] for rank, one in found.items()} == {"1": -signal.SIGKILL, "2": 3}
-    seen = [(one.kind, one.rank, one.message) for one in launcher.observed_failures(place, "")]
+    command = launcher.command("ranks", trial_folder, 4)
+    assert launcher.start(command, launcher.variables(1), trial_folder.launch_log).wait(300) == 1
+    failed = json.loads(trial_folder.failures_path.read_text(encoding="utf-8"))
+    assert {rank: ended["exitcode"] for rank, ended in failed.items()} == {
+        "1": -signal.SIGKILL,
+        "2": 3,
+    }
+    seen = [
+        (ended.kind, ended.rank, ended.message)
+        for ended in launcher.observed_failures(trial_folder, "")
+    ]
     assert sorted(seen) == [("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")]
-    assert processes_below(place.path) == []
+    assert processes_below(trial_folder.path) == []

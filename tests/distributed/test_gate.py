@@ -23,7 +23,7 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     repository = Repository(tmp_path / "repository")
     repository.write(1.0)
     summary, junit = tmp_path / "gate.md", tmp_path / "gate.xml"
-    found = harness(
+    ended = harness(
         "gate",
         "--against",
         "main",
@@ -34,9 +34,9 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
         "--junit",
         str(junit),
     )
-    assert found.code == 1, found.err + found.out
-    assert "slower than main" in found.out.splitlines()[-2]
-    assert found.out.splitlines()[-1] == "The gate fails: 1 of 1 cells."
+    assert ended.code == 1, ended.err + ended.out
+    assert "slower than main" in ended.out.splitlines()[-2]
+    assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cells."
     assert summary.read_text(encoding="utf-8").startswith("### Training speed of `own`: fails")
     assert '<failure message="own eager' in junit.read_text(encoding="utf-8")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
@@ -45,11 +45,11 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
 
 def test_the_same_code_passes_with_the_same_bits_and_its_control(tmp_path: Path) -> None:
     repository = Repository(tmp_path, axes={"strategy": "ddp", "world_size": 2})
-    found = harness(
+    ended = harness(
         "gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--control", "--bits", "--json"
     )
-    assert found.code == 0, found.err + found.out
-    (cell,) = json.loads(found.out)["cells"]
+    assert ended.code == 0, ended.err + ended.out
+    (cell,) = json.loads(ended.out)["cells"]
     assert cell["measured"]["same_bits"] is True
     assert (cell["measured"]["verdict"], cell["control"]["verdict"]) == ("same", "same")
 
@@ -61,7 +61,7 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
         more="\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
         "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n",
     )
-    found = harness(
+    ended = harness(
         "gate",
         "--against",
         "HEAD",
@@ -70,10 +70,10 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
         "--bits",
         "--json",
     )
-    (cell,) = json.loads(found.out)["cells"]
-    assert found.code == 1
+    (cell,) = json.loads(ended.out)["cells"]
+    assert ended.code == 1
     assert cell["measured"]["same_bits"] is False
-    assert cell["summary"].endswith("it computes other losses than HEAD")
+    assert cell["summary"].endswith("its losses differ from those of HEAD")
 
 
 def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
     repository.write(0.0, more="\n\nraise ValueError('the dog ate the model')\n")
     repository.commit("broken")
     repository.write(0.0)
-    found = harness("gate", "--against", "HEAD", str(repository.sweep), *LOUD)
-    assert found.code == 1
-    assert "HEAD: rank 0 on" in found.out
-    assert "ValueError: the dog ate the model" in found.out
-    log = Path(found.out.partition("; log: ")[2].split()[0])
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep), *LOUD)
+    assert ended.code == 1
+    assert "HEAD: rank 0 on" in ended.out
+    assert "ValueError: the dog ate the model" in ended.out
+    log = Path(ended.out.partition("; log: ")[2].split()[0])
     assert "the dog ate the model" in log.read_text(encoding="utf-8")
     shutil.rmtree(log.parents[1])

@@ -32,7 +32,7 @@ def command(sweep: Path, **keys: bool) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "harness.cli.main",
+        "harness.cli",
         "run",
         str(sweep),
         "--cluster",

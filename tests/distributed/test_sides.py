@@ -22,17 +22,17 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     sweep = load_sweep(
         line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}})
     )
-    here = Tree(name="here", top=tmp_path, path=tmp_path)
+    tree = Tree(name="here", top=tmp_path, path=tmp_path)
     usable = os.sched_getaffinity(0)
     with PairStarter(
-        sweep.cells[0], 0, {"a": here, "b": here}, sweep.base_folder, Profile(device="cpu")
+        sweep.cells[0], 0, {"a": tree, "b": tree}, sweep.base_folder, Profile(device="cpu")
     ) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):
                 ranks = psutil.Process(starter.server.process.pid).children()
                 cores = Counter(tuple(rank.cpu_affinity()) for rank in ranks)
             assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
-            assert usable.issuperset(core for held in cores for core in held)
-            assert len(usable) < 2 or len({core for held in cores for core in held}) == sum(
+            assert usable.issuperset(core for shared in cores for core in shared)
+            assert len(usable) < 2 or len({core for shared in cores for core in shared}) == sum(
                 map(len, cores)
             )

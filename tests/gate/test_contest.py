@@ -57,11 +57,11 @@ class Machine:
     def take(self, steps: int, factor: float) -> list[float]:
         self.turns.append(steps)
         noise = math.exp(self.rng.normal(0, self.noise))
-        taken = []
+        seconds_of_steps = []
         for _ in range(steps):
-            taken.append(STEP * factor * noise * (1 + self.ramp * self.now))
-            self.now += taken[-1]
-        return taken
+            seconds_of_steps.append(STEP * factor * noise * (1 + self.ramp * self.now))
+            self.now += seconds_of_steps[-1]
+        return seconds_of_steps
 
 
 class Simulated(Arm):
@@ -72,7 +72,7 @@ class Simulated(Arm):
         return Turn(seconds=self.machine.take(steps, self.factor), losses="")
 
 
-def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> PairedResult:
+def measured(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> PairedResult:
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=0.05)
     return run_paired(CELL, machine.pair, budget, machine.rng)
 
@@ -80,7 +80,7 @@ def held(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> P
 def test_luck_of_a_process_is_no_change() -> None:
     """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for, and no more."""
     rng = np.random.default_rng(0)
-    words = [held(Machine(rng=rng, placement=0.02)).verdict for _ in range(200)]
+    words = [measured(Machine(rng=rng, placement=0.02)).verdict for _ in range(200)]
     alarms = sum(word in ("faster", "slower") for word in words)
     assert alarms <= 200 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 200))
 
@@ -88,24 +88,26 @@ def test_luck_of_a_process_is_no_change() -> None:
 def test_blocks_of_one_pair_taken_for_independent_would_be_fooled() -> None:
     rng = np.random.default_rng(0)
     luck = rng.normal(0, 0.02, (300, 1)) - rng.normal(0, 0.02, (300, 1))
-    found = stop(luck + rng.normal(0, 0.01, (300, 20)), min_effect=0.001)
-    assert np.mean(np.abs(found.sign) == 1) > 0.5
+    results = stop(luck + rng.normal(0, 0.01, (300, 20)), min_effect=0.001)
+    assert np.mean(np.abs(results.sign) == 1) > 0.5
 
 
 @pytest.mark.parametrize(("slower", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
 def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
     rng = np.random.default_rng(1)
-    found = [
-        held(Machine(rng=rng, slower=slower, placement=0.003), seconds, min_effect=0.01)
+    results = [
+        measured(Machine(rng=rng, slower=slower, placement=0.003), seconds, min_effect=0.01)
         for _ in range(40)
     ]
-    assert sum(one.verdict == "slower" for one in found) >= 38
-    assert max(one.seconds for one in found) < seconds * 1.2
+    assert sum(result.verdict == "slower" for result in results) >= 38
+    assert max(result.seconds for result in results) < seconds * 1.2
 
 
 def test_who_starts_first_is_left_to_chance() -> None:
     rng = np.random.default_rng(4)
-    words = [held(Machine(rng=rng, placement=0.01, head_start=0.02)).verdict for _ in range(100)]
+    words = [
+        measured(Machine(rng=rng, placement=0.01, head_start=0.02)).verdict for _ in range(100)
+    ]
     assert sum(word in ("faster", "slower") for word in words) <= 100 * (
         0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100)
     )
@@ -119,16 +121,16 @@ def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
 ) -> None:
     machine = Machine(rng=np.random.default_rng(5))
     budget = Budget(min_effect=0.5, seconds=0.1, alpha=0.05)
-    one = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
+    result = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
     assert set(machine.turns) == {WARM_UP_STEPS, steps}
-    assert one.seconds == pytest.approx(2 * STEP * one.windows, rel=0.05)
+    assert result.seconds == pytest.approx(2 * STEP * result.windows, rel=0.05)
 
 
 def test_every_value_is_a_fresh_pair_of_processes() -> None:
     machine = Machine(rng=np.random.default_rng(2), placement=0.05, noise=0.0)
-    one = held(machine)
-    assert one.log_ratios == pytest.approx(machine.drawn, abs=1e-9)
-    assert one.pairs == len(machine.drawn) > 5
+    result = measured(machine)
+    assert result.log_ratios == pytest.approx(machine.drawn, abs=1e-9)
+    assert result.pairs == len(machine.drawn) > 5
 
 
 class InSequence(Simulated):
@@ -147,7 +149,7 @@ class InSequence(Simulated):
 @pytest.mark.parametrize(("kind", "biased"), [(Simulated, False), (InSequence, True)])
 def test_a_ramp_biases_a_sequential_order_and_not_ours(kind: type[Simulated], biased: bool) -> None:
     """A step takes 10% longer with every second: equal sides, one after the other, are told apart."""
-    one = held(Machine(rng=np.random.default_rng(3), ramp=0.1, noise=0.0001, kind=kind))
-    assert one.verdict == ("slower" if biased else "same")
-    assert one.ratio is not None
-    assert (abs(one.ratio - 1) > 0.001) is biased
+    result = measured(Machine(rng=np.random.default_rng(3), ramp=0.1, noise=0.0001, kind=kind))
+    assert result.verdict == ("slower" if biased else "same")
+    assert result.ratio is not None
+    assert (abs(result.ratio - 1) > 0.001) is biased

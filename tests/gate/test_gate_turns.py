@@ -36,8 +36,8 @@ def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str
         load_sweep(line_sweep(folder, {"line": {"options": kinds}})).cells[0]
         for kinds in ({}, options)
     ]
-    with threads(folder, cells, [folder, folder]) as found:
-        yield cells[0], found
+    with threads(folder, cells, [folder, folder]) as arms:
+        yield cells[0], arms
 
 
 @contextmanager
@@ -46,49 +46,49 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(str(folder / "turns"))
         listening.listen()
-        found = {}
+        arms = {}
         for key, cell, base in zip("ab", cells, bases, strict=True):
-            place = TrialFolder(folder / key)
+            trial_folder = TrialFolder(folder / key)
             trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
             write_atomically(
-                place.assignment_path,
+                trial_folder.assignment_path,
                 json.dumps(asdict(Assignment(trial=trial, base_folder=str(base), device="cpu"))),
             )
-            player = threading.Thread(target=_play, args=(place, str(folder / "turns")))
+            player = threading.Thread(target=_play, args=(trial_folder, str(folder / "turns")))
             player.start()
             stack.callback(player.join)
             connection = stack.enter_context(listening.accept()[0])
-            found[key] = Arm(key, place.launch_log)
-            found[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
+            arms[key] = Arm(key, trial_folder.launch_log)
+            arms[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
-            assert found[key].receive(0, 60)["ready"]
-        yield found
+            assert arms[key].receive(0, 60)["ready"]
+        yield arms
 
 
-def _play(place: TrialFolder, path: str) -> None:
+def _play(trial_folder: TrialFolder, path: str) -> None:
     with closing(TurnSocket(path)) as turns, suppress(EOFError, BrokenPipeError):
         try:
-            train_in_turns(place, ALONE, turns)
+            train_in_turns(trial_folder, ALONE, turns)
         except ValueError as error:
             turns.send(failure=f"rank 0: {error}")
 
 
 def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:
-    with line_sides(tmp_path) as (_, found):
-        first, second, third = (found["a"].train(steps) for steps in (5, 1, 21))  # an epoch has 8
+    with line_sides(tmp_path) as (_, arms):
+        first, second, third = (arms["a"].train(steps) for steps in (5, 1, 21))  # an epoch has 8
         assert [len(turn.seconds) for turn in (first, second, third)] == [5, 1, 21]
         assert min(third.seconds) > 0
-        again = [found["b"].train(steps).losses for steps in (5, 1, 21)]
+        again = [arms["b"].train(steps).losses for steps in (5, 1, 21)]
         assert again == [turn.losses for turn in (first, second, third)]
 
 
 def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with line_sides(tmp_path, step_seconds=0.004) as (_, found):
+    with line_sides(tmp_path, step_seconds=0.004) as (_, arms):
         monkeypatch.setattr(paired, "WINDOW_SECONDS", 0.02)
-        counted = paired.warm_up(found)
-        turns = [found[key].train(1 + counted) for key in "ab"]
+        counted = paired.warm_up(arms)
+        turns = [arms[key].train(1 + counted) for key in "ab"]
         assert turns[0].losses == turns[1].losses
         assert counted > paired.MIN_WINDOW_STEPS
         assert sum(turns[1].seconds[1:]) > paired.WINDOW_SECONDS
@@ -100,34 +100,34 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: P
     fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
     slow.write(1.0)
     (cell,) = load_sweep(fast.sweep).cells
-    with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as found:
-        one = paired.run_paired(
-            cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0), heard.append
+    with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as arms:
+        result = paired.run_paired(
+            cell, lambda keys: nullcontext(arms), budget, np.random.default_rng(0), heard.append
         )
-    assert one.verdict == "slower"
-    assert len(heard) == one.pairs == len(one.log_ratios) >= 3
-    assert one.windows >= paired.MIN_WINDOWS * one.pairs
-    assert one.ratio is not None
-    assert one.ratio < 0.8
+    assert result.verdict == "slower"
+    assert len(heard) == result.pairs == len(result.log_ratios) >= 3
+    assert result.windows >= paired.MIN_WINDOWS * result.pairs
+    assert result.ratio is not None
+    assert result.ratio < 0.8
 
 
 def test_other_losses_are_seen(tmp_path: Path) -> None:
     budget = Budget(min_effect=0.9, seconds=0.05, alpha=0.05)
-    with line_sides(tmp_path, momentum=0.5) as (cell, found):
-        one = paired.run_paired(
-            cell, lambda keys: nullcontext(found), budget, np.random.default_rng(0)
+    with line_sides(tmp_path, momentum=0.5) as (cell, arms):
+        result = paired.run_paired(
+            cell, lambda keys: nullcontext(arms), budget, np.random.default_rng(0)
         )
-    assert one.same_bits is False
+    assert result.same_bits is False
 
 
 def test_a_rank_that_fails_in_its_turn_is_heard(tmp_path: Path) -> None:
-    with line_sides(tmp_path, raise_at=3) as (_, found):
-        found["b"].train(2)
+    with line_sides(tmp_path, raise_at=3) as (_, arms):
+        arms["b"].train(2)
         with pytest.raises(HarnessError, match="b: rank 0: the dog ate batch 17; log: "):
-            found["b"].train(2)
+            arms["b"].train(2)
 
 
-def said(stack: ExitStack, **message: object) -> socket.socket:
+def rank_that_sent(stack: ExitStack, **message: object) -> socket.socket:
     """Return the connection of a rank that has sent a message and then ended."""
     ours, theirs = socket.socketpair()
     stack.enter_context(ours)
@@ -148,7 +148,7 @@ def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
 ) -> None:
     arm = Arm("HEAD", tmp_path / "log")
     with ExitStack() as stack:
-        rank = said(stack, failure="rank 0 on n1: ValueError: the dog ate the model")
+        rank = rank_that_sent(stack, failure="rank 0 on n1: ValueError: the dog ate the model")
         arm.connect(0, rank, stack.enter_context(rank.makefile("r", encoding="utf-8")))
         check_connected([ArmRank("a", 0)], {"a": arm})
         with pytest.raises(
@@ -165,4 +165,4 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
             HarnessError, match=r"^v1\.0: its turn worker speaks protocol 1; allowed: \d+$"
         ),
     ):
-        connect_rank(said(stack, protocol=1, side="a", rank=0), {"a": arm}, stack)
+        connect_rank(rank_that_sent(stack, protocol=1, side="a", rank=0), {"a": arm}, stack)

@@ -25,7 +25,7 @@ class Machine:
     def __init__(self, tries: list[bool], status: Status = "done") -> None:
         self.tries, self.status, self.ran = tries, status, list[list[int]]()
 
-    def run(self, sweep: Sweep, *given: object, **more: object) -> list[Record]:
+    def run(self, sweep: Sweep, *arguments: object, **more: object) -> list[Record]:
         self.ran.append([cell.axes.world_size for cell in sweep.cells])
         return [make_record(cell, status=self.status, repeat=len(self.ran)) for cell in sweep.cells]
 
@@ -49,8 +49,8 @@ def run(machine: Machine, results: Results, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runner, "run", machine.run)
     monkeypatch.setattr(selftest, "check_record", machine.check)
     results.sweep_folder("selftest").path.mkdir(parents=True)
-    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
-    return [(one.trial.cell.axes.world_size, one.trial.repeat) for one in found]
+    records = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
+    return [(record.trial.cell.axes.world_size, record.trial.repeat) for record in records]
 
 
 def test_what_was_off_alone_is_tried_again(

@@ -11,45 +11,45 @@ from harness.launch.srun import Srun, cancelled_by_user, parse_failures
 
 
 def launcher(**changes: object) -> Srun:
-    given = {
+    fields = {
         "environment": {"OWN": "a b"}, "ranks_per_node": 4, "cpus_per_rank": 8, "python": "/opt/python",
         "prefix": ("apptainer", "exec", "an image.sif"), "address": "node7", "free_port": lambda: 1234,
     }  # fmt: skip
-    return Srun(**given | changes)  # type: ignore[arg-type]
+    return Srun(**fields | changes)  # type: ignore[arg-type]
 
 
 class TestCommand:
     def test_is_a_list_of_words_that_no_shell_reads(self) -> None:
-        place = TrialFolder(Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0'))
-        words = launcher().command("harness.training.worker", place, 2, ["--write-logs"])
-        assert words[-8:] == [
-            "apptainer", "exec", "an image.sif", "/opt/python", "-m", "harness.training.worker", str(place.path),
+        folder = TrialFolder(Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0'))
+        command = launcher().command("harness.training.worker", folder, 2, ["--write-logs"])
+        assert command[-8:] == [
+            "apptainer", "exec", "an image.sif", "/opt/python", "-m", "harness.training.worker", str(folder.path),
             "--write-logs",
         ]  # fmt: skip
-        assert words[0] == "srun"
+        assert command[0] == "srun"
 
     @pytest.mark.parametrize(
         ("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)]
     )
     def test_fills_nodes_from_the_first_on(self, ranks: int, nodes: int, each: int) -> None:
-        words = launcher().command("harness.training.worker", TrialFolder(Path("t")), ranks)
+        command = launcher().command("harness.training.worker", TrialFolder(Path("t")), ranks)
         assert {
             f"--nodes={nodes}",
             f"--ntasks={ranks}",
             f"--ntasks-per-node={each}",
             "--relative=0",
-        } <= set(words)
-        assert "--cpus-per-task=8" in words  # srun does not take it from sbatch since 22.05
+        } <= set(command)
+        assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
     def test_ranks_know_where_to_meet(self) -> None:
-        found = launcher().variables(3)
-        asked = {
+        variables = launcher().variables(3)
+        expected = {
             "MASTER_ADDR": "node7",
             "MASTER_PORT": "1234",
             "OMP_NUM_THREADS": "3",
             "OWN": "a b",
         }
-        assert {name: found[name] for name in asked} == asked
+        assert {name: variables[name] for name in expected} == expected
 
 
 # What Slurm 22.05.8 said of steps with a task on n1 and one on n2.
@@ -161,15 +161,15 @@ srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_end_of_a_step_is_named(name: str) -> None:
-    words, expected = RECORDED[name]
-    found = [(cause.kind, cause.rank, cause.host) for cause in parse_failures(words, at=1.0)]
-    assert found[:1] == ([] if expected is None else [expected])
+    output, expected = RECORDED[name]
+    causes = [(cause.kind, cause.rank, cause.host) for cause in parse_failures(output, at=1.0)]
+    assert causes[:1] == ([] if expected is None else [expected])
 
 
 def test_only_scancel_is_somebodys_wish() -> None:
     wished = {
         name
-        for name, (words, _) in RECORDED.items()
-        if any(cancelled_by_user(c.message) for c in parse_failures(words, 0.0))
+        for name, (output, _) in RECORDED.items()
+        if any(cancelled_by_user(c.message) for c in parse_failures(output, 0.0))
     }
     assert wished == {"scancel"}

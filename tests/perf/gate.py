@@ -41,25 +41,25 @@ def tries(
     (cell,) = load_sweep(before.sweep).cells
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
     rng = np.random.default_rng()
-    found = []
+    results = []
     for number in range(count):
-        one = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
-        found.append(one)
+        result = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
+        results.append(result)
         print(
-            f"  {number + 1:3}  {one.verdict:12} {(one.ratio or 1) - 1:+.2%}  {one.seconds:4.1f} s, {one.pairs} pairs",
+            f"  {number + 1:3}  {result.verdict:12} {(result.ratio or 1) - 1:+.2%}  {result.seconds:4.1f} s, {result.pairs} pairs",
             flush=True,
         )
-    return found
+    return results
 
 
-def told(slower: float, found: list[PairedResult], seconds: float) -> str:
+def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
     """How many were right, with a 95% interval (Clopper and Pearson)."""
-    words = Counter(one.verdict for one in found)
-    low, high = share_interval(words["slower"], len(found))
-    spent = np.median([one.seconds for one in found])
+    verdicts = Counter(result.verdict for result in results)
+    low, high = share_interval(verdicts["slower"], len(results))
+    spent = np.median([result.seconds for result in results])
     return (
-        f"{slower:.0%} slower found within {seconds:g} s: {words['slower']} of {len(found)} ({low:.0%} to {high:.0%});"
-        f" median {spent:.1f} s; {dict(words)}"
+        f"{slower:.0%} slower found within {seconds:g} s: {verdicts['slower']} of {len(results)} ({low:.0%} to {high:.0%});"
+        f" median {spent:.1f} s; {dict(verdicts)}"
     )
 
 
@@ -71,16 +71,18 @@ def main() -> None:
         "--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)"
     )
     parser.add_argument("--min-effect", default="1%", help="change that matters (default 1%%)")
-    given = parser.parse_args()
-    cases = [(given.slower, given.seconds)] if given.slower else CASES
+    options = parser.parse_args()
+    cases = [(options.slower, options.seconds)] if options.slower else CASES
     lines = []
     for text, seconds in cases:
         slower = parse_percentage(text, "--slower")
         print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
         with tempfile.TemporaryDirectory() as name:
-            min_effect = parse_percentage(given.min_effect, "--min-effect")
+            min_effect = parse_percentage(options.min_effect, "--min-effect")
             lines.append(
-                told(slower, tries(slower, seconds, given.tries, min_effect, Path(name)), seconds)
+                summary(
+                    slower, tries(slower, seconds, options.tries, min_effect, Path(name)), seconds
+                )
             )
     print("\n".join(lines))
 
