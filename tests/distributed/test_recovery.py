@@ -138,7 +138,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
             command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False
         )
         assert refused.returncode == 2
-        assert f"process {harness.pid} is at work on this sweep" in refused.stderr
+        assert f"process {harness.pid} is running this sweep" in refused.stderr
         harness.kill()
         harness.wait()
     wait_until(lambda: processes_below(tmp_path) == [], 15)
