@@ -1,4 +1,7 @@
-"""Runs the command line as `python -m harness.cli`."""
+"""Runs the command line as `python -m harness.cli`.
+
+For an interpreter whose scripts are not on the PATH.
+"""
 
 from harness.cli.main import main
 

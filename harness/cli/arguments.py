@@ -1,4 +1,12 @@
-"""Declares the arguments and options that several commands share, and reads the sweep they name."""
+"""Declares the arguments and options that several commands share, and reads the sweep they name.
+
+An option is declared once, as an annotated type, so that its name, its help and its completion are
+the same at every command. Its default stands in the signature of the command, since typer takes it
+from there.
+
+Every command imports this module, `harness --help` included. What loads a sweep or a profile is
+therefore imported by the functions that need it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +28,8 @@ if TYPE_CHECKING:
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
-# The arguments. A sweep to run is a file or the name of one; a sweep that has run is known by its name.
+# The arguments. A sweep to run is a file or the name of a ready one; a sweep that has run is known
+# by its name alone, since its spec lies with its records and its file may have changed or be gone.
 SweepArgument = Annotated[
     str,
     typer.Argument(
@@ -37,7 +46,8 @@ NameArgument = Annotated[
         autocompletion=complete_recorded_sweeps,
     ),
 ]
-# What to run and where. Both options may be repeated, and a later one goes before an earlier one.
+# What to run and where. `--set` and `--data` may be repeated, and a later one goes before an
+# earlier one. A list as default is safe, as typer copies it for every call.
 SetOption = Annotated[
     list[str],
     typer.Option(
@@ -65,7 +75,8 @@ ClusterOption = Annotated[
         autocompletion=complete_profiles,
     ),
 ]
-# Where results are kept. The environment variables are for CI files and clusters, where every command needs them.
+# Where results are kept. The environment variables are for CI files and clusters, where every
+# command needs the same value.
 ResultsOption = Annotated[
     Path,
     typer.Option(
@@ -84,7 +95,8 @@ UriOption = Annotated[
         help="An MLflow server to use instead of results/mlflow.db.",
     ),
 ]
-# How to run, compare and print.
+# How to run, compare and print. A percentage is read as text (`parse_percentage`): a bare number is
+# refused, because 1 could mean 1% as well as 100%.
 RetryOption = Annotated[
     bool,
     typer.Option("--retry-failed/--skip-failed", help="Whether to run failed trials again."),
@@ -103,7 +115,10 @@ JsonOption = Annotated[
 
 
 def examples(*commands: str) -> str:
-    """Return the epilog of a command's help: its examples, a line each."""
+    """Return the epilog of a command's help: its examples, a line each.
+
+    A test parses every example, so that none of them names an option that does not exist.
+    """
     lines = "\n".join(f"  {command}" for command in commands)
     return f"\b\nExamples:\n{lines}"  # \b keeps typer from joining the lines into a paragraph
 
@@ -113,20 +128,28 @@ def load_sweep(
 ) -> tuple[Sweep, Profile]:
     """Return the sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
-    Raises BadInput for a mistake in either, and for a cell that the profile can't run.
+    `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
+    `cluster` is a profile's name or file. Only files are read: nothing is written or started.
+
+    Raises BadInput for a mistake in any of them, and for a cell that the profile can't run.
     """
     from harness.spec import cluster as clusters
     from harness.spec import sweep as spec
 
     profile = clusters.load_profile(cluster)
     loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
-    axes = {f"{loaded.source}: {cell.label}": cell.axes for cell in loaded.cells}
-    clusters.check_fits(profile, axes)
+    axes_by_label = {}  # an error begins with the label, so it has the sweep's file too
+    for cell in loaded.cells:
+        axes_by_label[f"{loaded.source}: {cell.label}"] = cell.axes
+    clusters.check_fits(profile, axes_by_label)
     return loaded, profile
 
 
 def load_local_profile(cluster: str) -> Profile:
-    """Return a profile that starts ranks on this machine; raises BadInput for any other."""
+    """Return a profile that starts ranks on this machine; raises BadInput for any other.
+
+    For the commands that measure the machine itself, where there is no sweep to load.
+    """
     from harness.spec import cluster as clusters
 
     profile = clusters.load_profile(cluster)
@@ -135,7 +158,11 @@ def load_local_profile(cluster: str) -> Profile:
 
 
 def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "") -> None:
-    """Raise BadInput for a profile that starts ranks with another launcher than `allowed`."""
+    """Raise BadInput for a profile that starts ranks with another launcher than `allowed`.
+
+    `cluster` is the profile as the user named it. `hint` ends the error, and names the command that
+    takes such a profile.
+    """
     if profile.launcher != allowed:
         raise BadInput(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}"
@@ -144,5 +171,9 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
 
 def split_commas(text: str) -> list[str]:
     """Return the parts of `a,b`, without blanks and empty parts."""
-    parts = [part.strip() for part in text.split(",")]
-    return [part for part in parts if part]
+    parts = []
+    for part in text.split(","):
+        stripped = part.strip()
+        if stripped:
+            parts.append(stripped)
+    return parts

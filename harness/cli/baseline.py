@@ -1,9 +1,14 @@
-"""Defines `harness baseline save`, `list`, `show` and `prune`."""
+"""Defines `harness baseline save`, `list`, `show` and `prune`.
+
+A baseline is a file, `baselines/<hardware>/<cell id>.json` in the results folder. It is small and
+without paths of this machine, because it is meant to be committed. Only `save` and `prune` change
+files; both leave alone what would stay the same.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +17,12 @@ from harness.cli.completion import complete_sweeps
 from harness.cli.results import select_results
 from harness.core.errors import BadInput
 
+if TYPE_CHECKING:
+    from harness.analysis.result import CellResult
+
 app = typer.Typer(
     help="Save, show and prune baselines for later runs.",
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # as for the other commands
     no_args_is_help=True,
 )
 
@@ -35,6 +43,8 @@ def save(
 
     results_folder = Results(results)
     (side,) = select_results(results_folder, [sweep], tracking_uri)
+    # All cells or none are written: a cell without a measurement, or with trials of several kinds
+    # of hardware, raises BadInput before the first file.
     show_saved(baseline.save(results_folder, side.cells))
 
 
@@ -44,11 +54,9 @@ def list_baselines(results: ResultsOption = Path("results")) -> None:
 
     Shows the hardware, the cell, the mean throughput and the code of each.
     """
-    from harness.analysis import baseline
-    from harness.core.paths import Results
     from harness.render.terminal.compare import show_baselines
 
-    show_baselines([(path, baseline.read(path)) for path in baseline.files(Results(results))])
+    show_baselines(_read_baselines(results))
 
 
 @app.command("show", epilog=examples("harness baseline show mlp-45dbdb38d5"))
@@ -60,17 +68,17 @@ def show_baselines_of_cell(
 
     Prints the conditions that each was measured under, and a row for each of its trials.
     """
-    from harness.analysis import baseline
     from harness.core.errors import did_you_mean
-    from harness.core.paths import Results
     from harness.render.terminal.compare import show_baseline
 
-    baselines = [(path, baseline.read(path)) for path in baseline.files(Results(results))]
-    matching = [
-        (path, result) for path, result in baselines if cell in (result.cell.id, result.cell.label)
-    ]
+    # A cell has a baseline for each kind of hardware; all of them are shown.
+    ids: set[str] = set()
+    matching: list[tuple[Path, CellResult]] = []
+    for path, result in _read_baselines(results):
+        ids.add(path.stem)
+        if cell in (result.cell.id, result.cell.label):
+            matching.append((path, result))
     if not matching:
-        ids = {path.stem for path, _ in baselines}
         raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
     for path, result in matching:
         show_baseline(path, result)
@@ -99,12 +107,29 @@ def prune(
     from harness.core.paths import Results
     from harness.spec import sweep as spec
 
+    # A cell's id changes with anything that it trains with, so that a changed sweep leaves behind
+    # the baselines of its former cells.
     ids_to_keep: set[str] = set()
     for name in sweeps:
-        ids_to_keep.update(cell.id for cell in spec.load_sweep(spec.find_sweep_file(name)).cells)
+        sweep = spec.load_sweep(spec.find_sweep_file(name))
+        ids_to_keep.update(cell.id for cell in sweep.cells)
     removed = baseline.prune(Results(results), ids_to_keep, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
     for path in removed:
         print(f"{verb} {path}")
     if not removed:
         print("nothing to remove: all baselines are of cells of these sweeps")
+
+
+def _read_baselines(results: Path) -> list[tuple[Path, CellResult]]:
+    """Return every baseline in the results folder, with its file.
+
+    Raises BadInput for one that can't be read; `harness baseline prune` removes it.
+    """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+
+    baselines = []
+    for path in baseline.files(Results(results)):
+        baselines.append((path, baseline.read(path)))
+    return baselines

@@ -1,12 +1,16 @@
 """Offers the shell what may follow on a command line.
 
-Every function here takes the text before the cursor and returns the candidates. Each imports what it needs, because the
-shell starts a fresh process at every press of the tab key.
+Every function here takes the text before the cursor and returns the candidates. Each imports what
+it needs, because the shell starts a fresh process at every press of the tab key.
+
+Sweeps and trials that have run are known by the names of their folders: no record is read, so a
+damaged one does not break completion.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -14,48 +18,66 @@ def complete_sweeps(incomplete: str) -> list[str]:
     """Return the names of ready sweeps, then the YAML files."""
     from harness.spec.sweep import ready_sweeps
 
-    names = [name for name in ready_sweeps() if name.startswith(incomplete)]
     files = sorted(str(path) for path in Path().glob(f"{incomplete}*.y*ml"))
-    return names + files
+    return _beginning_with(incomplete, ready_sweeps()) + files
 
 
 def complete_profiles(incomplete: str) -> list[str]:
-    """Return the names of the cluster profiles."""
+    """Return the names of the cluster profiles, those that come with the harness included."""
     from harness.spec import cluster
 
-    return [name for name in cluster.profile_paths() if name.startswith(incomplete)]
+    return _beginning_with(incomplete, cluster.profile_paths())
 
 
 def complete_recorded_sweeps(incomplete: str) -> list[str]:
-    """Return the names of sweeps that have run."""
+    """Return the names of sweeps that have run, as their folders are called."""
     return [path.parent.name for path in _runs_folder().glob(f"{incomplete}*/sweep.json")]
 
 
 def complete_trials(incomplete: str) -> list[str]:
-    """Return the ids of trials that have started."""
+    """Return the ids of trials that have started, each once: several sweeps may share a trial."""
     files = _runs_folder().glob(f"*/{incomplete}*/trial.json")
     return sorted({path.parent.name for path in files})
 
 
 def complete_set(incomplete: str) -> list[str]:
-    """Return axis names, or after `axis=` the values that the axis takes, also after a comma."""
+    """Return axis names, or after `axis=` the values that the axis takes, also after a comma.
+
+    An axis of numbers, and a key that is no axis, has no candidates after its equals sign.
+    """
     from harness.spec.axes import AXIS_TYPES, axis_choices
 
     axis, equals, values = incomplete.partition("=")
     if not equals:
-        return [f"{name}=" for name in AXIS_TYPES if name.startswith(axis)]
+        return [f"{name}=" for name in _beginning_with(axis, AXIS_TYPES)]
     finished, comma, value = values.rpartition(",")
-    choices = [choice for choice in axis_choices(axis) if choice.startswith(value)]
-    return [f"{axis}={finished}{comma}{choice}" for choice in choices]
+    # The shell replaces the whole word, so each candidate repeats what is before the last comma.
+    candidates = []
+    for choice in _beginning_with(value, axis_choices(axis)):
+        candidates.append(f"{axis}={finished}{comma}{choice}")
+    return candidates
 
 
 def complete_topics(incomplete: str) -> list[str]:
-    """Return the topics of the manual."""
+    """Return the topics of the manual, in the order of its index."""
     from harness.cli.pages import read_pages
 
-    return [page.topic for page in read_pages() if page.topic.startswith(incomplete)]
+    return _beginning_with(incomplete, [page.topic for page in read_pages()])
+
+
+def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Return the names that begin with the text before the cursor, in their order."""
+    candidates = []
+    for name in names:
+        if name.startswith(incomplete):
+            candidates.append(name)
+    return candidates
 
 
 def _runs_folder() -> Path:
-    """Return the folder of all sweeps' records: options that were typed before are not known here."""
+    """Return the folder of all sweeps' records.
+
+    It is that of the environment variable, else the default: a `--results` that was typed earlier
+    on the line is not passed to the functions here.
+    """
     return Path(os.environ.get("HARNESS_RESULTS", "results")) / "runs"

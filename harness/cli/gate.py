@@ -1,4 +1,8 @@
-"""Defines the commands that measure code in turn: `harness gate`, `bisect`, `certify`."""
+"""Defines the commands that measure code in turn: `harness gate`, `bisect`, `certify`.
+
+All three compare two versions of the code that take turns in pairs of fresh processes, so that a
+drift of the machine meets both alike. They measure on this machine and leave no records of trials.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+# The options that `gate` and `bisect` share. The order of the two versions is random, so that
+# nothing periodic on the machine favors one of them; its seed is for repeating a measurement.
 BudgetOption = Annotated[
     float,
     typer.Option(
@@ -88,6 +94,7 @@ def gate(
     Exit code 1 if the working tree is slower, 3 if the
     measurement is inconclusive.
     """
+    # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from rich.console import Console
 
     from harness.core.paths import Results, write_atomically
@@ -106,10 +113,14 @@ def gate(
         control=control,
         order_seed=order,
     )
+    # Before the measurement, so that a certificate that can't be read does not waste it.
     conditions = describe_conditions(Results(results), profile)
+    # Progress goes to stderr: stdout has nothing but the result, which may be JSON. It is redrawn
+    # rarely, since this process shares the machine with what it measures.
     with Console(stderr=True, highlight=False).status("starting", refresh_per_second=2) as status:
 
         def report_progress(cell: Cell, text: str) -> None:
+            """Show which cell is being measured and how far that is."""
             status.update(f"{cell.label}: {text}")
 
         outcome = measure(
@@ -119,6 +130,7 @@ def gate(
         print(view.as_json(outcome))
     else:
         view.show_outcome(outcome)
+    # The files are written whatever the outcome is: CI shows them above all for a gate that fails.
     if summary is not None:
         write_atomically(summary, view.markdown(outcome, loaded.name))
     if junit is not None:
@@ -178,6 +190,8 @@ def bisect(
     from harness.gate.bisect import bisect as search
     from harness.render.terminal import bisect as view
 
+    # The cell is one of a sweep file, or without SWEEP one that has run: then the recorded spec has
+    # every setting, and --set and --data would make another cell of it.
     if sweep:
         loaded, profile = load_sweep(sweep, settings, data, cluster)
         chosen = _choose_cell(loaded, cell)
@@ -197,6 +211,8 @@ def bisect(
         first_parent=first_parent,
         order_seed=order,
     )
+    # A GOOD or BAD that can't serve as such is an error, not an outcome: only a search that came to
+    # an end is shown, with exit code 0 or 3.
     with view.Progress() as progress:
         outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
     if as_json:
@@ -241,6 +257,8 @@ def certify(
     from harness.gate.certify import settings as certificate_settings
     from harness.render.terminal import certify as view
 
+    # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
+    # folder, and grows with each comparison: an interrupted run is resumed, not lost.
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     request = certificate_settings(
@@ -253,12 +271,13 @@ def certify(
 def _choose_cell(sweep: Sweep, cell: str) -> Cell:
     """Return the cell of a sweep that has this id or label.
 
-    Without an id it is the only cell of the sweep. Raises BadInput for a cell that is not there, and for a choice among
-    several that was not made.
+    Without an id it is the only cell of the sweep. Raises BadInput for a cell that is not there,
+    and for a choice among several that was not made.
     """
-    matching = [
-        candidate for candidate in sweep.cells if cell in (candidate.id, candidate.label, "")
-    ]
+    matching: list[Cell] = []
+    for candidate in sweep.cells:
+        if cell in (candidate.id, candidate.label, ""):  # without an id, every cell matches
+            matching.append(candidate)
     if len(matching) == 1:
         return matching[0]
     ids = {candidate.id for candidate in sweep.cells}
@@ -272,7 +291,8 @@ def _choose_cell(sweep: Sweep, cell: str) -> Cell:
 def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, Cell, Profile]:
     """Return a cell of a sweep that has run, with its sweep and the profile to measure it on.
 
-    Raises BadInput for a cell that no sweep has, and for one that the profile can't run.
+    `cell` is an id or a label. Raises BadInput for a cell that no sweep or several sweeps have, and
+    for one that the profile can't run.
     """
     from harness.analysis.selection import planned_cell
     from harness.core.paths import Results
@@ -287,7 +307,8 @@ def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, 
 def _repository_folder(sweep: Sweep) -> Path:
     """Return a folder in the repository to measure: the sweep file's, or the current one.
 
-    A ready sweep lies in the harness's own repository, which is not what its user changed.
+    A ready sweep lies in the harness's own repository, which is not what its user changed. Any
+    folder inside a repository will do: the gate finds its top.
     """
     from harness.spec.sweep import ready_sweeps
 

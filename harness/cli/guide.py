@@ -1,4 +1,8 @@
-"""Defines `harness guide`, which shows the pages of the manual."""
+"""Defines `harness guide`, which shows the pages of the manual.
+
+The pages are files of the package (`harness.cli.pages`): the manual is at hand without a network,
+and always that of the installed version.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,10 @@ def guide(
 
 
 def _list_topics(pages: list[Page]) -> None:
-    """Print a line for each topic, with its title, and its summary below."""
+    """Print a line for each topic, with its title, and its summary below.
+
+    The topics are in a column as wide as the longest; a page without a summary has a single line.
+    """
     width = max((len(page.topic) for page in pages), default=0)
     for page in pages:
         print(f"{page.topic:{width}}  {page.title}")
@@ -54,10 +61,15 @@ def _list_topics(pages: list[Page]) -> None:
 
 
 def _show(page: Page) -> None:
-    """Print the page: rendered and paged on a terminal, as it was written elsewhere."""
+    """Print the page: rendered and paged on a terminal, as it was written elsewhere.
+
+    On a terminal, links between pages are followed by the command that shows the page, because a
+    reader can't click them there.
+    """
     if not sys.stdout.isatty():
-        print(page.text, end="")
+        print(page.text, end="")  # byte for byte the file: it ends with a line break itself
         return
+    # Imported here because the list of topics does not need them.
     from rich.console import Console
     from rich.markdown import Markdown
 

@@ -1,4 +1,9 @@
-"""Defines the commands for sweeps that run as Slurm jobs: `harness submit`, `status`, `cancel`, `logs`."""
+"""Defines the commands for sweeps in Slurm jobs: `harness submit`, `status`, `cancel`, `logs`.
+
+Only `submit` and `cancel` change anything in Slurm. `status` and `logs` read the results folder, so
+they also show sweeps that `harness run` runs on this machine, and work from any machine that sees
+the folder.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ app = typer.Typer()
 @app.command(epilog=examples("harness submit quickstart --cluster slurm --dry-run"))
 def submit(
     sweep: SweepArgument,
+    # No default, unlike that of other commands: `local` could never be right here.
     cluster: Annotated[
         str,
         typer.Option(
@@ -57,6 +63,7 @@ def submit(
 
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "slurm")
+    # There is no --force: finished trials are never queued again, only failed ones.
     view.run(
         loaded,
         profile,
@@ -94,15 +101,19 @@ def status(
     """Show the state of every trial of a sweep, wherever it runs.
 
     It combines the records with what the running trials report and what Slurm says of their jobs,
-    and works on any machine that sees the results folder. Exit code 1 if a trial failed or was lost.
+    and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
+    lost.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_spec, recorded_sweep_names
     from harness.render.terminal import status as view
 
     results_folder = Results(results)
+    # The spec that lies with the records says which trials there are: the sweep's file may have
+    # changed since, or be on another machine.
     names = recorded_sweep_names(results_folder) if sweep is None else [sweep]
     sweeps = [read_recorded_spec(results_folder, name) for name in names]
+    # The summary of all sweeps has a line for each and lists no trial.
     if sweep is None and (as_json or every_trial):
         raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
     if watch:
@@ -111,9 +122,11 @@ def status(
         statuses = view.summary(sweeps, results_folder)
     else:
         statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
-    states = {trial.state for status in statuses for trial in status.trials}
-    if states & {"failed", "lost"}:
-        raise typer.Exit(1)
+    # Trials that are queued, running or interrupted are not wrong, and give 0.
+    for status in statuses:
+        for trial in status.trials:
+            if trial.state in ("failed", "lost"):
+                raise typer.Exit(1)
 
 
 @app.command(epilog=examples("harness cancel quickstart"))
@@ -128,6 +141,7 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     from harness.slurm.cancel import cancel as cancel_jobs
 
     results_folder = Results(results)
+    # Read first, so that a name that no sweep has is an error and not a sweep without jobs.
     name = read_recorded_spec(results_folder, sweep).name
     jobs = cancel_jobs(results_folder.sweep_folder(name))
     ids = f": {', '.join(jobs)}" if jobs else ""

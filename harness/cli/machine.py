@@ -1,4 +1,8 @@
-"""Defines the commands about a machine: `harness doctor`, `selftest` and `peak`."""
+"""Defines the commands about a machine: `harness doctor`, `selftest` and `peak`.
+
+`doctor` asks whether trials can run, `selftest` whether their measurements can be believed, and
+`peak` what the hardware can do at most.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +44,14 @@ def doctor(
     """Check that trials can run where a cluster profile says.
 
     Checks Python, torch, the harness and the results folder; on a Slurm cluster also names, ports,
-    clocks and an all-reduce, by a small job on all nodes of the profile. Exit code 1 if a check fails.
+    clocks and an all-reduce, by a small job on all nodes of the profile. Exit code 1 if a check
+    fails.
     """
     from harness.core.paths import Results
     from harness.render.terminal import doctor as view
     from harness.spec import cluster as clusters
 
+    # Unlike the commands below, the doctor takes a profile of either launcher.
     profile = clusters.load_profile(cluster)
     if not view.run(cluster, profile, Results(results), patience=patience, as_json=as_json):
         raise typer.Exit(1)
@@ -101,12 +107,19 @@ def peak(
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
     """Run the self-test with each number of ranks in a list such as `1,2,4`.
 
-    Raises BadInput for anything else than numbers, and ends the command with exit code 1 if a measured quantity is off.
+    Its trials are those of the ready sweep `selftest`, and leave their records in the results
+    folder as any other. `harness run --selftest` calls this function too.
+
+    Raises BadInput for anything else than numbers, and ends the command with exit code 1 if a
+    measured quantity is off.
     """
     from harness.render.terminal.selftest import run
 
-    parts = ranks.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
-    if not run(results, profile, [int(part) for part in parts]):
+    world_sizes: list[int] = []
+    for part in ranks.split(","):
+        # `isdecimal` is also false for an empty part, a sign and a fraction.
+        if not part.strip().isdecimal():
+            raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
+        world_sizes.append(int(part))
+    if not run(results, profile, world_sizes):
         raise typer.Exit(1)

@@ -1,6 +1,10 @@
 """Assembles the command line, and turns errors and signals into one line and an exit code.
 
 Every command imports what it needs when it runs, so that `harness --help` starts without torch.
+
+A command raises HarnessError, whose message is for people and whose class has the exit code, or
+`typer.Exit` where it has printed all there is to say. Any other exception is a defect of the
+harness, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from harness.cli import baseline, data, gate, guide, jobs, machine, results, run
 from harness.core.errors import BadInput, HarnessError, one_line
 
 BROKEN_PIPE = 1  # exit code
-INTERRUPTED = 130  # exit code
+INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
     epilog="\b\nStart with: harness run quickstart\nThe manual: harness guide",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
+    pretty_exceptions_enable=False,  # a traceback is Python's own
 )
 for commands in (guide, run, results, gate, jobs, machine):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
@@ -33,6 +37,7 @@ app.add_typer(data.app, name="data")
 
 
 def _print_version(is_asked_for: bool) -> None:
+    """Print the version and end the command, if `--version` was given."""
     if is_asked_for:
         print(f"harness {harness.__version__}")
         raise typer.Exit
@@ -53,11 +58,17 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process.
 
-    Exit codes: 0 success, 1 a trial failed or a gate said fail, 2 bad input, 3 inconclusive, 130 interrupted.
+    `arguments` are those after the command's name, by default the process's own. Without any, the
+    help is printed.
+
+    Exit codes: 0 success, 1 a trial failed or a gate said fail, 2 bad input, 3 inconclusive,
+    130 interrupted.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        # Not standalone: typer would print errors in its own way and end the process. The result is
+        # the code of a `typer.Exit`, None where a command returned.
         code = app(args=arguments_or_help, prog_name="harness", standalone_mode=False)
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
@@ -75,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _command_path(error: TyperException) -> str:
     """Return the command that an error of the command line is about, as in `harness run`."""
-    context = getattr(error, "ctx", None)
+    context = getattr(error, "ctx", None)  # only usage errors have one
     return "harness" if context is None else str(context.command_path)
 
 
@@ -89,5 +100,9 @@ def _fail(message: str, code: int) -> int:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Treat SIGTERM as Ctrl-C, so that every process that was started is ended too."""
+    """Treat SIGTERM as Ctrl-C, so that every process that was started is ended too.
+
+    Python's default for SIGTERM ends the process at once, without the cleanup of `with` and
+    `finally`. CI systems and batch schedulers send it where a person would press Ctrl-C.
+    """
     raise KeyboardInterrupt

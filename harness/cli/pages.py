@@ -1,7 +1,8 @@
 """Reads the manual: the Markdown files of `harness/guide`, one topic each.
 
-A page begins with a heading, which is its title, and a paragraph, whose first sentence is its summary. `index.md` is
-for readers of the repository: it links the pages in the order in which `harness guide` lists them.
+A page begins with a heading, which is its title, and a paragraph, whose first sentence is its
+summary. `index.md` is for readers of the repository: it links the pages in the order in which
+`harness guide` lists them, and is itself no topic.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Page:
         """Return the first sentence of the first paragraph, without its markup."""
         for paragraph in self.text.split("\n\n"):
             text = " ".join(paragraph.split())
+            # Headings, code, tables, lists, images, quotes and comments are no prose.
             if text and not text.startswith(("#", "```", "|", "-", "!", ">", "<!--")):
                 sentence = re.split(r"(?<=[.!?])\s", text)[0]
                 return re.sub(r"[`*]", "", PAGE_LINK.sub(r"\1", sentence))
@@ -44,7 +46,10 @@ class Page:
 
 
 def read_pages(folder: Path = FOLDER) -> list[Page]:
-    """Return the pages in the order in which the index links them, then those it does not link."""
+    """Return the pages in the order in which the index links them, then those it does not link.
+
+    A page that the index does not link is listed too, by its name: a forgotten link hides nothing.
+    """
     pages: dict[str, Page] = {}
     for path in sorted(folder.glob("*.md")):
         if path.stem != INDEX:
@@ -57,12 +62,18 @@ def read_pages(folder: Path = FOLDER) -> list[Page]:
 
 
 def linked_topics(folder: Path = FOLDER) -> list[str]:
-    """Return the topics that the index links, each once, in its order."""
+    """Return the topics that the index links, each once, in its order.
+
+    A folder without an index has none, and its pages stay in the order of their names.
+    """
     index = folder / f"{INDEX}.md"
     if not index.is_file():
         return []
-    links = PAGE_LINK.findall(index.read_text(encoding="utf-8"))
-    return list(dict.fromkeys(topic for _, topic in links))
+    topics: list[str] = []
+    for _, topic in PAGE_LINK.findall(index.read_text(encoding="utf-8")):
+        if topic not in topics:
+            topics.append(topic)
+    return topics
 
 
 def name_commands(text: str) -> str:

@@ -1,6 +1,10 @@
 """Turns the cells of a sweep into pytest items.
 
-The recorded steps of a cell go to pytest-benchmark, and the verdict on them decides whether its test passes.
+The recorded steps of a cell go to pytest-benchmark, and the verdict on them decides whether its
+test passes.
+
+`harness.cli.pytest_plugin` imports this module once a sweep is to be collected. All trials have
+ended by the time the first test starts: a test only reads what they measured.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class GateWarning(pytest.PytestWarning):
 class ReplayClock:
     """A timer for pytest-benchmark that replays recorded step times.
 
-    It stands still until `advance` moves it on by the next step.
+    pytest-benchmark reads its timer before and after each call of what it measures. The call is
+    `advance`, which moves the clock on by the next step, so that the difference is the recorded
+    time of that step. Between calls the clock stands still.
     """
 
     def __init__(self) -> None:
@@ -50,26 +56,32 @@ class ReplayClock:
         self.steps: Iterator[float] = iter(())  # seconds of each step
 
     def __call__(self) -> float:
+        """Return the time in seconds."""
         return self.now
 
     def advance(self) -> None:
+        """Move on by the next step; raises StopIteration after the last."""
         self.now += next(self.steps)
 
 
 class SweepFile(pytest.File):
     """A sweep that is compared with its baselines, one item a cell.
 
-    `collect` sets `sweep`, `profile`, `baselines` and `gate`.
+    `collect` sets `sweep`, `profile`, `baselines` and `gate`. Then the plugin calls `measure`,
+    which sets `records`, and at last pytest runs the items, which call `check` or `report_lost`.
     """
 
-    sweep: Sweep
-    profile: Profile
-    baselines: Sequence[CellResult]
-    gate: Gate
+    sweep: Sweep  # with --harness-set and --harness-data applied
+    profile: Profile  # of --harness-cluster
+    baselines: Sequence[CellResult]  # all in the folder, of any hardware and any sweep
+    gate: Gate  # what is let through
     records: Sequence[Record] = ()  # of the selected cells' trials, once `measure` has run
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield an item for each cell of the sweep, and for each cell that only the baseline has."""
+        """Yield an item for each cell of the sweep, and for each cell that only the baseline has.
+
+        Raises CollectError, which pytest reports without a traceback, for input that can't be used.
+        """
         try:
             self._read_input()
         except BadInput as error:
@@ -81,13 +93,19 @@ class SweepFile(pytest.File):
                     " so cells that were removed from it go unnoticed"
                 )
             )
+        # `cell=cell` binds the cell of this round: a closure would see the last one in every test.
+        # pytest takes no fixture from a parameter that has a default, only `benchmark`.
         for cell in self.sweep.cells:
             yield self._item(cell, lambda benchmark, cell=cell: self.check(cell, benchmark))
         for cell in lost_cells(self.sweep, self.baselines):
             yield self._item(cell, lambda benchmark, cell=cell: self.report_lost(cell, benchmark))
 
     def _read_input(self) -> None:
-        """Read sweep, profile, baselines and gate; raises BadInput."""
+        """Read sweep, profile, baselines and gate; raises BadInput.
+
+        A pattern of the gate that names no cell is refused, because it is most likely misspelled
+        and the limits that it should set would not apply.
+        """
         option = self.config.getoption
         self.sweep = spec.load_sweep(self.path, option("harness_set"), option("harness_data"))
         self.profile = cluster.load_profile(option("harness_cluster"))
@@ -100,7 +118,9 @@ class SweepFile(pytest.File):
         self.baselines, self.gate = read_baselines(
             Path(option("harness_baseline")), option("harness_gate")
         )
-        cells = [*self.sweep.cells, *(result.cell for result in self.baselines)]
+        cells = list(self.sweep.cells)
+        for result in self.baselines:
+            cells.append(result.cell)
         unused = unused_patterns(self.gate, cells)
         if unused:
             raise BadInput(
@@ -122,11 +142,15 @@ class SweepFile(pytest.File):
 
     @property
     def results(self) -> Results:
+        """Return the results folder of --harness-results."""
         return Results(Path(self.config.getoption("harness_results")))
 
     @property
     def selected_cells(self) -> list[Cell]:
-        """Return the sweep's cells that pytest has not deselected."""
+        """Return the sweep's cells that pytest has not deselected, as with `-k` or `--deselect`.
+
+        The session's items are what remains after deselection. Lost cells are not among the result.
+        """
         ids = {cell.id for cell in self.sweep.cells}
         cells: list[Cell] = []
         for item in self.session.items:
@@ -135,7 +159,11 @@ class SweepFile(pytest.File):
         return cells
 
     def measure(self) -> None:
-        """Run the trials of the selected cells as `--harness-trials` says; raises HarnessError."""
+        """Run the trials of the selected cells as `--harness-trials` says; raises HarnessError.
+
+        Records are written to the results folder as by `harness run`, but not delivered to MLflow.
+        With `recorded`, no trial runs and the records that are there are used.
+        """
         sweep = replace(self.sweep, cells=self.selected_cells)
         sweep_folder = self.results.sweep_folder(sweep.name)
         which = self.config.getoption("harness_trials")
@@ -157,7 +185,7 @@ class SweepFile(pytest.File):
 
     @cached_property
     def measured(self) -> Side:
-        """Return the results of the selected cells, after `measure`."""
+        """Return the results of the selected cells; only valid after `measure`, as it is cached."""
         return Side(name="run", cells=aggregate(self.records))
 
     def print_certificate(self) -> None:
@@ -170,7 +198,8 @@ class SweepFile(pytest.File):
     def comparison(self) -> Comparison | BadInput:
         """Compare all selected cells with their baselines at once, or return why that is refused.
 
-        They are one family: verdicts control false alarms over all of them.
+        They are one family: verdicts control false alarms over all of them. A refusal is returned
+        and not raised because the tests share this value: each of them fails with it.
         """
         try:
             reference = self._reference()
@@ -184,18 +213,31 @@ class SweepFile(pytest.File):
             return error
 
     def _reference(self) -> Side:
-        """Return the selected cells' baselines, of this hardware if there are any; raises BadInput."""
+        """Return the selected cells' baselines, of this hardware if there are any.
+
+        Raises BadInput if no baseline is of a selected cell.
+        """
         ids = {cell.id for cell in self.selected_cells}
-        of_cells = [result for result in self.baselines if result.cell.id in ids]
+        of_cells: list[CellResult] = []
+        of_hardware: list[CellResult] = []
+        for result in self.baselines:
+            if result.cell.id not in ids:
+                continue
+            of_cells.append(result)
+            if self.measured.hardware & set(hardware_keys(result)):
+                of_hardware.append(result)
         if not of_cells:
             raise BadInput("the baseline has none of these cells: harness baseline save")
-        of_hardware = [
-            result for result in of_cells if self.measured.hardware & set(hardware_keys(result))
-        ]
+        # Without a baseline of this hardware, those of another are compared: that is refused with
+        # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
 
     def _overrides(self) -> dict[str, tuple[float, float]]:
-        """Return the smallest change of throughput and the accuracy margin of each cell, by its id."""
+        """Return the limits of each cell by its id.
+
+        They are the smallest change of throughput that matters, as a fraction, and the accuracy
+        margin in the unit of the target metric.
+        """
         overrides: dict[str, tuple[float, float]] = {}
         for cell in self.sweep.cells:
             limits = self.gate.limits(cell)
@@ -203,7 +245,12 @@ class SweepFile(pytest.File):
         return overrides
 
     def check(self, cell: Cell, benchmark: Any) -> None:
-        """Test a cell: its steps go to the benchmark, whatever the verdict on them is."""
+        """Test a cell: its steps go to the benchmark, whatever the verdict on them is.
+
+        Fails the test where nothing was measured, where the comparison was refused, and where the
+        gate's answer is `fail`; an answer that only warns becomes a GateWarning. Failures have no
+        traceback, which would lead into the harness and not to what is slower.
+        """
         item = self._item_of(cell)
         records = [record for record in self.records if record.trial.cell.id == cell.id]
         seconds = _measured_seconds(records)
@@ -211,6 +258,8 @@ class SweepFile(pytest.File):
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
             pytest.fail(f"not measured: {_describe_unmeasured(records)}", pytrace=False)
         item.clock.steps = iter(seconds)
+        # `pedantic` makes exactly one call a round. pytest-benchmark's usual mode would calibrate
+        # first, and so use up recorded steps.
         benchmark.pedantic(item.clock.advance, rounds=len(seconds))
         comparison = self.comparison
         if isinstance(comparison, BadInput):
@@ -219,13 +268,14 @@ class SweepFile(pytest.File):
         expected_trials = self.sweep.count_trials(cell)
         answer = judge_cell(cell, self.gate.limits(cell), comparison, expected_trials)
         benchmark.extra_info.update(extra_info(cell, records, answer))
-        item.user_properties.append(("verdict", answer.text))
+        item.user_properties.append(("verdict", answer.text))  # pytest's JUnit XML has it
         if answer.outcome == "fail":
             pytest.fail(answer.text, pytrace=False)
         if answer.outcome == "warn":
             item.warn(GateWarning(f"{cell.label}: {'; '.join(answer.reasons)}"))
 
     def _item_of(self, cell: Cell) -> CellItem:
+        """Return the item that tests a cell."""
         for item in self.session.items:
             if isinstance(item, CellItem) and item.cell is cell:
                 return item
@@ -234,9 +284,10 @@ class SweepFile(pytest.File):
     def report_lost(self, cell: Cell, benchmark: Any) -> None:
         """Test a cell that the sweep has lost.
 
-        It asks for the fixture `benchmark` so that --benchmark-only does not skip it.
+        What follows is the gate's policy for missing cells: fail, warn, or nothing. It asks for the
+        fixture `benchmark` so that --benchmark-only does not skip it.
         """
-        benchmark.skipped = True
+        benchmark.skipped = True  # there is nothing to measure
         text = (
             f"{cell.label}: in the baseline and not in the sweep;"
             " if it was removed on purpose: harness baseline prune"
@@ -251,23 +302,29 @@ class SweepFile(pytest.File):
 class CellItem(pytest.Function):
     """The test of one cell."""
 
-    cell: Cell
-    clock: ReplayClock
+    cell: Cell  # of the sweep, or one that only a baseline has
+    clock: ReplayClock  # the timer of its benchmark
 
     def reportinfo(self) -> tuple[Path, int, str]:
+        """Return file, line and title for reports: those of the sweep, as no test file exists."""
         return self.path, 0, self.name
 
 
 class TrialReporter:
-    """Prints a line for each trial while trials run, past pytest's capture of the output."""
+    """Prints a line for each trial while trials run, past pytest's capture of the output.
+
+    It listens to the runner as `RunView` of `harness run` does. No line is redrawn, so that logs of
+    CI stay readable; so there is no progress within a trial.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
         self.capture: Any = config.pluginmanager.get_plugin("capturemanager")
-        self.planned_count = 0
+        self.planned_count = 0  # trials to run
         self.finished_count = 0
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+        """Print how many trials will run."""
         self.planned_count = len(pending)
         self.print_line(f"harness: {len(pending)} trials to run, {len(finished)} already there")
 
@@ -276,12 +333,16 @@ class TrialReporter:
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
+        """Print the trial's line as `harness run` does, without its colors."""
         self.finished_count += 1
         markup = trial_line(record, folder, self.finished_count, self.planned_count)
         self.print_line(Text.from_markup(markup).plain)
 
     def print_line(self, text: str) -> None:
-        """Print a line of its own; without pytest's terminal reporter (`-p no:terminal`) nothing."""
+        """Print a line of its own.
+
+        Without pytest's terminal reporter (`-p no:terminal`) nothing is printed.
+        """
         if self.terminal is not None:
             with self.capture.global_and_fixture_disabled():
                 self.terminal.ensure_newline()
@@ -290,8 +351,9 @@ class TrialReporter:
 
 def _announce_replacement(sweep: Sweep, folder: SweepFolder, reporter: TrialReporter) -> None:
     """Print how many records the trials will replace, as MLflow keeps the old ones."""
-    paths = [folder.trial_folder(trial.id).record_path for trial in sweep.trials()]
-    count = sum(path.exists() for path in paths)
+    count = 0
+    for trial in sweep.trials():
+        count += folder.trial_folder(trial.id).record_path.exists()
     if count:
         reporter.print_line(
             f"harness: {count} records in {folder.path} are replaced;"
@@ -300,7 +362,7 @@ def _announce_replacement(sweep: Sweep, folder: SweepFolder, reporter: TrialRepo
 
 
 def _measured_seconds(records: Sequence[Record]) -> list[float]:
-    """Return the seconds of all measured steps of the trials that are done, trial after trial."""
+    """Return the seconds of all measured steps, trial after trial, of the trials that are done."""
     seconds: list[float] = []
     for record in records:
         if record.status == "done":
@@ -309,7 +371,7 @@ def _measured_seconds(records: Sequence[Record]) -> list[float]:
 
 
 def _describe_unmeasured(records: Sequence[Record]) -> str:
-    """Return why none of a cell's trials was measured."""
+    """Return why none of a cell's trials was measured: the failure or the violations of each."""
     if not records:
         return "no trial is recorded"
     reasons: list[str] = []
@@ -320,9 +382,12 @@ def _describe_unmeasured(records: Sequence[Record]) -> str:
 
 
 def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Gate]:
-    """Return the baselines in a folder and those below it, and the gate; raises BadInput.
+    """Return the baselines in a folder and those below it, and the gate.
 
-    The gate is the file `gate`, else gate.yaml in the folder or beside it, else the defaults.
+    The gate is the file `gate`, else gate.yaml in the folder or beside it, else the defaults. It is
+    beside the folder where that is the folder of one hardware and the gate is for all.
+
+    Raises BadInput for a folder without baselines, and for a file that can't be read.
     """
     baselines = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
     if not baselines:
@@ -339,9 +404,12 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
 
 
 def lost_cells(sweep: Sweep, baselines: Sequence[CellResult]) -> list[Cell]:
-    """Return the cells that the baselines of this sweep, by its name, have and the sweep has not."""
+    """Return the cells that the baselines of this sweep, by its name, have and the sweep has not.
+
+    A cell that was changed counts as one that was lost and one that is new: its id has changed.
+    """
     ids = {cell.id for cell in sweep.cells}
-    lost: dict[str, Cell] = {}
+    lost: dict[str, Cell] = {}  # by id: a cell may have a baseline for each kind of hardware
     for result in baselines:
         if result.cell.id not in ids and _is_of_sweep(result, sweep):
             lost[result.cell.id] = result.cell
@@ -349,33 +417,46 @@ def lost_cells(sweep: Sweep, baselines: Sequence[CellResult]) -> list[Cell]:
 
 
 def _is_of_sweep(result: CellResult, sweep: Sweep) -> bool:
+    """Return whether any trial of a baseline ran in a sweep of this name."""
     return any(trial.sweep == sweep.name for trial in result.trials)
 
 
 def extra_info(cell: Cell, records: Sequence[Record], answer: Answer | None) -> dict[str, Any]:
-    """Return what pytest-benchmark's JSON holds of a cell beside the times."""
+    """Return what pytest-benchmark's JSON holds of a cell beside the times.
+
+    `answer` is None where the comparison was refused; then the verdict's keys are absent.
+    """
     (result,) = aggregate(records)
+    samples_per_second: list[float | None] = []
+    digests: list[str] = []
+    for trial in result.trials:
+        samples_per_second.append(trial.throughput)
+        digests.append(trial.parameter_digest)
     info: dict[str, Any] = {
         "cell": cell.id,
         "trials": len(result.trials),
         "left_out": dict(result.left_out),
-        "samples_per_second": [trial.throughput for trial in result.trials],
-        "digests": [trial.parameter_digest for trial in result.trials],
+        "samples_per_second": samples_per_second,
+        "digests": digests,
         "axes": asdict(cell.axes),
     }
-    for kind, conditions in result.conditions.items():
+    for kind, conditions in result.conditions.items():  # hardware, code, software
         info[kind] = list(conditions)
     if answer is not None:
         info["outcome"] = answer.outcome
         info["reasons"] = list(answer.reasons)
-        info["verdicts"] = {
-            row.verdict.question.metric.name: _describe_verdict(row) for row in answer.rows
-        }
+        verdicts = {}
+        for row in answer.rows:
+            verdicts[row.verdict.question.metric.name] = _describe_verdict(row)
+        info["verdicts"] = verdicts
     return info
 
 
 def _describe_verdict(row: Row) -> dict[str, Any]:
-    """Return a verdict as JSON, with the numbers that it rests on; no interval where it is unknown."""
+    """Return a verdict as JSON, with the numbers that it rests on; no interval where it is unknown.
+
+    The value and its interval are ratios of throughput, or differences of the target metric.
+    """
     metric = row.verdict.question.metric
     estimate = row.verdict.question.estimate
     has_interval = estimate.standard_error is not None

@@ -1,7 +1,11 @@
 """Defines the pytest plugin: `pytest --harness-sweep SWEEP --harness-baseline DIR`.
 
-Every cell of the sweep is a benchmark and a test; no test file is needed. pytest loads this module at every start, so
-that it imports everything else only where it is needed.
+Every cell of the sweep is a benchmark and a test; no test file is needed. A cell fails if the gate
+says so, is reported with a warning where the gate only warns, and its step times go to
+pytest-benchmark either way.
+
+pytest loads this module at every start, in any project of an environment that has the harness, and
+so it imports everything else only where it is needed.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ from typing import Any
 
 import pytest
 
-TRIALS = ("all", "missing", "recorded")
-SWEEP = pytest.StashKey[Path]()
+TRIALS = ("all", "missing", "recorded")  # the choices of --harness-trials
+SWEEP = pytest.StashKey[Path]()  # where the session keeps the absolute path of the sweep's file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plugin."""
+    """Add the options of the plugin.
+
+    Those that a command has too take the same texts; `SweepFile` reads them.
+    """
     group = parser.getgroup("harness", "training benchmarks compared with a baseline")
     group.addoption(
         "--harness-sweep",
@@ -88,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
             f"--harness-sweep: found with {cause}, which turns benchmarks off; allowed: without it"
         )
     path = _find_sweep(str(sweep))
+    # Without paths on its command line pytest collects `testpaths`, or all tests below the current
+    # folder: whoever asks for the sweep alone does not mean to run these.
     named_paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
     config.args = [*named_paths, str(path)]
     config.stash[SWEEP] = path
@@ -97,8 +106,8 @@ def _cause_of_disabled_benchmarks(config: pytest.Config) -> str | None:
     """Return the option or plugin that turns pytest-benchmark off, None if it is on."""
     if not config.pluginmanager.hasplugin("benchmark"):
         return "-p no:benchmark"
-    # As pytest-benchmark decides: xdist's controller knows the option, and its workers, with all that they start, have
-    # the variable.
+    # As pytest-benchmark decides: xdist's controller knows the option, and its workers, with all
+    # that they start, have the variable.
     if config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
         return "pytest-xdist"
     if config.getoption("--benchmark-skip"):
@@ -109,7 +118,10 @@ def _cause_of_disabled_benchmarks(config: pytest.Config) -> str | None:
 
 
 def _find_sweep(sweep: str) -> Path:
-    """Return the absolute path of a sweep's file; raises UsageError."""
+    """Return the absolute path of a sweep's file; raises UsageError.
+
+    It is absolute because pytest gives `pytest_collect_file` absolute paths to compare it with.
+    """
     from harness.core.errors import BadInput
     from harness.spec import sweep as spec
 
@@ -120,7 +132,10 @@ def _find_sweep(sweep: str) -> Path:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:
-    """Collect the sweep's file, and no other."""
+    """Collect the sweep's file, and no other.
+
+    pytest calls this for every file it comes across, other YAML files included.
+    """
     if parent.config.stash.get(SWEEP, None) != file_path:
         return None
     from harness.cli.pytest_cells import SweepFile
@@ -130,8 +145,13 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Run the trials before the first test starts, so that no test's time-out includes them."""
+    """Run the trials before the first test starts, so that no test's time-out includes them.
+
+    Comes before pytest's own loop, and returns None so that the loop still runs. Raises UsageError
+    where the trials can't run at all; a trial that fails is its cell's failure.
+    """
     config = session.config
+    # Failures at this point are errors of the collection.
     if SWEEP not in config.stash or config.option.collectonly or session.testsfailed:
         return
     from harness.cli.pytest_cells import SweepFile

@@ -1,4 +1,8 @@
-"""Defines the commands that show results: `harness show`, `compare`, `report`, `collect` and `ui`."""
+"""Defines the commands that show results: `harness show`, `compare`, `report`, `collect` and `ui`.
+
+They read the records of trials and train nothing. Only `collect`, `ui` and a result that is named
+by the id of an MLflow run need MLflow.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +71,7 @@ def show(
 
     results_folder = Results(results)
     recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
         from harness.render.terminal.phases import show_phases
 
@@ -147,12 +152,13 @@ def compare(
     from harness.analysis.compare import Rules, certified_drifts
     from harness.core.paths import Results
 
+    # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
     checked_correction = _check_correction(correction)
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
     sides = select_results(results_folder, names, tracking_uri)
-    if as_effects:
+    if as_effects:  # an estimate without a verdict, so its exit code is always 0
         _show_effects(sides[0], as_json=as_json)
         return
     rules = Rules(
@@ -163,6 +169,7 @@ def compare(
         drift=certified_drifts(results_folder, sides),
     )
     comparison = _compare(sides, split_commas(by), rules)
+    # With --by both A and B are cells of the one sweep.
     compared_names = [f"{sides[0].name} by {by}"]
     if len(sides) > 1:
         compared_names = [side.name for side in sides[1:]]
@@ -187,7 +194,10 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
 
 
 def _check_correction(name: str) -> Correction:
-    """Return the name of a correction for multiple comparisons; raises BadInput."""
+    """Return the name of a correction for multiple comparisons; raises BadInput.
+
+    `holm` bounds the chance of any false alarm, `bh` the expected share of false ones among all.
+    """
     if name == "holm":
         return "holm"
     if name == "bh":
@@ -196,9 +206,10 @@ def _check_correction(name: str) -> Correction:
 
 
 def _compare(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Comparison:
-    """Compare the values of the axes within the first side, or without axes the other sides with it.
+    """Return the comparison of the axes' values within the first side.
 
-    Raises BadInput for results that are unlike in something that the rules do not name.
+    Without axes it is that of the other sides with the first. Raises BadInput for results that are
+    unlike in something that the rules do not name.
     """
     from harness.analysis.compare import compare, compare_by
 
@@ -217,8 +228,9 @@ def _show_comparison(
 ) -> None:
     """Print a comparison, below the certificates of the hardware that it rests on.
 
-    A certificate says how often equal code was told apart on that machine. `reference` is the name of the first side,
-    `names` those of the sides that are compared with it.
+    A certificate says how often equal code was told apart on that machine. `reference` is the name
+    of the first side, `names` those of the sides that are compared with it. With `as_json` the
+    comparison alone is printed, without the certificates.
     """
     from harness.hardware.certificate import citation_lines
     from harness.render.terminal import compare as view
@@ -226,14 +238,19 @@ def _show_comparison(
     if as_json:
         view.print_json(comparison, reference, names)
         return
-    hardware = [kind for match in comparison.matches for kind in match.hardware]
+    hardware: list[str] = []  # keys; one that several matches share is cited once
+    for match in comparison.matches:
+        hardware += match.hardware
     for line in citation_lines(results, hardware):
         print(line)
     view.show_comparison(comparison, reference, names)
 
 
 def _show_effects(side: Side, *, as_json: bool) -> None:
-    """Print what each level of each axis contributes to throughput, within one sweep."""
+    """Print what each level of each axis contributes to throughput, within one sweep.
+
+    Raises BadInput for too few trials to tell effects from noise.
+    """
     from harness.analysis.effects import effects
     from harness.render.terminal.effects import show_effects
 
@@ -275,10 +292,11 @@ def report(
     recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
     reference = None
     if against:
+        # The sweep is selected too because `baseline` means those of the hardware of the others.
         reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
     path = out or results_folder.sweep_folder(recorded_sweep.name).report_path
     page.write(path, results_folder, recorded_sweep, records, reference)
-    print(path)
+    print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
 @app.command(epilog=examples("harness collect quickstart --tracking-uri http://127.0.0.1:5000"))
@@ -298,6 +316,7 @@ def collect(
     results_folder = Results(results)
     recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
     sweep_folder = results_folder.sweep_folder(recorded_sweep.name)
+    # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
     delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, records)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
@@ -330,9 +349,11 @@ def ui(
 
 
 def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
-    """Return the results that the names stand for, in their order; raises BadInput.
+    """Return the results that the names stand for, in their order.
 
     Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.
+
+    Raises BadInput for a name that stands for nothing, or for several things.
     """
     from harness.analysis.selection import select
     from harness.tracking import Tracker

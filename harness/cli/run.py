@@ -1,4 +1,9 @@
-"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`."""
+"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`.
+
+`plan` and `axes` only read. `run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the
+results folder, whose `record.json` is written when the trial has ended. The same command, run
+again, runs the trials that have none.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,12 @@ if TYPE_CHECKING:
     from harness.records.record import Record
     from harness.spec.sweep import Sweep
 
-FAILED = 1  # exit code
-INCONCLUSIVE = 3  # exit code
+FAILED = 1  # exit code: a trial failed or was interrupted
+INCONCLUSIVE = 3  # exit code: a trial stayed invalid, or --until was not reached
 
 app = typer.Typer()
 
+# Of `run` and of `harness show`, which print the same table of results.
 VerboseOption = Annotated[
     bool,
     typer.Option(
@@ -65,6 +71,8 @@ def plan(
     from harness.core.paths import Results
     from harness.render.terminal import plan as view
 
+    # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
+    # sweep for Slurm is planned like any other.
     loaded, _ = load_sweep(sweep, settings, data, cluster)
     view.show(loaded, Results(results), as_json=as_json)
 
@@ -138,6 +146,7 @@ def run(
     from harness.render.terminal.run import RunView, show_results
     from harness.slurm.queue import refuse_live_jobs
 
+    # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
@@ -150,6 +159,7 @@ def run(
     redo = _trials_to_redo(force=force, retry_failed=retry_failed)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
+        """Run the trials of the sweep that are pending, and return all of its records."""
         # A further repeat of --until must not run once more what --force has just run.
         return runner.run(
             sweep,
@@ -158,23 +168,26 @@ def run(
             view,
             redo="missing" if is_further_repeat else redo,
             fail_fast=fail_fast,
+            # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
         )
 
     with view:
         finished_sweep, records = adaptive.run_until(goal, loaded, run_pending)
+        # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
         view.deliver(records)
     show_results(finished_sweep, records, results_folder, trouble=view.trouble, verbose=verbose)
     if goal is not None:
         print(adaptive.describe_precision(goal, finished_sweep, records))
-    goal_reached = adaptive.reached(goal, finished_sweep, records)
+    goal_reached = adaptive.reached(goal, finished_sweep, records)  # true without a goal
     _exit(records, goal_reached=goal_reached)
 
 
 def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
     """Return which of the trials that have a record run again, as the runner calls it.
 
-    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the sweep.
+    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the
+    sweep. Trials without a record run in any case.
     """
     if force:
         return "all"
