@@ -1,4 +1,10 @@
-"""The axes: every dimension of the matrix, its values, what it does and what it needs."""
+"""The axes: every dimension of the matrix, its values, what it does and what it needs.
+
+The field of an axis is the only place that declares it: its annotation is the type that sweep files
+are checked against, its `AxisHelp` is what `harness axes` prints, and its default is what a cell's
+id leaves out. `NEEDS` and `CONFLICT_RULES` refuse combinations that would train, but not as the
+sweep says: an axis without effect would make two cells that are one.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,19 @@ STRATEGIES = {
     "fsdp2": "harness.training.strategies.fsdp2:FSDP2",
 }
 if TYPE_CHECKING:
-    StrategyName = str  # mypy can't build a Literal from a table
+    StrategyName = str  # mypy can't build a Literal from a table; pydantic can, at run time
 else:
     StrategyName = Literal[tuple(STRATEGIES)]
 
 
 @dataclass(frozen=True)
 class AxisHelp:
-    """What `harness axes` says about an axis."""
+    """What `harness axes` says about an axis.
 
-    does: str
+    It is part of the axis' annotation, where pydantic ignores what it does not know.
+    """
+
+    does: str  # the effect of its values, without a full stop
     needs: str = ""  # other settings, or hardware, without which the axis does nothing
 
 
@@ -33,10 +42,14 @@ class AxisHelp:
 class Axes(Strict):
     """One value of every axis.
 
-    To add an axis, add a field here, with a default that leaves training as it is, and read it in `harness.training`.
-    A default never changes later: a cell's id leaves out the axes that have their defaults.
+    To add an axis, add a field here, with a default that leaves training as it is, and read it in
+    `harness.training`. A default never changes later: a cell's id leaves out the axes that have
+    their defaults, so cells that were recorded under the old default would get the id of the new.
+
+    A value never is `on`, `off`, `yes` or `no`: unquoted, YAML reads those as booleans.
     """
 
+    # `torch.compile(model, mode=…)`, where `compile` alone is torch's default mode.
     execution: Annotated[
         Literal["eager", "compile", "compile:reduce-overhead", "compile:max-autotune"],
         AxisHelp(
@@ -44,15 +57,21 @@ class Axes(Strict):
             "reduce-overhead: a GPU",
         ),
     ] = "eager"
+    # `torch.compile(dynamic=…)`: null (torch decides once a shape has changed), true or false.
     dynamic: Annotated[
         Literal["auto", "always", "never"],
         AxisHelp("shapes that torch.compile takes as variable", "compile"),
     ] = "auto"
+    # `torch.compile(fullgraph=…)`.
     fullgraph: Annotated[bool, AxisHelp("a graph break fails the trial", "compile")] = False
+    # Where Inductor and Triton keep compiled code. `cold` is for measuring the time of compiling: a
+    # warm cache makes the second trial of a cell start faster than its first.
     cache: Annotated[
         Literal["warm", "cold"],
         AxisHelp("the compiler's cache: shared by all trials, or a new one", "compile"),
     ] = "warm"
+    # tf32 is `torch.set_float32_matmul_precision("high")` with cuDNN's TensorFloat-32; bf16 and
+    # fp16 are `torch.autocast`; bf16:fsdp2 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`.
     precision: Annotated[
         Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2"],
         AxisHelp(
@@ -60,13 +79,17 @@ class Axes(Strict):
             "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2",
         ),
     ] = "fp32"
+    # How a model is spread over the ranks: a name in STRATEGIES.
     strategy: Annotated[
         StrategyName,
         AxisHelp("one process; DistributedDataParallel; fully_shard"),
     ] = "single"
+    # torchrun's world size, over all nodes.
     world_size: Annotated[
         Count, AxisHelp("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
     ] = 1
+    # The next three are parameters of DistributedDataParallel. Torch's own cap is 25 MiB, except for
+    # the first bucket, which has 1 MiB.
     bucket_cap_mb: Annotated[
         Annotated[float, Between(1e-6)] | None,
         AxisHelp(
@@ -80,18 +103,24 @@ class Axes(Strict):
     static_graph: Annotated[
         bool, AxisHelp("DDP takes the graph of the first step for all", "ddp")
     ] = False
+    # Which modules `fully_shard` is called for: each layer of the workload and then the rest, or the
+    # whole model only, which gathers all parameters at once.
     fsdp_wrap: Annotated[
         Literal["layers", "root"],
         AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2"),
     ] = "layers"
+    # `fully_shard(reshard_after_forward=…)`: null, true or false.
     reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
         AxisHelp("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
     ] = "auto"
+    # `resident` takes the loader out of a measurement: batches are gathered from tensors on the device.
     input: Annotated[
         Literal["loader", "resident"],
         AxisHelp("a DataLoader, or all training samples kept on the device"),
     ] = "loader"
+    # The next four are parameters of `torch.utils.data.DataLoader`. With 0 workers, the rank itself
+    # loads each batch, between two steps.
     num_workers: Annotated[
         int, Between(0), AxisHelp("loader workers of each rank", "input loader above 0")
     ] = 0
@@ -105,47 +134,64 @@ class Axes(Strict):
         Literal["auto", "always", "never"],
         AxisHelp("page-locked batches; auto: on GPUs", "always: a GPU, input loader"),
     ] = "auto"
+    # Of the global batch, so that cells of different world sizes train on the same batches. The only
+    # axis without a default here: its default is the workload's.
     batch_size: Annotated[
         Count, AxisHelp("samples of an optimizer step, over all ranks; else the workload's own")
     ]
+    # Micro-steps before the last run under DDP's `no_sync`, or after FSDP2's
+    # `set_requires_gradient_sync(False)`.
     grad_accum_steps: Annotated[
         Count, AxisHelp("micro-steps of an optimizer step; gradients are shared in the last")
     ] = 1
+    # `torch.utils.checkpoint.checkpoint(use_reentrant=False)` around each layer, or around the
+    # model if the workload names no layers.
     activation_checkpointing: Annotated[
         bool, AxisHelp("layers compute their activations again in backward")
     ] = False
+    # The parameter of `torch.nn.utils.clip_grad_norm_`, in the 2-norm.
     max_grad_norm: Annotated[
         Annotated[float, Between(1e-6)] | None,
         AxisHelp("largest norm of all gradients together; null: any"),
     ] = None
+    # `torch.channels_last`, of the kernels of convolutions and of batches of images.
     channels_last: Annotated[
         bool, AxisHelp("images and convolutions in channels-last order", "convolutions")
     ] = False
+    # `torch.set_num_threads`. One by default, because ranks on one machine share its cores.
     num_threads: Annotated[Count, AxisHelp("intra-op threads of each rank")] = 1
+    # An optimizer of `torch.optim`, over the parameter groups that the workload made.
     optimizer: Annotated[
         Literal["recipe", "sgd", "adam", "adamw"],
         AxisHelp("the workload's own, SGD with momentum 0.9, Adam or AdamW", "sgd: lr"),
     ] = "recipe"
+    # Torch's parameters `foreach` and `fused`; for-loop is both of them false.
     optimizer_impl: Annotated[
         Literal["recipe", "for-loop", "foreach", "fused"], AxisHelp("of the optimizer's step")
     ] = "recipe"
+    # The learning rate before `lr_scaling`, and the highest that a schedule reaches.
     lr: Annotated[Rate | None, AxisHelp("the peak; null: the workload's own")] = None
+    # The linear scaling rule of Goyal et al. 2017 (arXiv:1706.02677).
     lr_scaling: Annotated[
         Literal["none", "linear"],
         AxisHelp("linear: learning rate times batch_size over the workload's own batch size"),
     ] = "none"
+    # A `torch.optim.lr_scheduler` that is stepped after every optimizer step.
     lr_schedule: Annotated[
         Literal["recipe", "constant", "cosine", "step", "one-cycle"],
         AxisHelp(
             "of the learning rate; step: a tenth after each third; one-cycle: up for 0.3, then a cosine"
         ),
     ] = "recipe"
+    # A share of the optimizer steps, from 0 to 0.99. Not `warmup`, the steps that are not measured.
     lr_warmup: Annotated[
         Fraction, AxisHelp("part of the steps in which the learning rate rises first", "a schedule")
     ] = 0.0
 
 
+# The dataclass field of each axis, by name, in the order of the class.
 AXES = {axis.name: axis for axis in fields(Axes)}
+# With `include_extras`, or the bounds and the help inside Annotated would be lost.
 _HINTS = get_type_hints(Axes, include_extras=True)
 # The annotated type of each axis that a sweep may set.
 AXIS_TYPES: dict[str, Any] = {name: _HINTS[name] for name in AXES}
@@ -153,21 +199,26 @@ AXIS_TYPES: dict[str, Any] = {name: _HINTS[name] for name in AXES}
 AXIS_TYPES["rank_batch_size"] = Annotated[
     Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")
 ]
+# The default of each axis that has one; the batch size is there only to make an Axes.
 DEFAULTS: dict[str, Any] = asdict(Axes(batch_size=1))
 del DEFAULTS["batch_size"]  # which has none of its own: it is the workload's
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Axes that do nothing unless another axis has a certain value."""
+    """Axes that do nothing unless another axis has a certain value.
 
-    axis: str
+    Such an axis must have its default where the requirement is not met.
+    """
+
+    axis: str  # the one that the others depend on
     met: Callable[[Any], bool]  # of that axis's value
     description: str  # of what is required, for errors
-    dependents: tuple[str, ...]
+    dependents: tuple[str, ...]  # the axes that do nothing otherwise
 
 
 def _is_compiled(execution: str) -> bool:
+    """Return whether torch.compile is used, in whichever mode."""
     return execution != "eager"
 
 
@@ -188,10 +239,14 @@ def _is_positive(count: int) -> bool:
 
 
 def _takes_warmup(lr_schedule: str) -> bool:
-    """Return whether a schedule takes a warm-up: one-cycle has its own, and so may a workload's recipe."""
+    """Return whether a schedule takes a warm-up.
+
+    one-cycle has its own, and so may a workload's recipe.
+    """
     return lr_schedule not in ("recipe", "one-cycle")
 
 
+# A requirement on the device is no part of this: see GPU_SETTINGS.
 NEEDS = (
     Requirement("execution", _is_compiled, "execution compile", ("dynamic", "fullgraph", "cache")),
     Requirement(
@@ -210,23 +265,34 @@ NEEDS = (
 
 
 def axis_help(axis: str) -> AxisHelp:
-    """Return the help of an axis; raises KeyError for what is no axis."""
-    parts = [part for part in get_args(AXIS_TYPES[axis]) if isinstance(part, AxisHelp)]
-    return parts[0]
+    """Return the help of an axis, `rank_batch_size` included; raises KeyError for what is no axis."""
+    for part in get_args(AXIS_TYPES[axis]):
+        if isinstance(part, AxisHelp):
+            return part
+    raise KeyError(f"the axis {axis} has no help")
 
 
 def axis_choices(axis: str) -> tuple[str, ...]:
-    """Return the words that an axis allows; none for an axis of numbers and for what is no axis."""
+    """Return the words that an axis allows, as a sweep file spells them.
+
+    An axis of numbers allows no words, and neither does what is no axis.
+    """
     if axis not in AXIS_TYPES:
         return ()
     kind = get_args(AXIS_TYPES[axis])[0]
     if kind is bool:
         return ("false", "true")
-    return get_args(kind) if get_origin(kind) is Literal else ()
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return ()
 
 
 def find_conflict(axes: Axes) -> str | None:
-    """Return why a combination of axes makes no sense, None if it does."""
+    """Return why a combination of axes makes no sense, None if it does.
+
+    The reason names both axes and their values, in one line. What only the device or the model
+    decides is not looked at here: `setting_that_needs_gpu` and NotApplied are for that.
+    """
     for rule in CONFLICT_RULES:
         reason = rule(axes)
         if reason is not None:
@@ -235,13 +301,17 @@ def find_conflict(axes: Axes) -> str | None:
 
 
 def _world_size_of_single(axes: Axes) -> str | None:
+    """Return a conflict if several ranks would train without a strategy that joins them."""
     if axes.strategy == "single" and axes.world_size != 1:
         return f"strategy single is one rank, world_size is {axes.world_size}"
     return None
 
 
 def _uneven_batch(axes: Axes) -> str | None:
-    """Every rank takes as many samples of a step as any other, and so does every micro-step."""
+    """Return a conflict if ranks, or micro-steps, would take different numbers of samples.
+
+    Their gradients are averaged with equal weights, so the mean would not be that of the samples.
+    """
     if axes.batch_size % axes.world_size:
         return (
             f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
@@ -256,6 +326,7 @@ def _uneven_batch(axes: Axes) -> str | None:
 
 
 def _setting_without_effect(axes: Axes) -> str | None:
+    """Return a conflict for an axis that is not at its default, and does nothing here."""
     for need in NEEDS:
         if need.met(getattr(axes, need.axis)):
             continue
@@ -266,13 +337,17 @@ def _setting_without_effect(axes: Axes) -> str | None:
 
 
 def _mixed_precision_of_fsdp2(axes: Axes) -> str | None:
+    """Return a conflict for FSDP2's own mixed precision under another strategy."""
     if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
     return None
 
 
 def _static_graph_with_accumulation(axes: Axes) -> str | None:
-    """Micro-steps before the last run under `no_sync`, where DDP sees no gradient to share."""
+    """Return a conflict for a static graph with several micro-steps.
+
+    Those before the last run under `no_sync`, where DDP sees no gradient to share.
+    """
     if axes.static_graph and axes.grad_accum_steps > 1:
         return (
             "static_graph can't be had with grad_accum_steps:"
@@ -282,7 +357,10 @@ def _static_graph_with_accumulation(axes: Axes) -> str | None:
 
 
 def _compiled_small_bucket(axes: Axes) -> str | None:
-    """torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB."""
+    """Return a conflict for a compiled DDP model with buckets below 1 MiB.
+
+    Torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB.
+    """
     if axes.execution == "eager" or axes.bucket_cap_mb is None or axes.bucket_cap_mb >= 1:
         return None
     return (
@@ -292,6 +370,7 @@ def _compiled_small_bucket(axes: Axes) -> str | None:
 
 
 def _broken_full_graph(axes: Axes) -> str | None:
+    """Return a conflict for a full graph where the strategy itself breaks the graph."""
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy == "fsdp2" and axes.fsdp_wrap != "root":
@@ -300,12 +379,17 @@ def _broken_full_graph(axes: Axes) -> str | None:
 
 
 def _optimizer_without_rate(axes: Axes) -> str | None:
+    """Return a conflict for SGD at the learning rate of the workload's own optimizer.
+
+    Adam and AdamW may take over one another's learning rate, and SGD may not: its steps are
+    proportional to the gradients, theirs are not.
+    """
     if axes.optimizer == "sgd" and axes.lr is None:
         return "optimizer sgd needs lr: the workload's own is for another optimizer"
     return None
 
 
-# In the order in which they are reported.
+# In the order in which they are reported; only the first conflict is.
 CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _world_size_of_single,
     _uneven_batch,
@@ -316,7 +400,8 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _broken_full_graph,
     _optimizer_without_rate,
 )
-# The value of an axis that does nothing on a CPU.
+# The value of an axis that does nothing on a CPU. Not a conflict of the axes: a sweep is planned on
+# machines without a GPU, for a cluster that has them.
 GPU_SETTINGS = {
     "execution": "compile:reduce-overhead",
     "precision": "tf32",
@@ -325,7 +410,10 @@ GPU_SETTINGS = {
 
 
 def setting_that_needs_gpu(axes: Axes) -> str | None:
-    """Return the first setting that does nothing without a GPU, as `AXIS: found VALUE`; None if there is none."""
+    """Return the first setting that does nothing without a GPU, as `AXIS: found VALUE`.
+
+    Returns None if all settings work on a CPU.
+    """
     for name, value in GPU_SETTINGS.items():
         if getattr(axes, name) == value:
             return f"{name}: found {value}"

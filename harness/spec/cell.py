@@ -1,4 +1,10 @@
-"""Cells and trials: what is run, and the stable ids that hash all that decides its result."""
+"""Cells and trials: what is run, and the stable ids that hash all that decides its result.
+
+An id names folders of results and joins trials of different sweeps, so it must not change as long
+as a cell means the same. Hence it hashes only what differs from the defaults: an axis or an option
+that a later version adds leaves the ids of all earlier cells as they are, provided that no default
+ever changes.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +28,38 @@ IDENTITY = 1  # counts the meanings that an id has had; a new one makes every id
 
 @dataclass(frozen=True, kw_only=True)
 class Length(Strict):
-    """A length of training, in optimizer steps or in epochs."""
+    """A length of training, in optimizer steps or in epochs, of which exactly one is set."""
 
     steps: Count | None = None
     epochs: Count | None = None
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless exactly one of the two is set."""
         if self.steps is None and self.epochs is None:
             raise ValueError("found neither steps nor epochs; allowed: one of them")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("found both steps and epochs; allowed: one of them")
 
     def in_steps(self, steps_per_epoch: int) -> int:
-        """Return the length in optimizer steps."""
+        """Return the length in optimizer steps, for a workload with so many steps per epoch."""
         if self.steps is not None:
             return self.steps
         return (self.epochs or 0) * steps_per_epoch
 
     def __str__(self) -> str:
-        return f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        return f"{self.epochs} epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profiling(Strict):
-    """A profiler's trace of further steps after a trial, so that the trial's own measurement stays as it is."""
+    """A profiler's trace of further steps after a trial.
 
-    steps: Annotated[int, Between(1, 1000)]  # that are traced
+    They come after it, so that the trial's own measurement stays as it is.
+    """
+
+    steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +68,10 @@ class WorkloadRef:
 
     label: str  # the sweep's name for it; no part of the identity
     uses: str  # a built-in name, package.module:Class, file.py:Class or an entry point
-    options: Mapping[str, Any]
-    data: Mapping[str, Any]
-    # Options and data that differ from their defaults, and the digest of their files.
+    options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
+    data: Mapping[str, Any]  # the same; paths of files are absolute
+    # What of it decides a result: `uses`, the options and data that differ from their defaults, the
+    # data's source, and the digest of the files. Paths are no part of it, the files' content is.
     identity: Mapping[str, Any]
 
 
@@ -68,13 +81,19 @@ class Cell:
 
     workload: WorkloadRef
     axes: Axes
+    # How long it trains; the schedule of the learning rate ends there too.
     length: Length
     evaluate: Length  # how often the test set is evaluated, besides once at the end
-    warmup: int  # steps before the measured window
+    warmup: int  # optimizer steps before the measured window; an attempt begins with as many
 
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
-        """The id: the workload's name and a hash of everything that decides the cell's result."""
+        """Return the workload's name and 10 hexadecimal digits, as in `mlp-0123456789`.
+
+        The digits are the head of a SHA-256 over everything that decides the cell's result: the
+        workload's identity, the axes that differ from their defaults, the lengths and the warm-up.
+        The seed and the repeat are the trial's, and the label is for people only.
+        """
         identity = {
             "identity": IDENTITY,
             "workload": self.workload.identity,
@@ -83,14 +102,22 @@ class Cell:
             "evaluate": asdict(self.evaluate),
             "warmup": self.warmup,
         }
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        # Sorted, because the order in which a file sets axes makes no difference.
+        text = json.dumps(identity, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
     def label(self) -> str:
-        """The workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`."""
+        """Return the workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`.
+
+        After the axes that every label shows come those that differ from their defaults, as
+        `AXIS=VALUE`.
+        """
         axes = self.axes
-        ranks = axes.strategy if axes.strategy == "single" else f"{axes.strategy}×{axes.world_size}"
+        ranks: str = axes.strategy
+        if axes.strategy != "single":
+            ranks = f"{axes.strategy}×{axes.world_size}"
         parts = [
             self.workload.label,
             axes.execution,
@@ -112,44 +139,68 @@ class Trial:
     """One execution of a cell."""
 
     cell: Cell
-    seed: int
-    repeat: int = 0
+    seed: int  # of parameters, data order and dropout
+    repeat: int = 0  # tells trials apart that have everything else in common; counted from 0
 
     @property
     def id(self) -> str:
+        """Return the cell's id with seed and repeat: the name of the trial's folder."""
         return f"{self.cell.id}-s{self.seed}-r{self.repeat}"
 
 
 def _as_yaml(value: Any) -> str:
     """Return a value as a sweep file has it: `true` for True."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def short_name(uses: str) -> str:
-    """Return `mlp` for `mlp`, `spiral` for `examples/spiral.py:Spiral`."""
-    return re.sub(r"[^a-z0-9]+", "-", uses.rpartition(":")[2].lower()).strip("-") or "workload"
+    """Return `mlp` for `mlp`, `spiral` for `examples/spiral.py:Spiral`.
+
+    The name is safe in a folder's name: lower case letters, digits and hyphens.
+    """
+    class_name = uses.rpartition(":")[2].lower()
+    safe = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")
+    return safe or "workload"
 
 
 def without_defaults(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, so that a new field changes no old id."""
-    values = settings.identity() if hasattr(settings, "identity") else asdict(settings)
+    """Return the fields of a dataclass that differ from their defaults, by name.
+
+    A field that is added later, with a default, so changes no id that exists. Settings of a
+    workload have a method `identity`, which leaves out what decides no result, such as paths. A
+    field without a default is always there.
+    """
+    if hasattr(settings, "identity"):
+        values = settings.identity()
+    else:
+        values = asdict(settings)
     defaults: dict[str, Any] = {}
     for setting in fields(settings):
         if setting.default_factory is not MISSING:
             defaults[setting.name] = setting.default_factory()
         else:
             defaults[setting.name] = setting.default
-    return {name: value for name, value in values.items() if value != defaults.get(name, MISSING)}
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if value != defaults.get(name, MISSING):
+            changed[name] = value
+    return changed
 
 
 def digest_files(paths: Sequence[Path]) -> str | None:
-    """Return the SHA-256 over names below the common folder, sizes and contents of files; None without files."""
+    """Return the SHA-256 over the names, sizes and contents of files, None without files.
+
+    Names are relative to the folder that all files have in common, so that a data set may move.
+    """
     if not paths:
         return None
     common_folder = os.path.commonpath([path.absolute().parent for path in paths])
     digest = hashlib.sha256()
     for path in paths:
         name = os.path.relpath(path.absolute(), common_folder)
+        # Name and size delimit the contents: bytes can't wander from one file into the next.
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -1,4 +1,8 @@
-"""Cluster profiles: where and how trials are launched."""
+"""Cluster profiles: where and how trials are launched, and whether cells fit there.
+
+A profile is checked twice: by itself when it is read, which needs no cluster, and against the
+cluster's partitions where this machine can ask Slurm for them.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,31 @@ from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_i
 from harness.spec.validity import ValidityRules
 from workloads.options import Count, Strict
 
+# The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Strict):
-    """The keys of a profile file and their defaults."""
+    """The keys of a profile file and their defaults.
 
-    launcher: Literal["torchrun", "slurm"] = "torchrun"
+    Every key has a default, so that a sweep runs on this machine without any profile.
+    """
+
+    launcher: Literal["torchrun", "slurm"] = "torchrun"  # this machine, or jobs on a cluster
+    # Where ranks compute; auto: on GPUs if there are any.
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
     slots: Count | None = None
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
+    # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
     def __post_init__(self) -> None:
+        """Raise ValueError, which begins with the key, for what the types of the keys allow."""
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)
@@ -53,6 +64,7 @@ class Profile(Strict):
             raise ValueError(
                 "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"
             )
+        # With device auto, either is right: ranks take the GPU that their job was assigned.
         needed = {"cuda": 1, "cpu": 0}.get(self.device)
         gpus = self.slurm.gpus_per_rank
         if needed is not None and gpus != needed:
@@ -62,10 +74,12 @@ class Profile(Strict):
 
     @property
     def gpus(self) -> int:
-        """GPUs that ranks of this profile can have: of this machine, or of the nodes of a job."""
+        """Return how many GPUs ranks of this profile can have, on this machine or in one job."""
         if self.launcher == "slurm":
             return self.slurm.max_ranks * self.slurm.gpus_per_rank
-        return count_gpus() if self.device != "cpu" else 0
+        if self.device == "cpu":
+            return 0
+        return count_gpus()
 
 
 class Slots(NamedTuple):
@@ -76,7 +90,10 @@ class Slots(NamedTuple):
 
 
 def profile_paths() -> dict[str, Path]:
-    """Return the files of all profiles by name: the project's own, then those in ./clusters."""
+    """Return the files of all profiles by name: the project's own, then those in ./clusters.
+
+    A profile in ./clusters replaces the project's own of the same name.
+    """
     paths: dict[str, Path] = {}
     for folder in (PROJECT_PROFILES, Path("clusters")):
         for path in sorted(folder.glob("*.yaml")):
@@ -85,11 +102,13 @@ def profile_paths() -> dict[str, Path]:
 
 
 def load_profile(name: str) -> Profile:
-    """Return the profile given as a path or a name.
+    """Return the profile in a file (`name` ends in .yaml or .yml) or of a name.
 
     Raises BadInput, also for what the cluster can't do, if this machine can ask it.
     """
-    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else profile_paths().get(name)
+    path: Path | None = Path(name)
+    if Path(name).suffix not in (".yaml", ".yml"):
+        path = profile_paths().get(name)
     if path is None:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
     document = read_document(path)
@@ -102,7 +121,7 @@ def load_profile(name: str) -> Profile:
 def _check_partitions(document: Document, profile: Profile) -> None:
     """Raise BadInput for a key that the cluster's partitions can't satisfy."""
     available = partitions.query()
-    if not available:
+    if not available:  # no Slurm here, or it does not answer: sbatch will have to say it
         return
     mismatch = partitions.find_mismatch(profile.slurm, available)
     if mismatch is not None:
@@ -110,7 +129,10 @@ def _check_partitions(document: Document, profile: Profile) -> None:
 
 
 def check_shared_folder(profile: Profile, results: Path) -> None:
-    """Raise BadInput if the results would lie outside the folder that all nodes see."""
+    """Raise BadInput if the results would lie outside the folder that all nodes see.
+
+    Nothing is checked for a profile that names no such folder.
+    """
     shared = profile.slurm.shared_folder
     if shared is None or results.resolve().is_relative_to(shared.resolve()):
         return
@@ -120,7 +142,10 @@ def check_shared_folder(profile: Profile, results: Path) -> None:
 
 
 def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
-    """Raise BadInput if a cell (label -> axes) needs more ranks or another device than the machine has."""
+    """Raise BadInput if a cell needs more ranks or another device than the machine or a job has.
+
+    `cells` are the axes of each cell by its label, which begins the error.
+    """
     slots = available_slots(profile)
     for label, axes in cells.items():
         setting = setting_that_needs_gpu(axes)
@@ -134,7 +159,11 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
 
 
 def available_slots(profile: Profile) -> Slots:
-    """Return how many ranks the machine, or a job on the cluster, holds."""
+    """Return how many ranks the machine, or a job on the cluster, holds.
+
+    Under torchrun that is `slots` if the profile sets it, else one rank for each GPU, else one for
+    each core that this process may use.
+    """
     if profile.launcher == "slurm":
         reason = "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
         return Slots(profile.slurm.max_ranks, reason)
@@ -144,14 +173,15 @@ def available_slots(profile: Profile) -> Slots:
     if profile.gpus or profile.device == "cuda":
         reason = f"one per GPU, and this machine has {profile.gpus} {hint}"
         return Slots(profile.gpus, reason)
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))  # not os.cpu_count(): a job may have only some of them
     return Slots(cores, f"one per CPU core, and this machine has {cores} {hint}")
 
 
 def count_gpus() -> int:
     """Return the number of NVIDIA GPUs that a process may use on this machine, 0 without a driver.
 
-    The driver is asked, so torch need not be loaded.
+    The driver is asked, so torch need not be loaded, and no CUDA context is made. NVML itself
+    ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted.
     """
     import pynvml
 

@@ -1,4 +1,10 @@
-"""YAML files, read once and strictly: every mistake is one line with file, line, key, found and allowed."""
+"""YAML files, read once and strictly: every mistake is one line with file, line, key, found, allowed.
+
+A file is read in three steps. PyYAML parses it with `_Loader`, which takes scalars as YAML 1.2
+mostly does. A second look at the nodes of the text notes the line of each key, and refuses keys
+that YAML would silently merge or convert. Then `Document.validate` turns the content into
+dataclasses through pydantic, whose errors are put into our words, at the line of the key.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +22,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.core.errors import BadInput, did_you_mean, one_line
 
+# The way to a value: keys of mappings and indexes of lists; () is the file as a whole.
 Key = tuple[str | int, ...]
 
-
-TAG = "tag:yaml.org,2002:"
+TAG = "tag:yaml.org,2002:"  # begins the names of YAML's own types
+# PyYAML's integers without those to the base 60: it reads 1:30:00, a time limit, as 5400.
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+# The types of scalars and collections that JSON has too. What is left out: timestamp, binary, set,
+# omap, pairs, and the merge key `<<`.
 PLAIN = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
 class _Loader(yaml.SafeLoader):
     """Loads what JSON can hold and no more: a date stays text.
 
-    As in YAML 1.2, 1e-3 is a number and 1:30:00 is not.
+    As in YAML 1.2, 1e-3 is a number and 1:30:00 is not. As in YAML 1.1, unquoted on, off, yes and
+    no are booleans: `_explain` adds a hint where one of them stands for a word.
     """
 
 
@@ -36,21 +46,37 @@ _Loader.yaml_constructors = {
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag in PLAIN
 }
+
+
+def _plain_resolvers(resolvers: list[tuple[str, re.Pattern[str]]]) -> list[Any]:
+    """Return those of PyYAML's (tag, pattern) pairs that are for plain types, ours for integers.
+
+    A resolver decides the type of an unquoted scalar. PyYAML keeps them by the character that the
+    scalar begins with, and takes the first whose pattern matches.
+    """
+    plain: list[Any] = []
+    for tag, pattern in resolvers:
+        if tag == f"{TAG}int":
+            plain.append((tag, INTEGER))
+        elif tag in PLAIN:
+            plain.append((tag, pattern))
+    return plain
+
+
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, INTEGER if tag == f"{TAG}int" else pattern)
-        for tag, pattern in resolvers
-        if tag in PLAIN
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    character: _plain_resolvers(resolvers)
+    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# PyYAML takes 1e-3 for text, because YAML 1.1 wants a point in every number with an exponent.
 _Loader.add_implicit_resolver(
     f"{TAG}float",
     re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
 
-ALLOWED = {  # pydantic's error types in the words of a sweep's author
+# pydantic's types of errors -> what is allowed, for the author of a sweep. The braces are fields of
+# the error's context.
+ALLOWED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
@@ -80,14 +106,21 @@ class Document:
         return BadInput(f"{source}: {message}")
 
     def _source_of(self, key: Key) -> str:
-        """Return where a key comes from, or the nearest key above it that comes from somewhere."""
+        """Return the source of a key, or else of the nearest key above it that has one.
+
+        A missing key has no line of its own; the error then points at the mapping that lacks it.
+        """
         for length in range(len(key), 0, -1):
             if key[:length] in self.sources:
                 return self.sources[key[:length]]
         return self.sources[()]
 
     def put(self, key: Key, value: Any, source: str) -> None:
-        """Set the value at `key` as if the file had it, making the mappings above it."""
+        """Set the value at `key` as if the file had it, making the mappings above it.
+
+        A value on the way that is no mapping, such as null, is replaced by one. From now on errors
+        at this key, and at all keys below it, name `source`.
+        """
         mapping: dict[Any, Any] = self.content
         for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(mapping.get(part), dict):
@@ -101,9 +134,11 @@ class Document:
         self.sources[key] = source
 
     def validate(self, kind: Any, value: Any, key: Key = ()) -> Any:
-        """Return `value`, which is at `key`, as a `kind`; raises BadInput.
+        """Return `value`, which is at `key`, as a `kind`; raises BadInput at the first mistake.
 
-        Unknown keys of dataclasses are errors, and no type is converted silently.
+        Unknown keys of dataclasses are errors, and no type is converted silently. pydantic reads
+        JSON rather than Python objects, because only then does its strict mode take a list for a
+        tuple and text for a path.
         """
         for path, number in _numbers_without_json(value):
             raise self.error(key + path, f"found {number}; allowed: a finite number")
@@ -111,7 +146,7 @@ class Document:
             return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
             error = problems.errors()[0]
-        path = error["loc"]
+        path = error["loc"]  # below `key`; ends in the unknown key, if that is the error
         if error["type"] == "unexpected_keyword_argument":
             allowed = [field.name for field in fields(_kind_at(kind, path[:-1]))]
             raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
@@ -119,7 +154,10 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Return the YAML mapping in a file; raises BadInput."""
+    """Return the YAML mapping in a file; raises BadInput if it can't be read or is no UTF-8.
+
+    A byte order mark, with which some editors begin a file, is skipped.
+    """
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
@@ -134,7 +172,11 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """Return the YAML mapping in `text`; raises BadInput for anything else, and for keys given twice."""
+    """Return the YAML mapping in `text`; raises BadInput for anything else, and for keys given twice.
+
+    `source` is what errors call the text: the file's path. The text is parsed twice, because PyYAML
+    drops the lines when it makes objects of nodes, and silently takes the last of equal keys.
+    """
     sources: dict[Key, str] = {}
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -148,7 +190,7 @@ def parse_document(text: str, source: str) -> Document:
         mark = getattr(error, "problem_mark", None)
         line = source if mark is None else f"{source}:{mark.line + 1}"
         raise _yaml_error(line, error) from None
-    except RecursionError:
+    except RecursionError:  # PyYAML builds such a loop, and `_note_sources` follows it
         raise BadInput(
             f"{source}: found an alias inside its own anchor, or endless nesting; allowed: neither"
         ) from None
@@ -162,7 +204,10 @@ def _yaml_error(source: str, error: Exception) -> BadInput:
 
 
 def _note_sources(node: yaml.Node, key: Key, sources: dict[Key, str], source: str) -> None:
-    """Note the line of every key below a node; raises BadInput for a key that is no text, or given twice."""
+    """Note the line of every key below a node in `sources`; `source` is the file.
+
+    Raises BadInput for a key that is no text, or given twice.
+    """
     sources[key] = f"{source}:{node.start_mark.line + 1}"
     if isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
@@ -181,10 +226,15 @@ def _note_sources(node: yaml.Node, key: Key, sources: dict[Key, str], source: st
 
 
 def _key_name(node: yaml.Node, key: Key, line: str) -> str:
-    """Return the text of a key below `key`; raises BadInput for one of another type, such as a boolean."""
-    name = node.value if isinstance(node, yaml.ScalarNode) else "?"
-    if node.tag == f"{TAG}str" and isinstance(node, yaml.ScalarNode):
-        return str(name)
+    """Return the text of a key below `key`; raises BadInput for a key of another type.
+
+    An unquoted `on:`, for instance, would be the key True. `line` is where the key stands.
+    """
+    name = "?"  # a key may also be a list or a mapping
+    if isinstance(node, yaml.ScalarNode):
+        name = str(node.value)
+        if node.tag == f"{TAG}str":
+            return name
     kind = node.tag.removeprefix(TAG)
     raise BadInput(
         f"{line}: {dotted((*key, name))}: found a key of YAML type {kind}; allowed: text (quote it)"
@@ -207,12 +257,18 @@ def dotted(key: Key) -> str:
     """Return `matrix.execution[1]` for ("matrix", "execution", 1)."""
     text = ""
     for part in key:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}"
     return text.removeprefix(".") or "the file"
 
 
 def _kind_at(kind: Any, key: Key) -> Any:
-    """Return the type at `key` below the type `kind`."""
+    """Return the type at `key` below the type `kind`: of a field, or of the items of a collection.
+
+    `Annotated` and unions are unwrapped; of a union, the first member but None counts.
+    """
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         members = [member for member in get_args(kind) if member is not type(None)]
         kind = members[0]
@@ -221,12 +277,18 @@ def _kind_at(kind: Any, key: Key) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(cast(type, kind), include_extras=True)
         return _kind_at(hints[str(key[0])], key[1:])
-    item_type = get_args(kind)[-1 if get_origin(kind) is dict else 0]
-    return _kind_at(item_type, key[1:])
+    arguments = get_args(kind)
+    if get_origin(kind) is dict:
+        return _kind_at(arguments[1], key[1:])
+    return _kind_at(arguments[0], key[1:])
 
 
 def _explain(error: Any) -> str:
-    """Return pydantic's error in our words: what was found and what is allowed."""
+    """Return pydantic's error in our words: what was found and what is allowed.
+
+    An error of a `__post_init__` (`value_error`) has both already. For types of errors that are not
+    in ALLOWED, pydantic's message says what the input should be.
+    """
     value, kind, context = error["input"], error["type"], error.get("ctx", {})
     if kind == "missing":
         return "missing; it has no default"
@@ -237,6 +299,7 @@ def _explain(error: Any) -> str:
         hint = "(on, off, yes and no are booleans too: put quotes around a word)"
         shown = f"the YAML boolean {shown} {hint}"
     if kind == "literal_error":
+        # pydantic lists the choices as text: 'eager', 'compile' or 'none'.
         listed = context["expected"].replace(" or ", ",").split(",")
         choices = [choice.strip("' ") for choice in listed]
         return f"found {shown}; {did_you_mean(value, choices)}"
@@ -250,8 +313,9 @@ def _explain(error: Any) -> str:
 def choose(kind: Any, value: Mapping[str, Any]) -> Any:
     """Return the member of a union of dataclasses whose literal `source` is that of `value`.
 
-    Without a `source` that is the first member; a type that is no union is its own only member. Raises ValueError for
-    an unknown source.
+    Without a `source` that is the first member; a type that is no union is its own only member.
+    Raises ValueError for an unknown source. pydantic would try every member of the union and report
+    the errors of all.
     """
     members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
     if "source" not in value:
@@ -267,7 +331,10 @@ def choose(kind: Any, value: Mapping[str, Any]) -> Any:
 
 
 def parse_value(text: str, source: str) -> Any:
-    """Return one YAML value from the command line, such as `3`, `eager` or `[1, 2]`; raises BadInput."""
+    """Return one YAML value from the command line, such as `3`, `eager` or `[1, 2]`.
+
+    Raises BadInput, which begins with `source`, for text that is no YAML.
+    """
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:

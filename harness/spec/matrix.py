@@ -1,4 +1,9 @@
-"""From axes to points: the cartesian product, zipped axes, exclusions and inclusions."""
+"""From axes to points: the cartesian product, zipped axes, exclusions and inclusions.
+
+A point takes the value of each axis from the last of these that sets it: the axis' default, `axes`
+of the sweep, `axes` of its workload, then the product and the zips (or, for an included point, its
+rule). Checks make sure that no axis is set twice among the sweep's own keys.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ class ExcludedPoint:
     """A point of the matrix that is not run, and why."""
 
     workload: str  # its label
-    axes: Values
+    axes: Values  # of all axes
     rule: str  # `exclude[0]`, or CONFLICT
     reason: str
 
@@ -30,9 +35,9 @@ class ExcludedPoint:
 class Matrix:
     """The axes part of a sweep, every value checked."""
 
-    fixed: Values
-    product: Options
-    zipped: Sequence[Options]
+    fixed: Values  # the key `axes`: one value for all points
+    product: Options  # the key `matrix`: every combination of the values
+    zipped: Sequence[Options]  # the key `zip`: lists of equal length, walked through side by side
     exclude: Sequence[Options]  # here and in include, `workload` is allowed beside the axes
     include: Sequence[Options]
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
@@ -46,7 +51,11 @@ class Matrix:
         return axis in self.fixed or self.varies(axis)
 
     def points(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[Axes, str | None]]:
-        """Yield every combination for a workload, with the exclude rule that matches it if there is one."""
+        """Yield every combination for a workload, with the exclude rule that matches it, if any.
+
+        The rule is named as in the file, as in `exclude[0]`. The first axis of the product varies
+        slowest. Rules that match are taken out of `unused`.
+        """
         for choices in itertools.product(*self._columns()):
             values = {**self.fixed, **axes_of_workload}
             for choice in choices:
@@ -55,7 +64,10 @@ class Matrix:
             yield axes, self._matching_exclusion(workload, axes)
 
     def _columns(self) -> list[Sequence[Values]]:
-        """Return the factors of the product: each a list of alternatives, each of them values of some axes."""
+        """Return the factors of the product: each a list of alternatives, values of some axes.
+
+        An axis of `matrix` is a factor by itself, and all axes of a zip are one factor together.
+        """
         columns: list[Sequence[Values]] = []
         for axis, values in self.product.items():
             columns.append([{axis: value} for value in values])
@@ -67,7 +79,11 @@ class Matrix:
         return columns
 
     def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Axes]]:
-        """Yield the further combinations for a workload, each with the number of its include rule."""
+        """Yield the further combinations for a workload, each with the number of its include rule.
+
+        A rule is a small product of its own, on top of the axes that are the same for all points. A
+        rule that names workloads holds for those only.
+        """
         for number, rule in enumerate(self.include):
             if workload not in rule.get("workload", [workload]):
                 continue
@@ -80,6 +96,7 @@ class Matrix:
         """Return the first exclude rule that matches a point, and note that it is used."""
         values = asdict(axes)
         values["workload"] = workload
+        # A fraction where the batch can't be shared out evenly, so that no rule matches it.
         values["rank_batch_size"] = axes.batch_size / axes.world_size
         for number, rule in enumerate(self.exclude):
             if all(values[axis] in excluded for axis, excluded in rule.items()):
@@ -92,13 +109,17 @@ def _axes(values: Values) -> Axes:
     """Return the axes with these values, `rank_batch_size` turned into `batch_size`."""
     settings = dict(values)
     rank_batch_size = settings.pop("rank_batch_size", None)
-    if rank_batch_size:
+    if rank_batch_size:  # replaces the workload's own batch size, which is there as well
         settings["batch_size"] = rank_batch_size * settings.get("world_size", 1)
     return Axes(**settings)
 
 
 def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
-    """Return the `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep; raises BadInput."""
+    """Return the `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep.
+
+    `workloads` are the labels that rules may name. Raises BadInput at the key of an unknown axis,
+    of a value that the axis does not allow, and of an axis that is set twice.
+    """
     content = document.content
     fixed: dict[str, Any] = {}
     for axis, value in content.get("axes", {}).items():
@@ -135,7 +156,10 @@ def _read_zip(document: Document, key: Key, group: Mapping[str, Any]) -> Options
 def _check_axes_are_set_once(
     document: Document, fixed: Values, product: Options, zipped: Sequence[Options]
 ) -> None:
-    """Raise BadInput for an axis that two of `axes`, `matrix` and the zips set."""
+    """Raise BadInput for an axis that two of `axes`, `matrix` and the zips set.
+
+    Which of them counts would depend on an order that nobody sees in the file.
+    """
     groups: list[tuple[Key, Mapping[str, Any]]] = [(("axes",), fixed), (("matrix",), product)]
     groups += [(("zip", number), group) for number, group in enumerate(zipped)]
     set_before: set[str] = set()
@@ -148,17 +172,20 @@ def _check_axes_are_set_once(
 
 
 def _read_rules(document: Document, name: str, workloads: Sequence[str]) -> list[Options]:
-    """Return the rules of `exclude` or `include`; raises BadInput."""
-    rules = document.content.get(name, [])
-    return [
-        _read_rule(document, (name, number), rule, workloads) for number, rule in enumerate(rules)
-    ]
+    """Return the rules of `exclude` or `include`, whichever `name` is; raises BadInput."""
+    rules: list[Options] = []
+    for number, rule in enumerate(document.content.get(name, [])):
+        rules.append(_read_rule(document, (name, number), rule, workloads))
+    return rules
 
 
 def _read_rule(
     document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]
 ) -> Options:
-    """Return a rule's values, each a list: one value stands for a list of one."""
+    """Return a rule's values, each a list: one value stands for a list of one.
+
+    Raises BadInput, also for an empty rule, which would match every point.
+    """
     options: dict[str, Sequence[Any]] = {}
     for axis, value in rule.items():
         axis_key = (*key, axis)
@@ -175,8 +202,13 @@ def _read_rule(
 
 
 def _read_labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) -> list[str]:
-    """Return the labels of workloads that a rule names; raises BadInput for none and for an unknown one."""
-    labels = value if isinstance(value, list) else [value]
+    """Return the labels of workloads that a rule names: a label, or a list of some.
+
+    Raises BadInput for an empty list and for a label that the sweep does not have.
+    """
+    labels: list[str] = [value]
+    if isinstance(value, list):
+        labels = value
     if not labels:
         problem = "an empty list"
         raise document.error(key, f"found {problem!r}; {did_you_mean(problem, workloads)}")

@@ -1,4 +1,8 @@
-"""The command line's changes to a sweep file: `--set` and `--data`."""
+"""The command line's changes to a sweep file: `--set` and `--data`.
+
+They change the file's content before it is checked, so a value from the command line is checked as
+one in the file is, and its errors name the flag in place of the line.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from harness.spec.document import Document, parse_value
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
 
-    `sweep_keys` are the keys of a sweep file. Raises BadInput for an unknown key or a value that is no YAML.
+    `text` is what follows `--set`, and `sweep_keys` are the keys of a sweep file. Raises BadInput
+    for an unknown key or a value that is no YAML. Values are checked when the document is.
     """
     name, equals, value = text.partition("=")
     name = name.strip()
@@ -32,11 +37,15 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
 
 
 def _replace_axis(document: Document, axis: str, value: str, source: str) -> None:
-    """Have the matrix alone decide an axis, whatever decided it in the file."""
+    """Have the matrix alone decide an axis, whatever decided it in the file.
+
+    The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are.
+    """
     content = document.content
-    workloads = [entry or {} for entry in content["workloads"].values()]
     groups = [content.get("axes", {}), *content.get("zip", [])]
-    groups += [entry.get("axes", {}) for entry in workloads]
+    for entry in content["workloads"].values():
+        if entry:  # null in the file: a workload as it is declared
+            groups.append(entry.get("axes", {}))
     for group in groups:
         group.pop(axis, None)
     document.put(("matrix", axis), _parse_list(value, source), source)
@@ -52,7 +61,11 @@ def _replace_seeds(document: Document, value: str, source: str) -> None:
 def _replace_key(
     document: Document, name: str, value: str, source: str, sweep_keys: Sequence[str]
 ) -> None:
-    """Set any other key of the file, given as a dotted path."""
+    """Set any other key of the file, named by a dotted path such as `workloads.mlp.length.epochs`.
+
+    Raises BadInput for an unknown first part and for a workload that the sweep does not have;
+    unknown parts further down are found when the document is checked.
+    """
     key = tuple(name.split("."))
     labels = document.content["workloads"]
     if key[0] not in sweep_keys:
@@ -70,12 +83,18 @@ def _replace_key(
 
 
 def _parse_list(value: str, source: str) -> Any:
-    """Return the list in `a,b` or `[a, b]`."""
-    return parse_value(value if value.startswith("[") else f"[{value}]", source)
+    """Return the list in `a,b` or `[a, b]`; a single value is a list of one."""
+    if not value.startswith("["):
+        value = f"[{value}]"
+    return parse_value(value, source)
 
 
 def apply_data(document: Document, text: str) -> None:
-    """Apply `--data`: `PATH` for every workload whose data lies in files, `LABEL=PATH` for one. Raises BadInput."""
+    """Apply `--data`: `PATH` for every workload whose data lies in files, `LABEL=PATH` for one.
+
+    Raises BadInput for an unknown label, and where no workload reads files. That the files exist is
+    checked when the workload is planned.
+    """
     label, equals, path = text.partition("=")
     entries = document.content["workloads"]
     if equals and label not in entries:
@@ -83,7 +102,7 @@ def apply_data(document: Document, text: str) -> None:
     if equals:
         labels = [label]
     else:
-        path = text
+        path = text  # there was no `=`, so all of it is the path
         labels = [name for name, entry in entries.items() if _has_files(entry)]
     if not labels:
         raise BadInput(
@@ -91,9 +110,11 @@ def apply_data(document: Document, text: str) -> None:
         )
     for name in labels:
         key = ("workloads", name, "data", "path")
+        # Absolute, because paths in a sweep file are relative to the file and this one is not.
         document.put(key, str(Path(path).absolute()), f"--data {text}")
 
 
 def _has_files(entry: dict[str, Any] | None) -> bool:
+    """Return whether a workload's entry says that its data lies in files."""
     data = (entry or {}).get("data", {})
     return data.get("source") in ("idx", "csv") or "path" in data

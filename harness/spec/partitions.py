@@ -1,4 +1,8 @@
-"""The cluster's partitions, as sinfo lists them, and whether a profile fits them."""
+"""The cluster's partitions, as sinfo lists them, and whether a profile fits them.
+
+sbatch takes some jobs that no node can ever run, and leaves them in the queue for good. So a
+profile is held against the partitions before anything is submitted.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from dataclasses import dataclass, replace
 from harness.core.errors import did_you_mean
 from harness.spec.slurm import SlurmOptions, time_limit
 
-# Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format. --exact keeps
-# nodes that differ apart.
+# Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format.
+# Without --exact, sinfo puts nodes that differ into one line, with the least of each as in `8+`.
 COMMAND = ["sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]
 TIMEOUT = 5.0  # seconds that Slurm has to answer
+# One entry of %G, such as gpu:2, gpu:a100:4 or gpu:a100:4(S:0-1); several are joined by commas.
 GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d+)")
 
 
@@ -21,14 +26,19 @@ GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d+)")
 class NodeGroup:
     """Nodes of a partition that are alike."""
 
-    count: int
+    count: int  # of nodes, whatever state they are in
     cpus: int  # of each node
-    memory_mib: int
+    memory_mib: int  # of each node
     gpus: Mapping[str, int]  # of each node, by type; "" where the cluster names none
 
     def resources(self, gpu_type: str | None) -> dict[str, int]:
-        """Return what a node has, by the key of a profile that asks for it."""
-        gpus = sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
+        """Return what a node has, by the key of a profile that asks for it.
+
+        Memory is in MiB. GPUs are those of `gpu_type`, or all if that is None.
+        """
+        gpus = sum(self.gpus.values())
+        if gpu_type is not None:
+            gpus = self.gpus.get(gpu_type, 0)
         return {"cpus_per_rank": self.cpus, "gpus_per_rank": gpus, "memory": self.memory_mib}
 
 
@@ -37,16 +47,16 @@ class Partition:
     """A partition of the cluster, as sinfo lists it."""
 
     name: str
-    default: bool
+    default: bool  # whether jobs that name no partition go there
     time_limit_seconds: int | None  # of a job; None where there is no limit
-    nodes: Sequence[NodeGroup]
+    nodes: Sequence[NodeGroup]  # one line of sinfo each
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
     """A key of a profile that a partition can't satisfy."""
 
-    key: str
+    key: str  # of the section `slurm`
     problem: str  # `found …; allowed: …`
 
 
@@ -58,16 +68,22 @@ def query() -> list[Partition]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_sinfo(completed.stdout) if completed.returncode == 0 else []
+    if completed.returncode != 0:
+        return []
+    return parse_sinfo(completed.stdout)
 
 
 def parse_sinfo(text: str) -> list[Partition]:
-    """Return the partitions in sinfo's answer; lines of another form, such as warnings, are skipped."""
+    """Return the partitions in sinfo's answer to COMMAND, each with all its groups of nodes.
+
+    Lines of another form, such as warnings, are skipped.
+    """
     partitions: dict[str, Partition] = {}
     for line in text.splitlines():
         columns = [column.strip() for column in line.split("|")]
         if len(columns) != 6 or not columns[2].isdigit():
             continue
+        # %G is "gres" in Slurm's words: generic resources, of which GPUs are one.
         marked_name, limit, count, cpus, memory, gres = columns
         name = marked_name.removesuffix("*")
         nodes = NodeGroup(
@@ -76,12 +92,17 @@ def parse_sinfo(text: str) -> list[Partition]:
             memory_mib=int(memory.rstrip("+")),
             gpus={match["type"] or "": int(match["count"]) for match in GPU.finditer(gres)},
         )
-        before = partitions[name].nodes if name in partitions else ()
+        groups = [nodes]
+        if name in partitions:
+            groups = [*partitions[name].nodes, nodes]
+        limit_seconds = None  # for `infinite` and `n/a`
+        if limit[:1].isdigit():
+            limit_seconds = time_limit(limit)
         partitions[name] = Partition(
             name=name,
             default=marked_name.endswith("*"),
-            time_limit_seconds=time_limit(limit) if limit[:1].isdigit() else None,
-            nodes=[*before, nodes],
+            time_limit_seconds=limit_seconds,
+            nodes=groups,
         )
     return list(partitions.values())
 
@@ -89,7 +110,8 @@ def parse_sinfo(text: str) -> list[Partition]:
 def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mismatch | None:
     """Return the first key of a profile that the cluster can't satisfy, None if it can satisfy all.
 
-    Of several partitions, as in `gpu,long`, one that fits is enough.
+    Of several partitions, as in `gpu,long`, one that fits is enough: Slurm takes any of them. If
+    none fits, the mismatch is that of the first. A profile without a partition gets the default.
     """
     by_name = {partition.name: partition for partition in partitions}
     if options.partition:
@@ -115,7 +137,10 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
 
 
 def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
-    """Return whether a job with these options can leave these nodes out, as far as the cluster says."""
+    """Return whether a job with these options can leave these nodes out.
+
+    It can if the cluster would have room for a job that is larger by as many nodes, or does not say.
+    """
     partitions = query()
     if not partitions:
         return True
@@ -124,7 +149,7 @@ def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
 
 
 def _find_mismatch_with(options: SlurmOptions, partition: Partition) -> Mismatch | None:
-    """Return the first key that one partition can't satisfy."""
+    """Return the first key that one partition can't satisfy, None if it satisfies all."""
     for check in (_check_time, _check_gpu_type, _check_nodes):
         mismatch = check(options, partition)
         if mismatch is not None:
@@ -133,6 +158,7 @@ def _find_mismatch_with(options: SlurmOptions, partition: Partition) -> Mismatch
 
 
 def _check_time(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    """Check that the time limit of a job is at most that of the partition."""
     limit, seconds = partition.time_limit_seconds, options.time_limit_seconds
     if limit is None or seconds <= limit:
         return None
@@ -144,6 +170,7 @@ def _check_time(options: SlurmOptions, partition: Partition) -> Mismatch | None:
 
 
 def _check_gpu_type(options: SlurmOptions, partition: Partition) -> Mismatch | None:
+    """Check that the type of GPU exists in the partition."""
     types: set[str] = set()
     for group in partition.nodes:
         types.update(group.gpus)
@@ -155,7 +182,11 @@ def _check_gpu_type(options: SlurmOptions, partition: Partition) -> Mismatch | N
 
 
 def _check_nodes(options: SlurmOptions, partition: Partition) -> Mismatch | None:
-    """Check that enough nodes have the CPUs, the GPUs and the memory that the ranks of a node need."""
+    """Check that enough nodes have the CPUs, the GPUs and the memory that the ranks of a node need.
+
+    The keys narrow the nodes down one after the other, so that a node counts only if it has all. The
+    mismatch is that of the key that leaves no node, with the most that the nodes before it have.
+    """
     ranks = options.ranks_per_node
     needs = {
         "cpus_per_rank": ranks * options.cpus_per_rank,
@@ -165,13 +196,13 @@ def _check_nodes(options: SlurmOptions, partition: Partition) -> Mismatch | None
     fitting = list(partition.nodes)
     for key, needed in needs.items():
         available = [group.resources(options.gpu_type)[key] for group in fitting]
-        fitting = [
-            group for group, amount in zip(fitting, available, strict=True) if amount >= needed
-        ]
+        fitting = [group for group in fitting if group.resources(options.gpu_type)[key] >= needed]
         if fitting:
             continue
         most = max(available, default=0)
-        allowed = f"{most} MiB" if key == "memory" else f"{most} for the {ranks} ranks of a node"
+        allowed = f"{most} for the {ranks} ranks of a node"
+        if key == "memory":
+            allowed = f"{most} MiB"
         problem = (
             f"found {getattr(options, key)!r}; allowed: at most {allowed}"
             f" in partition {partition.name}"

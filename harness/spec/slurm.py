@@ -1,4 +1,9 @@
-"""The `slurm` section of a cluster profile: what a job asks Slurm for."""
+"""The `slurm` section of a cluster profile: what a job asks Slurm for.
+
+The values end up in `#SBATCH` lines of a job script that submitit writes. A line break in one would
+begin a line of shell, and a backslash means something to sbatch, so texts are checked character by
+character before they get there.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,14 @@ from typing import Annotated, Any
 
 from workloads.options import Between, Count, Strict
 
+# `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
+# days are there: see `time_limit`.
 TIME = re.compile(
-    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?"
+    r"(?:(?P<days>\d+)-)?(?P<leading>\d+)(?::(?P<middle>\d{1,2}))?(?::(?P<trailing>\d{1,2}))?"
 )
 MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)")
 MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's default unit is MiB
+# Names of environment variables and, without their --, of sbatch's long options.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph breaks
@@ -29,11 +37,16 @@ RESERVED_OPTIONS = {
     "clusters": "", "wait": "", "quiet": "", "test-only": "",
     "job-name": "", "output": "", "error": "", "open-mode": "", "wrap": "", "chdir": "", "parsable": "",
 }  # fmt: skip
+# Keys whose text goes to sbatch as it is.
 TEXT_OPTIONS = ("partition", "account", "qos", "constraint", "gpu_type")
 
 
 def reject_control_characters(key: str, text: str) -> None:
-    """Raise ValueError for a line break or another control character: no line of a job script may hold one."""
+    """Raise ValueError, which begins with `key`, for a line break or another control character.
+
+    No line of a job script may hold one. Unicode's own line breaks count too: editors that show a
+    script treat them as ends of lines.
+    """
     for character in text:
         if unicodedata.category(character) in CONTROL_CATEGORIES:
             raise ValueError(
@@ -42,7 +55,7 @@ def reject_control_characters(key: str, text: str) -> None:
 
 
 def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:
-    """Raise ValueError for a name that no environment variable can have."""
+    """Raise ValueError, which begins with `key`, for a name that no environment variable can have."""
     for name in names:
         if not VARIABLE.fullmatch(name):
             raise ValueError(
@@ -60,16 +73,18 @@ def _reject_backslash(key: str, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions(Strict):
-    """Keys and their defaults; null leaves a choice to the cluster. Values are text to Slurm, never to a shell,
-    except `setup`, which is shell."""
+    """The keys of the section and their defaults; null leaves a choice to the cluster.
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
+    Values are text to Slurm, never to a shell, except `setup`, which is shell.
+    """
+
+    partition: str | None = None  # or several, of which Slurm takes one, as in gpu,long
+    account: str | None = None  # that the time is charged to
+    qos: str | None = None  # quality of service
     constraint: str | None = None  # features that nodes must have, as in a100|h100
     nodes: Count = 1  # the most that one job takes
     ranks_per_node: Count = 1  # one Slurm task each
-    gpus_per_rank: Annotated[int, Between(0, 1)] = 0
+    gpus_per_rank: Annotated[int, Between(0, 1)] = 0  # a rank computes on one device
     gpu_type: str | None = None  # as in --gres=gpu:TYPE
     cpus_per_rank: Count = 1  # loader workers included
     memory: str | None = None  # of a node, as in 64G
@@ -77,23 +92,20 @@ class SlurmOptions(Strict):
     exclusive: bool = True  # nobody else on the nodes: a shared node is a noisy one
     array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
     warning: Count = 90  # seconds before the limit at which running trials save and stop
-    requeues: Annotated[int, Between(0, 100)] = (
-        5  # how often an interrupted job goes back into the queue
-    )
+    # How often an interrupted job goes back into the queue.
+    requeues: Annotated[int, Between(0, 100)] = 5
     setup: tuple[str, ...] = ()  # lines of shell, run on the first node before anything else
     python: str | None = None  # the ranks'; null: the one that submits
-    prefix: tuple[
-        str, ...
-    ] = ()  # before every rank's Python, as in [apptainer, exec, --nv, image.sif]
-    shared_folder: Path | None = (
-        None  # every node sees it under this name; results must lie in it. null: not checked
-    )
+    # What stands before every rank's Python, as in [apptainer, exec, --nv, image.sif].
+    prefix: tuple[str, ...] = ()
+    # Every node sees it under this name, and results must lie in it. null: not checked.
+    shared_folder: Path | None = None
     interface: str | None = None  # network interface of gloo and NCCL, as in ib0
-    options: dict[str, str | None] = field(
-        default_factory=dict
-    )  # further ones of sbatch; null: one without a value
+    # Further options of sbatch, without their --; null: an option that takes no value.
+    options: dict[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise ValueError, which begins with the key, for what the types of the keys allow."""
         self._check_texts()
         self._check_values()
         for name, value in self.options.items():
@@ -103,7 +115,9 @@ class SlurmOptions(Strict):
         """Raise ValueError for text that would end a line of the job script, or that sbatch would replace."""
         for key in fields(self):
             value = getattr(self, key.name)
-            texts = value if isinstance(value, tuple) else (value,)
+            texts: tuple[Any, ...] = (value,)
+            if isinstance(value, tuple):
+                texts = value
             for text in texts:
                 if isinstance(text, str | Path):
                     reject_control_characters(key.name, str(text))
@@ -119,6 +133,7 @@ class SlurmOptions(Strict):
                 f"memory: found {self.memory!r}; allowed: a whole number with K, M, G or T, as in 64G"
             )
         if self.time_limit_seconds <= self.warning:
+            # The signal would come before the job has begun.
             raise ValueError(
                 f"warning: found {self.warning} s; allowed: less than `time`, {self.time_limit_seconds} s"
             )
@@ -129,17 +144,17 @@ class SlurmOptions(Strict):
 
     @property
     def max_ranks(self) -> int:
-        """The most ranks of one job."""
+        """Return the most ranks of one job, and so the largest world size."""
         return self.nodes * self.ranks_per_node
 
     @property
     def time_limit_seconds(self) -> int:
-        """The time limit of a job in seconds; raises ValueError for text that is none."""
+        """Return the time limit of a job in seconds; raises ValueError for text that is none."""
         return time_limit(self.time)
 
     @property
     def memory_mib(self) -> int | None:
-        """The memory of a node in MiB, None where the cluster decides."""
+        """Return the memory of a node in MiB, rounded down, None where the cluster decides."""
         match = MEMORY.fullmatch(self.memory or "")
         if match is None:
             return None
@@ -147,7 +162,10 @@ class SlurmOptions(Strict):
 
 
 def _check_option(name: str, value: str | None) -> None:
-    """Raise ValueError for a further option of sbatch that a profile may not set."""
+    """Raise ValueError for a further option of sbatch that a profile may not set.
+
+    That is one that has a key in the profile, or that the harness itself needs, such as the output.
+    """
     key = f"options.{name}"
     if not OPTION.fullmatch(name):
         raise ValueError(
@@ -175,7 +193,7 @@ def time_limit(text: str) -> int:
     match = TIME.fullmatch(text)
     total = 0
     if match is not None:
-        parts = [int(part) for part in match.group("first", "second", "third") if part is not None]
+        parts = [int(part) for part in match.group("leading", "middle", "trailing") if part]
         total = _seconds(parts, days=match["days"])
     if total <= 0:
         raise ValueError(
@@ -185,7 +203,11 @@ def time_limit(text: str) -> int:
 
 
 def _seconds(parts: list[int], days: str | None) -> int:
-    """Return the seconds of the one to three numbers of a time limit, the first of which depends on the others."""
+    """Return the seconds of the one to three numbers of a time limit.
+
+    They begin with minutes, or with hours where all three are there or where `days` come before them.
+    Numbers that are missing at the end are 0.
+    """
     if days is None and len(parts) < 3:
         minutes, seconds = [*parts, 0][:2]
         return minutes * 60 + seconds
