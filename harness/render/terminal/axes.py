@@ -1,4 +1,8 @@
-"""Shows `harness axes`: what a sweep can vary."""
+"""Shows `harness axes`: what a sweep can vary.
+
+All that is shown comes from the declarations in `harness.spec.axes`, so that the list is complete
+by itself when an axis is added.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from workloads.options import Between
 
 def show() -> None:
     """Print each axis with its values, its default, its effect and its requirements."""
+    # Not `make_table`: here texts are sentences, which wrap to the width of the terminal.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -36,21 +41,27 @@ def as_yaml(value: Any) -> str:
 def allowed_values(axis: str) -> str:
     """Return the choices of an axis, or the range of its numbers: `1, …`, `1e-08 to 10`.
 
-    The range is an annotation of its type, which may be nested, as in `Annotated[int, Between(1)] | None`.
+    The range is an annotation of its type, which may be nested, as in
+    `Annotated[int, Between(1)] | None`. So the arguments of the type are searched, then those of
+    the arguments, until there are none.
     """
     choices = axis_choices(axis)
     if choices:
         return ", ".join(choices)
     types: list[Any] = [AXIS_TYPES[axis]]
     while types:
-        types = [argument for outer in types for argument in get_args(outer)]
-        for argument in types:
+        arguments: list[Any] = []
+        for outer in types:
+            arguments += get_args(outer)
+        for argument in arguments:
             if isinstance(argument, Between):
                 return _describe_range(argument)
+        types = arguments
     return "a number"
 
 
 def _describe_range(bounds: Between) -> str:
+    """Return a range of numbers, without an end where there is no upper bound."""
     if bounds.high is None:
         return f"{bounds.low:g}, …"
     return f"{bounds.low:g} to {bounds.high:g}"

@@ -1,4 +1,8 @@
-"""Shows `harness bisect`: a line for each commit when it has been measured, then the culprit."""
+"""Shows `harness bisect`: a line for each commit when it has been measured, then the culprit.
+
+The lines of single commits go to stderr and the result to stdout, in the form of `git bisect`, so
+that scripts that read one can read the other.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,29 @@ from rich.markup import escape
 from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.history import Commit
 
-STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}
+STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}  # by the mark of a finding
 
 
 class Progress:
-    """Shows a bisection on stderr while it runs, so that stdout has nothing but its result."""
+    """Shows a bisection on stderr while it runs, so that stdout has nothing but its result.
+
+    It is the listener of `harness.gate.bisect`. What is going on now is beside a spinner, and what
+    is known already in lines above it, which stay.
+    """
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        # Redrawn rarely: this process shares the machine with what it measures.
         self.status = self.console.status("starting", refresh_per_second=2)
         self.comparison = ""  # which revisions are being measured
 
     def __enter__(self) -> Self:
+        """Start the spinner."""
         self.status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the spinner, also after an error, which is printed below."""
         self.status.stop()
 
     def on_comparison_start(self, comparison: str) -> None:
@@ -51,7 +62,7 @@ class Progress:
 
 
 def show(outcome: BisectOutcome) -> None:
-    """Print the result."""
+    """Print the result; subjects of commits are escaped, as they may have any character."""
     console = Console(highlight=False, soft_wrap=True)
     for line in lines(outcome):
         console.print(escape(line))
@@ -67,14 +78,17 @@ def lines(outcome: BisectOutcome) -> list[str]:
         f"{outcome.cell.label}; each commit against {outcome.options.good}:"
         f" {good} good, {bad} bad, {skipped} skipped"
     )
+    # Only a single suspect is measured against its parent.
     if outcome.against_parent is None:
-        suspects = [
-            f"  {commit.short} {commit.subject}{_reason_of_skip(outcome, commit)}"
-            for commit in outcome.suspects
-        ]
+        suspects: list[str] = []
+        for suspect in outcome.suspects:
+            reason = _reason_of_skip(outcome, suspect)
+            suspects.append(f"  {suspect.short} {suspect.subject}{reason}")
         return [f"The first bad commit is one of these {len(suspects)}:", *suspects, steps]
     (commit,) = outcome.suspects
     doubt = ""
+    # It was bad against GOOD. Where it is not so against its parent, several commits may have made
+    # the cell slower, each by too little to be certain.
     if outcome.against_parent.mark != "bad":
         doubt = "; so it is not certain that this is the commit"
     return [
@@ -98,11 +112,11 @@ def _reason_of_skip(outcome: BisectOutcome, commit: Commit) -> str:
 
 
 def as_json(outcome: BisectOutcome) -> str:
-    """Return all of the outcome as JSON."""
+    """Return all of the outcome as JSON, with commits by their full ids."""
     against_parent = outcome.against_parent
-    steps = [
-        {"commit": asdict(step.commit), "finding": asdict(step.finding)} for step in outcome.steps
-    ]
+    steps = []  # in the order in which they were measured
+    for step in outcome.steps:
+        steps.append({"commit": asdict(step.commit), "finding": asdict(step.finding)})
     content = {
         "exit_code": outcome.exit_code,
         "options": asdict(outcome.options),

@@ -1,4 +1,7 @@
-"""Shows `harness certify`: a progress bar, then how many comparisons of equal code raised an alarm."""
+"""Shows `harness certify`: a progress bar, then how often comparing equal code raised an alarm.
+
+The progress bar is on stderr and disappears at the end; the summary on stdout stays.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,16 @@ def run(
 ) -> bool:
     """Make the comparisons that are missing of `count`, and return whether the certificate holds.
 
-    `anew` discards those of an earlier run.
+    `settings` are common to all comparisons; those of an earlier run count if they had the same, on
+    the same machine with the same versions. `anew` discards them. Every comparison is on disk as
+    soon as it is made.
+
+    Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
     """
     console = Console(highlight=False)
     certificate = prepare(results, profile, settings, anew=anew)
     previous_count = len(certificate.comparisons)
+    # With all of them there already, the summary is printed without measuring anything.
     if previous_count < count:
         certificate = _measure(results, sweep, profile, certificate, count)
     else:
@@ -68,6 +76,7 @@ def _measure(
         )
 
         def show_progress(certificate: Certificate) -> None:
+            """Move the bar on to the comparisons that the certificate has by now."""
             progress.update(
                 bar,
                 completed=len(certificate.comparisons),
@@ -83,7 +92,11 @@ def describe(certificate: Certificate) -> str:
 
 
 def summary_lines(certificate: Certificate) -> list[str]:
-    """Return what was measured, on what, and with which verdicts."""
+    """Return what was measured, on what, and with which verdicts.
+
+    Seconds and load are medians over the comparisons: a busy minute among them does not count much.
+    The last line is the one that later verdicts cite.
+    """
     settings = certificate.settings
     comparisons = certificate.comparisons
     verdicts = Counter(comparison.verdict for comparison in comparisons)
@@ -99,7 +112,11 @@ def summary_lines(certificate: Certificate) -> list[str]:
 
 
 def conclusion(certificate: Certificate) -> str:
-    """Return what the exit code says."""
+    """Return what the exit code says.
+
+    The interval of the rate of false alarms lies below the limit, around it or above it. Around it
+    the certificate holds, as nothing speaks against it, but more comparisons are worth their time.
+    """
     _, upper_bound = certificate.false_alarm_interval
     if upper_bound <= MAX_FALSE_ALARMS:
         return (

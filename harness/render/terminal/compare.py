@@ -1,4 +1,8 @@
-"""`harness compare` and `harness baseline` as their user sees them."""
+"""Shows `harness compare` and `harness baseline`: tables, the conclusion, and the same as JSON.
+
+Verdicts come from `harness.analysis.compare`; this module decides nothing, it only says what they
+mean. In all of it A is the reference and B what is judged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
 from harness.statistics.verdict import Correction, Outcome
 
-STYLES: dict[Outcome, str] = {
+STYLES: dict[Outcome, str] = {  # Rich's, by what a verdict means for B
     "better": "green",
     "worse": "bold red",
     "same": "",
@@ -31,6 +35,7 @@ STYLES: dict[Outcome, str] = {
 }
 COLUMNS = ["metric", "A", "B", "B against A", "95% interval", "pairs", "verdict", "detectable"]
 NUMBERS = ["A", "B", "B against A", "95% interval", "pairs", "detectable"]  # aligned to the right
+# What the verdicts of a table promise together, as the legend below it says.
 CORRECTIONS: dict[Correction, str] = {
     "holm": "no false alarm among them all (Holm)",
     "bh": "few false ones among all (Benjamini-Hochberg)",
@@ -61,7 +66,11 @@ def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str])
 
 
 def _match_rows(comparison: Comparison, match: Match) -> list[list[str | Text]]:
-    """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`."""
+    """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`.
+
+    The last row says how many pairs of trials ended with the same parameters, bit for bit. It has
+    no verdict, as nothing about it is uncertain.
+    """
     rows: list[list[str | Text]] = []
     for row in comparison.rows_of(match):
         rows.append([match.b_side, *_row_texts(row)])
@@ -73,7 +82,10 @@ def _match_rows(comparison: Comparison, match: Match) -> list[list[str | Text]]:
 
 
 def _label(match: Match) -> str:
-    """Return the cell of B, with the settings of A's cell where they differ."""
+    """Return the cell of B, with the settings of A's cell where they differ.
+
+    They differ where the question is about an axis, as with `--by`, or across one.
+    """
     if match.a.cell.id == match.b.cell.id:
         return match.b.cell.label
     settings_a, settings_b = identity_settings(match.a.cell), identity_settings(match.b.cell)
@@ -87,6 +99,7 @@ def _label(match: Match) -> str:
 def _row_texts(row: Row) -> list[str | Text]:
     """Return the texts of one metric's row, one for each of `COLUMNS`."""
     verdict = row.verdict
+    # Trials without a partner of the same seed are compared as two groups, with wider intervals.
     unpaired = "" if verdict.estimate.paired else " unpaired"
     return [
         row.metric.name,
@@ -130,7 +143,10 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _conclusion(comparison: Comparison) -> str:
-    """Return the meaning of the exit code (`Comparison.exit_code`): cells that are worse by name."""
+    """Return the meaning of the exit code (`Comparison.exit_code`).
+
+    Cells that are worse are named; where none is, it says what would settle what is open.
+    """
     worse, outcomes = [], set()
     for row in comparison.rows:
         outcomes.add(row.verdict.outcome)
@@ -164,7 +180,10 @@ def print_json(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> N
 
 
 def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
-    """Return a match with the rows of its metrics."""
+    """Return a match with the rows of its metrics.
+
+    `same_bits` of `pairs` pairs of trials ended with the same parameters.
+    """
     return {
         "b_side": match.b_side,
         "a": _json_cell(match.a),
@@ -176,7 +195,10 @@ def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
 
 
 def _json_cell(result: CellResult) -> dict[str, Any]:
-    """Return a cell with the spread of its trials' log throughputs, None where it is unknown."""
+    """Return a cell with the spread of its trials' log throughputs, None where it is unknown.
+
+    The spread is given as standard deviations: within trials and between them.
+    """
     content: dict[str, Any] = {
         "cell": result.cell.id,
         "label": result.cell.label,
@@ -232,6 +254,7 @@ def show_saved(saved: Sequence[Saved]) -> None:
         path = escape(str(baseline.path))
         label = escape(baseline.result.cell.label)
         warning = ""
+        # The spread between trials is unknown from one, so no difference can be certain.
         if len(baseline.result.trials) < 2:
             warning = " [yellow](one trial: no later run can be shown to be faster or slower)[/]"
         console.print(f"{action} {path}  {label}{warning}", soft_wrap=True)
@@ -241,6 +264,7 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
     """Print one row a baseline; `baselines` are their files with what they hold."""
     columns = ["hardware", "cell", "label", "samples/s", "trials", "code"]
     table = make_table(columns, ["samples/s", "trials"])
+    # The folder of a baseline is named after the hardware, the file after the cell's id.
     for path, result in baselines:
         table.add_row(
             path.parent.name,
@@ -254,13 +278,19 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
 
 
 def _geometric_mean_throughput(result: CellResult) -> float | None:
-    """Return the geometric mean of the trials' samples/s, None where none was measured."""
+    """Return the geometric mean of the trials' samples/s, None where none was measured.
+
+    Comparisons use the mean of logarithms, so this is the number that they compare with.
+    """
     logs = result.log_throughputs
     return math.exp(fmean(logs)) if logs else None
 
 
 def show_baseline(path: Path, result: CellResult) -> None:
-    """Print a baseline's conditions, and a row for each trial."""
+    """Print a baseline's conditions, and a row for each trial.
+
+    The standard error is that of a trial's throughput, as a share of it.
+    """
     console = Console(highlight=False)
     console.print(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}", soft_wrap=True)
     for kind, values in result.conditions.items():

@@ -1,4 +1,4 @@
-"""`harness doctor`: examines what a profile names, and prints the checks.
+"""Shows `harness doctor`: examines what a profile names, and prints the checks.
 
 Progress is shown on standard error if the checks are printed as JSON, so that the output can be
 piped into another program.
@@ -19,7 +19,11 @@ from harness.slurm.doctor.cluster import examine_cluster
 from harness.slurm.doctor.machine import examine_machine
 from harness.spec.cluster import Profile
 
-TICKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]–[/]"}
+TICKS = {  # by `Check.passed`
+    True: "[green]✓[/]",
+    False: "[red]✗[/]",
+    None: "[yellow]–[/]",  # not tried, because of what failed before
+}
 
 
 def run(name: str, profile: Profile, results: Results, *, patience: float, as_json: bool) -> bool:
@@ -41,7 +45,7 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
             checks = examine_cluster(profile, results, report_progress, patience)
         else:
             checks = examine_machine(profile, results, report_progress)
-    passed = all(check.passed for check in checks)
+    passed = all(check.passed for check in checks)  # what was not tried has not passed
     if as_json:
         content = {
             "cluster": name,
@@ -55,7 +59,10 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
 
 
 def show(console: Console, checks: Sequence[Check]) -> None:
-    """Print a line for each check: whether it passed, its name, and its detail."""
+    """Print a line for each check: whether it passed, its name, and its detail.
+
+    The order is that of the examination: what failed first may be the reason for what follows.
+    """
     width = max(len(check.name) for check in checks)
     for check in checks:
         name = f"{escape(check.name):{width}}"

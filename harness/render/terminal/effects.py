@@ -1,4 +1,4 @@
-"""`harness compare SWEEP --effects`: what each axis contributes.
+"""Shows `harness compare SWEEP --effects`: what each axis contributes.
 
 The effects are ratios of throughput from a model of all cells together
 (`harness.statistics.attribution`); the table says which of them are certain.
@@ -30,7 +30,9 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
     `attributions` are by the workload's label. With `as_json` they are printed as JSON instead.
     """
     if as_json:
-        content = {label: asdict(attribution) for label, attribution in attributions.items()}
+        content = {}
+        for label, attribution in attributions.items():
+            content[label] = asdict(attribution)
         print(json.dumps(content, indent=1, allow_nan=False))
         return
     console = Console(highlight=False)
@@ -40,7 +42,11 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
 
 
 def _print_attribution(console: Console, label: str, attribution: Attribution) -> None:
-    """Print one workload's effects, how well the model fits, and the terms it can't separate."""
+    """Print one workload's effects, how well the model fits, and the terms it can't separate.
+
+    A term is an axis or a pair of axes. It can't be separated where the cells that would tell it
+    from others are not in the sweep.
+    """
     table = make_table(
         [label, "against", "throughput", "95% interval", "certain"],
         ["throughput", "95% interval"],

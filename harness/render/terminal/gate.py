@@ -1,4 +1,8 @@
-"""Shows `harness gate`: a table, JSON, Markdown for a pull request, and JUnit XML."""
+"""Shows `harness gate`: a table, JSON, Markdown for a pull request, and JUnit XML.
+
+All four are made from one `GateOutcome`, and the sentence on a cell is the same in each of them. In
+it A is the other revision and B the working tree, "before" and "now" in the tables.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,12 @@ from harness.gate.paired import PairedResult
 from harness.render.terminal.table import make_table, show
 from harness.statistics.verdict import ALPHA
 
+# Rich's, by verdict; any other has none.
 STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green", "inconclusive": "yellow"}
 HEADINGS = {0: "passes", 1: "fails", 3: "is inconclusive"}  # by exit code
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
-NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]
-BITS = {True: "same", False: "differ", None: "–"}
+NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
+BITS = {True: "same", False: "differ", None: "–"}  # by `PairedResult.same_bits`
 UNKNOWN = "–"
 SHORT_COMMIT = 7  # characters, as git abbreviates
 
@@ -44,6 +49,7 @@ def show_outcome(outcome: GateOutcome) -> None:
 
 
 def _add_row(table: Table, label: str, paired: PairedResult) -> None:
+    """Add the row of a cell or of its control: one text for each of `COLUMNS`."""
     verdict = "failed" if paired.failure else paired.verdict
     cost = UNKNOWN
     if paired.pairs:
@@ -72,7 +78,10 @@ def _describe_revision(outcome: GateOutcome) -> str:
 
 
 def _revision_name(outcome: GateOutcome) -> str:
-    """Return the revision as the user wrote it; a commit's id is abbreviated."""
+    """Return the revision as the user wrote it; a commit's id is abbreviated.
+
+    CI files often pass a full id, which makes sentences unreadable.
+    """
     revision = outcome.options.revision
     if outcome.commit.startswith(revision):
         return outcome.commit[:SHORT_COMMIT]
@@ -93,11 +102,17 @@ def headline(outcome: GateOutcome) -> str:
 
 
 def lines(outcome: GateOutcome) -> list[str]:
-    """Return a sentence for each cell that failed, then for each that is inconclusive."""
-    failed = [sentence(outcome, cell) for cell in outcome.cells if outcome.has_failed(cell)]
-    inconclusive = [
-        sentence(outcome, cell) for cell in outcome.cells if outcome.is_inconclusive(cell)
-    ]
+    """Return a sentence for each cell that failed, then for each that is inconclusive.
+
+    Cells that pass have none: where there are no lines, the headline says it all.
+    """
+    failed: list[str] = []
+    inconclusive: list[str] = []
+    for cell in outcome.cells:
+        if outcome.has_failed(cell):
+            failed.append(sentence(outcome, cell))
+        elif outcome.is_inconclusive(cell):
+            inconclusive.append(sentence(outcome, cell))
     return failed + inconclusive
 
 
@@ -114,7 +129,11 @@ def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
 
 
 def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
-    """Return the verdict on a cell's speed with the numbers that it rests on."""
+    """Return the verdict on a cell's speed with the numbers that it rests on.
+
+    A control that disagrees comes first: if the revision differs from itself, whatever the cell's
+    own measurement says proves nothing.
+    """
     revision = _revision_name(outcome)
     paired = cell_outcome.measured
     control = cell_outcome.control
@@ -137,6 +156,8 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
 def _describe_change(paired: PairedResult, revision: str) -> str:
     """Return a change with its interval: `trains 5.0% slower than main (4.0% to 6.0%): …`."""
     change = abs((paired.ratio or 1) - 1)
+    # The word says the direction, so the sizes are positive; of a slowdown, the lower bound of the
+    # ratio is the larger size.
     low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
     return (
         f"trains {change:.1%} {paired.verdict} than {revision} ({low:.1%} to {high:.1%}):"
@@ -145,6 +166,7 @@ def _describe_change(paired: PairedResult, revision: str) -> str:
 
 
 def _describe_interval(paired: PairedResult, revision: str) -> str:
+    """Return an interval in words: `between 3.8% slower and 1.0% faster than main`."""
     if paired.low is None or paired.high is None:
         return "too few measurements for an interval"
     low = _describe_bound(paired.low)
@@ -172,7 +194,11 @@ def _percent(ratio: float | None) -> str:
 
 
 def as_json(outcome: GateOutcome) -> str:
-    """Return all of the outcome as JSON."""
+    """Return all of the outcome as JSON.
+
+    Numbers are not rounded: rates are samples/s, ratios are throughput now over that before.
+    `summary` is the sentence that people read.
+    """
     cells: list[dict[str, Any]] = []
     for cell_outcome in outcome.cells:
         control = cell_outcome.control
@@ -197,7 +223,11 @@ def as_json(outcome: GateOutcome) -> str:
 
 
 def markdown(outcome: GateOutcome, name: str) -> str:
-    """Return a comment for a pull request, also fit for GitHub's step summary."""
+    """Return a comment for a pull request, also fit for GitHub's step summary.
+
+    `name` is the sweep's. The comment has the heading, a bullet for each cell that does not pass,
+    the table, and the caption. Controls have no row; one that disagrees is in its cell's bullet.
+    """
     heading = headline(outcome).removeprefix("is ")
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
@@ -216,6 +246,7 @@ def markdown(outcome: GateOutcome, name: str) -> str:
 
 
 def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
+    """Return the row of a cell; the verdict on one that failed is bold."""
     paired = cell_outcome.measured
     verdict = _verdict(cell_outcome)
     if outcome.has_failed(cell_outcome):
@@ -242,7 +273,8 @@ def _verdict(cell_outcome: CellOutcome) -> str:
 def junit(outcome: GateOutcome, name: str) -> str:
     """Return JUnit XML with a test case for each cell.
 
-    An inconclusive cell is an error, so that no tool takes it for a pass.
+    `name` is the sweep's, and the class of the test cases. Their time is that of measuring, in
+    seconds. An inconclusive cell is an error, so that no tool takes it for a pass.
     """
     failure_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
     error_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
@@ -264,6 +296,7 @@ def junit(outcome: GateOutcome, name: str) -> str:
 def _add_test_case(
     suite: Element, outcome: GateOutcome, cell_outcome: CellOutcome, name: str
 ) -> None:
+    """Add the test case of a cell, with a problem inside it unless the cell passes."""
     case = SubElement(
         suite,
         "testcase",
@@ -277,7 +310,7 @@ def _add_test_case(
         tag = "error"
     else:
         return
-    # The sentence stands there twice: GitLab shows the text of the element, other tools its attribute.
+    # The sentence is in it twice: GitLab shows the text of the element, other tools its attribute.
     summary = sentence(outcome, cell_outcome)
     problem = SubElement(case, tag, message=summary, type=_verdict(cell_outcome))
     problem.text = summary

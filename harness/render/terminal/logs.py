@@ -1,7 +1,8 @@
-"""`harness logs`: prints what a rank of a trial wrote, or what started the ranks.
+"""Shows `harness logs`: what a rank of a trial wrote, or what started the ranks.
 
 It works while the trial runs and after it, for local trials as for those of jobs, because all logs
-lie in the folder of the trial.
+lie in the folder of the trial. They are printed as they are, without markup, so that the output can
+be piped.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
     else:
         root = results.sweep_folder(sweep).path
         pattern = "*/trial.json"
-    folders = [path.parent for path in root.glob(pattern)]
-    matches = [folder for folder in folders if folder.name == trial_id]
+    # A trial that has started has a `trial.json`; its logs may be empty yet.
+    trial_ids: set[str] = set()
+    matches: list[Path] = []
+    for path in root.glob(pattern):
+        trial_ids.add(path.parent.name)
+        if path.parent.name == trial_id:
+            matches.append(path.parent)
     if not matches:
-        hint = _suggest(trial_id, sorted({folder.name for folder in folders}))
+        hint = _suggest(trial_id, sorted(trial_ids))
         raise BadInput(f"{trial_id}: no such trial in {root}; allowed: {hint}")
     if len(matches) > 1:
         sweeps = ", ".join(sorted(folder.parent.name for folder in matches))
@@ -47,6 +53,7 @@ def _suggest(trial_id: str, ids: list[str]) -> str:
     """Return a hint with the ids that are most like the one that was not found."""
     if not ids:
         return "none, as no trial has started; set --results to look elsewhere"
+    # A low cutoff: the hash in an id makes the ids of similar cells rather unlike.
     near = difflib.get_close_matches(trial_id, ids, n=MAX_SUGGESTIONS, cutoff=0.3)
     examples = ", ".join(near or ids[:MAX_SUGGESTIONS])
     return f"a trial that has started, such as {examples}"
@@ -61,6 +68,7 @@ def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
     Raises BadInput if there is no such log.
     """
     path = trial_folder.launch_log if rank is None else trial_folder.rank_log(rank)
+    # With `follow`, a log that is not there yet is waited for: its rank may just be starting.
     if not path.exists() and not follow:
         logs = trial_folder.log_folder.glob("*.log")
         raise BadInput(f"{path}: no such log; {did_you_mean(path.name, _names(logs))}")
@@ -85,7 +93,10 @@ def _has_content(log: Path) -> bool:
 
 
 def _is_running(trial_folder: TrialFolder) -> bool:
-    """Return whether the attempt that started last has left no record yet."""
+    """Return whether the attempt that started last has left no record yet.
+
+    A record that is older than the assignment is that of an earlier attempt.
+    """
     record_path = trial_folder.record_path
     if not record_path.exists():
         return True

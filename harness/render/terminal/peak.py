@@ -1,4 +1,7 @@
-"""Shows `harness peak` in the terminal: what is being measured, then tables and a plot."""
+"""Shows `harness peak` in the terminal: what is being measured, then tables and a plot.
+
+Matplotlib takes long to import: `harness.render.chart` does it when the figure is made.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,20 @@ if TYPE_CHECKING:
 DIRECTIONS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GPU to host"}
 GIGA = 1e9
 MICROSECONDS = 1e6  # in a second
-CACHE_COLOR = "#666666"
+CACHE_COLOR = "#666666"  # of the text beside the line
 CACHE_LINE_COLOR = "#888888"
 MAX_LEVEL_TICKS = 4  # of more ticks, the labels are slanted
+LEGEND_ROOM = 0.35  # of a panel's height on the log scale, added above the points
 
 
 def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -> None:
-    """Measure this machine, then print tables and write a plot; raises what `probe` raises."""
+    """Measure this machine, then print tables and write a plot beside the record.
+
+    `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer
+    sizes with fewer repeats. The record replaces an earlier one of this machine.
+
+    Raises BadInput for more ranks than the machine has slots, and what else `probe` raises.
+    """
     console = Console(highlight=False)
     count = probe.choose_rank_count(profile, ranks)
     with console.status("starting") as status:
@@ -53,15 +63,20 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
 
 
 def _repeats(machine: Machine) -> str:
-    """Return the number of repeats, or its range, as in `3–6`: long calls are repeated less often."""
+    """Return the number of repeats, or its range, as in `3–6`: long calls have fewer repeats."""
     measurements: list[Matmul | Copy] = [*machine.matmuls, *machine.copies]
-    counts = {len(measurement.timing.seconds) for measurement in measurements}
-    extremes = sorted({min(counts), max(counts)})
-    return "–".join(str(count) for count in extremes)
+    counts = [len(measurement.timing.seconds) for measurement in measurements]
+    least, most = min(counts), max(counts)
+    if least == most:
+        return str(most)
+    return f"{least}–{most}"
 
 
 def title(machine: Machine) -> str:
-    """Return the machine's GPUs or its CPU, and the version of torch."""
+    """Return the machine's GPUs or its CPU, and the version of torch.
+
+    As in `8 × NVIDIA H100 80GB HBM3 · torch 2.9.0`; a quick measurement says so.
+    """
     if machine.device == "cuda":
         names = [gpu.name for gpu in machine.hardware.gpus]
         hardware = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
@@ -89,7 +104,10 @@ def _table(row_title: str, *columns: str) -> Table:
 
 
 def _rates(work: float, timing: Timing) -> str:
-    """Return the rate of the best repeat, of the median and of the worst, in 1e9 per second."""
+    """Return the rate of the best repeat, of the median and of the worst, in 1e9 per second.
+
+    `work` is that of one call: FLOP or bytes.
+    """
     best = work / timing.best / GIGA
     middle = work / timing.median / GIGA
     worst = work / timing.worst / GIGA
@@ -123,20 +141,30 @@ def _size_table(
     size_of: Callable[[Any], int],
     size_label: Callable[[int], str],
 ) -> Table:
-    """Return a table with a column for each series and a row for each size."""
-    rates: dict[tuple[str, int], str] = {}
+    """Return a table with a column for each series and a row for each size.
+
+    `size_of` returns the size of a measurement, `size_label` the title of a size's row. Series may
+    have different sizes: a slow one ends earlier, and has a dash in the rows of larger sizes.
+    """
+    rates_by_size: dict[int, dict[str, str]] = {}  # then by the name of the series
     for name, series in series_by_name.items():
         for measurement in series:
-            rates[name, size_of(measurement)] = _rates(measurement.work, measurement.timing)
+            rates = rates_by_size.setdefault(size_of(measurement), {})
+            rates[name] = _rates(measurement.work, measurement.timing)
     table = _table(row_title, *series_by_name)
-    for size in sorted({size for _, size in rates}):
-        cells = [rates.get((name, size), MISSING) for name in series_by_name]
-        table.add_row(size_label(size), *cells)
+    for size in sorted(rates_by_size):
+        row = [size_label(size)]
+        for name in series_by_name:
+            row.append(rates_by_size[size].get(name, MISSING))
+        table.add_row(*row)
     return table
 
 
 def _all_reduce_table(all_reduces: Sequence[AllReduce]) -> Table:
-    """Return the table of all-reduces, a row for each size."""
+    """Return the table of all-reduces, a row for each size.
+
+    Rates are those of the median, unlike the rates of products and copies.
+    """
     table = _table(
         f"all-reduce, {all_reduces[0].ranks} ranks",
         "median µs",
@@ -178,8 +206,8 @@ class _Panel:
     title: str
     x_label: str
     y_label: str
-    sizes: Sequence[int]
-    size_label: Callable[[int], str]
+    sizes: Sequence[int]  # may have repetitions
+    size_label: Callable[[int], str]  # returns the label of a tick
 
 
 def draw(machine: Machine) -> Any:
@@ -212,7 +240,10 @@ def _draw_matmuls(axes: Axes, matmuls: Sequence[Matmul]) -> None:
 
 
 def _draw_copies(axes: Axes, copies: Sequence[Copy], cache_bytes: int | None) -> None:
-    """Draw the panel of copies, with a line at the size of the last-level caches."""
+    """Draw the panel of copies, with a line at the size of the last-level caches.
+
+    Arrays left of the line fit in the caches: their rates are not those of memory.
+    """
     _draw_series(axes, _series_by_name(copies), lambda copy: copy.bytes)
     panel = _Panel(
         title="Copy",
@@ -241,18 +272,29 @@ def _draw_copies(axes: Axes, copies: Sequence[Copy], cache_bytes: int | None) ->
 def _draw_series(
     axes: Axes, series_by_name: Mapping[str, Sequence[Any]], size_of: Callable[[Any], int]
 ) -> None:
-    """Draw series, a color for each dtype or direction; a single CPU thread is dashed and hollow."""
-    families = list(dict.fromkeys(name.partition(",")[0] for name in series_by_name))
+    """Draw series of rates over sizes, as points at the best repeats with bars down to the worst.
+
+    Each dtype or direction has a color. A single CPU thread is dashed and hollow, so that it can be
+    told from all threads in the same color.
+    """
+    families: list[str] = []  # dtypes or directions, in the order of their first series
     for name, series in series_by_name.items():
-        number = families.index(name.partition(",")[0])
+        family = name.partition(",")[0]
+        if family not in families:
+            families.append(family)
+        number = families.index(family)
         color = chart.COLORS[number % len(chart.COLORS)]
         is_single_thread = series[0].threads == 1
-        best = [measurement.work / measurement.timing.best for measurement in series]
-        worst = [measurement.work / measurement.timing.worst for measurement in series]
-        down = [high - low for high, low in zip(best, worst, strict=True)]
+        sizes: list[int] = []
+        best: list[float] = []
+        down: list[float] = []  # lengths of the bars
+        for measurement in series:
+            sizes.append(size_of(measurement))
+            best.append(measurement.work / measurement.timing.best)
+            down.append(best[-1] - measurement.work / measurement.timing.worst)
         up = [0.0] * len(best)
         axes.errorbar(
-            [size_of(measurement) for measurement in series],
+            sizes,
             best,
             yerr=[down, up],
             label=name,
@@ -268,18 +310,23 @@ def _draw_series(
 
 
 def _draw_all_reduces(axes: Axes, all_reduces: Sequence[AllReduce]) -> None:
-    """Draw the panel of all-reduces, by their medians."""
+    """Draw the panel of all-reduces, by their medians.
+
+    The algorithm bandwidth is bytes over seconds; the bus bandwidth can be compared with that of a
+    link, whatever the number of ranks. The text in the corner is the time of the smallest size.
+    """
     ranks = all_reduces[0].ranks
-    sizes = [measurement.bytes for measurement in all_reduces]
-    work_by_name = {"algorithm": [measurement.work for measurement in all_reduces]}
+    sizes: list[int] = []
+    algorithm_rates: list[float] = []  # bytes/s
+    bus_rates: list[float] = []
+    for measurement in all_reduces:
+        sizes.append(measurement.bytes)
+        algorithm_rates.append(measurement.work / measurement.timing.median)
+        bus_rates.append(measurement.bus_work / measurement.timing.median)
+    rates_by_name = {"algorithm": algorithm_rates, "bus, 2(n−1)/n of it": bus_rates}
     if ranks == 2:  # both bandwidths are the same
-        work_by_name = {"algorithm and bus": work_by_name["algorithm"]}
-    else:
-        bus_work = [measurement.bus_work for measurement in all_reduces]
-        work_by_name["bus, 2(n−1)/n of it"] = bus_work
-    for number, (name, work) in enumerate(work_by_name.items()):
-        medians = [measurement.timing.median for measurement in all_reduces]
-        rates = [moved / seconds for moved, seconds in zip(work, medians, strict=True)]
+        rates_by_name = {"algorithm and bus": algorithm_rates}
+    for number, (name, rates) in enumerate(rates_by_name.items()):
         axes.plot(
             sizes,
             rates,
@@ -314,8 +361,9 @@ def _finish_panel(axes: Axes, panel: _Panel) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom / 1.5, top * (top / bottom) ** 0.35)  # room for the legend
+    axes.set_ylim(bottom / 1.5, top * (top / bottom) ** LEGEND_ROOM)
     chart.style_axes(axes, panel.title, panel.x_label, panel.y_label)
+    # Ticks at the sizes that were measured, rather than at the powers that matplotlib would choose.
     ticks = sorted(set(panel.sizes))
     is_slanted = len(ticks) > MAX_LEVEL_TICKS
     axes.set_xticks(

@@ -1,4 +1,8 @@
-"""`harness show SWEEP --phases`: where the time of each cell's steps goes, as a bar and a table."""
+"""Shows `harness show SWEEP --phases`: where the time of each cell's steps goes, as bar and table.
+
+A phase is a part of a step, such as the forward pass. Shares are fractions of a step's time, so
+that cells of different speed can be compared.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,8 @@ PHASES = {
 def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     """Print the shares of each cell's phases, its stragglers and when it became steady.
 
-    Shares are of the measured steps' time, in the mean over ranks and over the trials that are done.
+    Shares are of the measured steps' time, in the mean over ranks and over the trials that are
+    done. A cell without such a trial has a row of dashes and an empty bar.
     """
     console = Console(highlight=False)
     summaries = _summaries_by_cell(sweep, records)
@@ -54,15 +59,13 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     axes = varying_axes(sweep.cells)
     for cell in sweep.cells:
         cell_shares = shares[cell.id]
-        table.add_row(
-            cell.id,
-            cell.workload.label,
-            *fmt.axis_texts(cell, axes),
-            _bar(cell_shares),
-            *(fmt.share(cell_shares.get(phase)) for phase in phases),
-            _straggler(summaries[cell.id]),
-            _steadiness(summaries[cell.id]),
-        )
+        row: list[str | Text] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
+        row.append(_bar(cell_shares))
+        for phase in phases:
+            row.append(fmt.share(cell_shares.get(phase)))
+        row.append(_straggler(summaries[cell.id]))
+        row.append(_steadiness(summaries[cell.id]))
+        table.add_row(*row)
     show(console, table)
     console.print(_legend(phases), soft_wrap=True)
 
@@ -80,7 +83,10 @@ def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, lis
 
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Return the mean share of each phase that any of the trials has; one that lacks it has 0."""
+    """Return the mean share of each phase that any of the trials has; one that lacks it has 0.
+
+    The order is that of PHASES, in which they follow each other in a step and in its bar.
+    """
     measured: set[str] = set()
     for summary in summaries:
         measured.update(summary.shares)
@@ -92,7 +98,10 @@ def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:
 
 
 def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the phases that take more than a negligible share of any cell's step."""
+    """Return the phases that take more than a negligible share of any cell's step.
+
+    Many sweeps have no communication, or no copies to a device: their columns would be empty.
+    """
     visible = []
     for phase in PHASES:
         largest = 0.0
@@ -134,6 +143,7 @@ def _legend(phases: Sequence[str]) -> Text:
         if number:
             legend.append("  ")
         legend.append("█ ", style=PHASES[phase].color)
+        # `default` ends the color of the block before it.
         legend.append(PHASES[phase].column, style="default")
     return legend
 
@@ -168,6 +178,7 @@ def _steadiness(summaries: Sequence[Summary]) -> Text:
     settled = [summary.settled for summary in summaries]
     if False in settled:
         return Text(f"never, {settled.count(False)} of {len(settled)}", style="yellow")
+    # The latest, since all trials are steady only from there on.
     last_start = -1
     for summary in summaries:
         if summary.window_start is not None:

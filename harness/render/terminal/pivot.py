@@ -1,4 +1,8 @@
-"""`harness show SWEEP --across AXIS`: throughput with some axes across and the others down."""
+"""Shows `harness show SWEEP --across AXIS`: throughput with some axes across and the others down.
+
+Two tables: the throughputs, and what the axes across do to them as ratios. The second one uses
+pairs of trials, so that it is more precise than the quotient of two means in the first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import mean_interval
 
-Pairing = tuple[Hashable, ...]  # all that two trials share which are compared: axes, seed, repeat
+# All that two trials share which are compared: the axes that are down, the seed and the repeat.
+Pairing = tuple[Hashable, ...]
 
 RATIO_NOTE = (
     "ratios are geometric means over pairs of trials that differ in nothing else,"
@@ -27,7 +32,10 @@ RATIO_NOTE = (
 
 
 def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> None:
-    """Print both tables; raises BadInput for an axis in which the sweep's cells do not differ."""
+    """Print both tables, and a line that says what they were computed from.
+
+    Raises BadInput for an axis in which the sweep's cells do not differ.
+    """
     console = Console(highlight=False)
     show(console, pivot_table(sweep, records, across))
     console.print()
@@ -56,12 +64,15 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
         row[_column(cell, across)] = fmt.throughput(cell_result.throughput)
     table = make_table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
     for head, row in rows.items():
-        table.add_row(*head, *(row.get(column, fmt.MISSING) for column in columns))
+        texts = list(head)
+        for column in columns:
+            texts.append(row.get(column, fmt.MISSING))  # a combination may have been excluded
+        table.add_row(*texts)
     return table
 
 
 def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
-    """Return a table of the throughput of each other column relative to the first, a row a workload.
+    """Return a table of the throughput of the other columns relative to the first, by workload.
 
     Axes that are not across differ between the pairs of a ratio and not within one, so that the
     ratio is the mean effect of what is across.
@@ -71,9 +82,11 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     titles = [f"{column} : {first_column}" for column in other_columns]
     table = make_table(["workload", *titles], titles)
     for workload, pairings in _paired_throughputs(records, across, down).items():
-        rows = list(pairings.values())
-        ratios = [_mean_ratio(rows, column, first_column) for column in other_columns]
-        table.add_row(workload, *ratios)
+        pairs = list(pairings.values())
+        texts = [workload]
+        for column in other_columns:
+            texts.append(_mean_ratio(pairs, column, first_column))
+        table.add_row(*texts)
     return table
 
 
@@ -99,8 +112,9 @@ def _paired_throughputs(
 def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: str) -> str:
     """Return the geometric mean ratio of two columns over pairs: `1.23 [1.20, 1.26], 3 pairs`.
 
-    A pair is a row that has both columns. What a seed brings is the same on both sides of a pair and
-    cancels, so that every pair counts, repeats of a seed included.
+    A pair is a row that has both columns. What a seed brings is the same on both sides of a pair
+    and cancels, so that every pair counts, repeats of a seed included. The mean and its interval
+    are computed from logarithms of ratios; a single pair has no interval.
     """
     logs = []
     for row in rows:
@@ -131,7 +145,10 @@ def _axes_down(sweep: Sweep, across: Sequence[str]) -> list[str]:
 
 
 def _columns(sweep: Sweep, across: Sequence[str]) -> list[str]:
-    """Return the titles of the columns, in the order of the sweep's cells."""
+    """Return the titles of the columns, in the order of the sweep's cells.
+
+    So the first column, to which the others are compared, is that of the sweep's first values.
+    """
     columns: list[str] = []
     for cell in sweep.cells:
         column = _column(cell, across)

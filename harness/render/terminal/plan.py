@@ -1,4 +1,7 @@
-"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take."""
+"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take.
+
+The estimates are also what `harness submit` packs jobs by.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from harness.spec.sweep import Sweep
 
 
 def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
-    """Print the plan of a sweep: its cells, its trials, its duration, and what is left out and why."""
+    """Print the plan of a sweep: cells, trials and duration, and what is left out and why.
+
+    Rules of the sweep that match no cell are named too, because they may be misspelled.
+    """
     estimates = _estimate_cells(sweep, results)
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
@@ -57,7 +63,10 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _describe_trials(sweep: Sweep) -> str:
-    """Return how many trials there are: `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`."""
+    """Return how many trials there are: `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`.
+
+    Workloads may have seeds of their own; cells with the same seeds are a term of the sum.
+    """
     trials = counted(len(sweep.trials()), "trial")
     repeats = counted(sweep.repeats, "repeat")
     cell_counts: dict[Sequence[int], int] = {}
@@ -72,7 +81,10 @@ def _describe_trials(sweep: Sweep) -> str:
 
 
 def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
-    """Return how long the sweep will take, as far as earlier records tell."""
+    """Return how long the sweep will take, as far as earlier records tell.
+
+    That is with every trial to be run, one after the other; `harness run` skips finished ones.
+    """
     if not estimates:
         return "time: unknown, no cell has a record yet"
     seconds = 0.0
@@ -99,7 +111,10 @@ def _estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
 
 
 def estimate_trial_seconds(cell: Cell, results: Results) -> float | None:
-    """Return the mean seconds of the cell's finished trials in any sweep, None without any."""
+    """Return the mean seconds of the cell's finished trials in any sweep, None without any.
+
+    They are those of whole trials, from their start to their end, not of training alone.
+    """
     seconds: list[float] = []
     for path in results.record_paths_of(cell.id):
         try:

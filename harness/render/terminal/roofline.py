@@ -1,4 +1,8 @@
-"""Draws the roofline of a sweep: its cells under the measured roofs of the machine that they ran on."""
+"""Draws the roofline of a sweep: its cells under the measured roofs of the machine they ran on.
+
+`harness.hardware.roofline` says what the figures mean. Everything here is of a single rank: its
+FLOP/s, the peak and the bandwidth that it could have had.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class RooflineCell:
     """A cell under its roofs, at the mean FLOP/s of its trials."""
 
     cell: Cell
-    point: RooflinePoint
+    point: RooflinePoint  # of the cell's first trial, but for its FLOP/s
 
 
 def with_measured_peaks(
@@ -64,6 +68,7 @@ def roofline_lines(
     machine = _most_frequent_machine(done, measured)
     if machine is None:
         return ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"]
+    # A plot has the roofs of one machine; trials of any other have no place under them.
     on_machine = [record for record in done if machine_of(record, measured) is machine]
     cells = roofline_cells(sweep, on_machine, machine)
     if not cells:
@@ -90,7 +95,11 @@ def _most_frequent_machine(
 
 
 def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:
-    """Return the cells of which all figures are known, in the order of the sweep."""
+    """Return the cells of which all figures are known, in the order of the sweep.
+
+    `records` are those of trials on `machine`. A cell is left out if its traffic was not counted,
+    or if its roof was not measured, as for a number of threads that `harness peak` does not try.
+    """
     records_by_cell = group_by_cell(records)
     cells: list[RooflineCell] = []
     for cell in sweep.cells:
@@ -100,28 +109,40 @@ def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) ->
             if point is not None:
                 points.append(point)
         if points:
+            # The intensity and the roofs of the first trial stand for all.
             mean = fmean(point.flops_per_s for point in points)
             cells.append(RooflineCell(cell=cell, point=replace(points[0], flops_per_s=mean)))
     return cells
 
 
 def describe_shares(cells: Sequence[RooflineCell]) -> str:
-    """Return the range of shares by workload: `mlp 12–34% of the roof (memory)`."""
+    """Return the range of shares by workload: `mlp 12–34% of the roof (memory)`.
+
+    In parentheses is what bounds the cells: `memory`, `compute`, or both if they differ.
+    """
     points_by_label: dict[str, list[RooflinePoint]] = {}
     for cell in cells:
         points_by_label.setdefault(cell.cell.workload.label, []).append(cell.point)
     parts: list[str] = []
     for label, points in points_by_label.items():
-        shares = [point.share * 100 for point in points]
+        shares: list[float] = []  # percent
+        bounds: set[str] = set()
+        for point in points:
+            shares.append(point.share * 100)
+            bounds.add(point.bound)
+        # Compared as they are printed: a range whose ends look alike is a single number.
         low, high = f"{min(shares):.3g}", f"{max(shares):.3g}"
         extent = low if low == high else f"{low}–{high}"
-        bounds = " and ".join(sorted({point.bound for point in points}))
-        parts.append(f"{escape(label)} {extent}% of the roof ({bounds})")
+        parts.append(f"{escape(label)} {extent}% of the roof ({' and '.join(sorted(bounds))})")
     return ", ".join(parts)
 
 
 def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) -> Any:
-    """Return a figure of the FLOP/s of one rank over intensity, under the roofs of the cells."""
+    """Return a figure of the FLOP/s of one rank over intensity, under the roofs of the cells.
+
+    `name` is the sweep's. Both axes are logarithmic, so that a bandwidth is a straight slope and a
+    peak a level.
+    """
     figure = chart.new_figure(10.5, 5.6)
     axes: Axes = figure.subplots()
     axes.set_xscale("log")
@@ -154,17 +175,26 @@ def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) ->
 
 
 def _set_limits(axes: Axes, points: Sequence[RooflinePoint]) -> None:
-    """Make room for all points, for the peaks, and for the ridges where roofs meet."""
-    ridges = [point.peak / point.bandwidth for point in points]
-    intensities = [point.intensity for point in points]
-    axes.set_xlim(min(ridges + intensities) / 4, max(ridges + intensities) * 8)
+    """Make room for all points, for the peaks, and for the ridges where roofs meet.
+
+    There is more room to the right, where the texts of the peaks are.
+    """
+    intensities: list[float] = []  # of points and of ridges
+    heights: list[float] = []  # FLOP/s of points and of peaks
+    for point in points:
+        intensities += [point.intensity, point.peak / point.bandwidth]
+        heights += [point.flops_per_s, point.peak]
+    axes.set_xlim(min(intensities) / 4, max(intensities) * 8)
     slowest = min(point.flops_per_s for point in points)
-    highest = max(max(point.peak, point.flops_per_s) for point in points)
-    axes.set_ylim(slowest / 4, highest * 2.2)
+    axes.set_ylim(slowest / 4, max(heights) * 2.2)
 
 
 def _draw_peaks(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
-    """Draw a level for the peak of each dtype and number of threads."""
+    """Draw a level for the peak of each dtype and number of threads.
+
+    It begins at the ridge with the fastest memory that a cell of this peak has: left of it no cell
+    could reach the peak.
+    """
     peaks: dict[tuple[str, int | None], float] = {}
     for cell in cells:
         dtype = DTYPE_OF_PRECISION[cell.cell.axes.precision]
@@ -189,17 +219,24 @@ def _draw_peaks(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> 
 
 
 def _draw_bandwidths(axes: Axes, cells: Sequence[RooflineCell], machine: Machine) -> None:
-    """Draw a slope for each memory bandwidth, and a dotted one for that of the caches."""
-    bandwidths = sorted({cell.point.bandwidth for cell in cells})
-    for number, bandwidth in enumerate(bandwidths):
-        top = max(cell.point.peak for cell in cells if cell.point.bandwidth == bandwidth)
+    """Draw a slope for each memory bandwidth, and a dotted one for that of the caches.
+
+    The dotted one explains points above their roof: traffic that a cache served was counted too.
+    """
+    tops: dict[float, float] = {}  # the highest peak of the cells with a memory bandwidth
+    cache_bandwidth = 0.0  # of the cells with the fastest, bytes/s
+    for cell in cells:
+        bandwidth = cell.point.bandwidth
+        tops[bandwidth] = max(tops.get(bandwidth, 0.0), cell.point.peak)
+        of_cell = machine.cache_bandwidth(_threads(cell, machine)) or 0.0
+        cache_bandwidth = max(cache_bandwidth, of_cell)
+    for number, (bandwidth, top) in enumerate(sorted(tops.items())):
         # The texts are clear of each other, and of the ridge where a slope ends.
-        along = 0.2 + 0.3 * number / len(bandwidths)
+        along = 0.2 + 0.3 * number / len(tops)
         _draw_slope(axes, bandwidth, top, f"memory {rate(bandwidth, 'B')}", along, "-")
-    cache_bandwidth = max(machine.cache_bandwidth(_threads(cell, machine)) or 0.0 for cell in cells)
-    if cache_bandwidth > CLOSE * bandwidths[-1]:
-        top = max(cell.point.peak for cell in cells)
-        _draw_slope(axes, cache_bandwidth, top, f"cache {rate(cache_bandwidth, 'B')}", 0.5, ":")
+    if cache_bandwidth > CLOSE * max(tops):
+        highest = max(tops.values())
+        _draw_slope(axes, cache_bandwidth, highest, f"cache {rate(cache_bandwidth, 'B')}", 0.5, ":")
 
 
 def _draw_slope(
@@ -207,7 +244,9 @@ def _draw_slope(
 ) -> None:
     """Draw intensity times bandwidth from the edge of the plot up to `top`.
 
-    The text is on the line, the fraction `along` of the way up.
+    `bandwidth` is in bytes/s, `top` in FLOP/s. The text is on the line, the fraction `along` of the
+    way up; `style` is matplotlib's of the line. Nothing is drawn if the slope would begin beyond
+    its end, outside of the plot.
     """
     left = max(axes.get_xlim()[0], axes.get_ylim()[0] / bandwidth)
     right = top / bandwidth
@@ -215,8 +254,8 @@ def _draw_slope(
         return
     ends = [(left, left * bandwidth), (right, top)]
     axes.plot(*zip(*ends, strict=True), color=chart.INK, linewidth=1.5, linestyle=style)
-    (x0, y0), (x1, y1) = axes.transData.transform(ends)
-    text_x = left * (right / left) ** along
+    (x0, y0), (x1, y1) = axes.transData.transform(ends)  # on paper, for the angle of the text
+    text_x = left * (right / left) ** along  # a fraction of the way on the log scale
     axes.text(
         text_x,
         text_x * bandwidth,
@@ -232,15 +271,19 @@ def _draw_slope(
 
 
 def _draw_cells(axes: Axes, cells: Sequence[RooflineCell]) -> None:
-    """Draw each cell as a marker in its workload's color; a dotted line leads up to its roof."""
-    labels = list(dict.fromkeys(cell.cell.workload.label for cell in cells))
-    counts = dict.fromkeys(labels, 0)  # cells of each workload drawn so far
+    """Draw each cell as a marker in its workload's color; a dotted line leads up to its roof.
+
+    The shape of the marker tells the cells of a workload apart. The legend has every cell with its
+    share of the roof, or of many cells only the first of each workload.
+    """
+    counts: dict[str, int] = {}  # cells drawn so far, by workload in the order of appearance
     names_cells = len(cells) <= MAX_LEGEND_CELLS
     for cell in cells:
         label, point = cell.cell.workload.label, cell.point
-        number = counts[label]
-        counts[label] += 1
-        color = chart.COLORS[labels.index(label) % len(chart.COLORS)]
+        number = counts.get(label, 0)
+        counts[label] = number + 1
+        workload_number = list(counts).index(label)
+        color = chart.COLORS[workload_number % len(chart.COLORS)]
         legend: str | None = None
         if names_cells:
             legend = f"{cell.cell.label}: {point.share * 100:.3g}%"

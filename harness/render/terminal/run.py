@@ -1,4 +1,8 @@
-"""Shows `harness run`: a progress bar, a line for each trial, and at the end results and verdicts."""
+"""Shows `harness run`: a progress bar, a line for each trial, then results and verdicts.
+
+`show_results` is also what `harness show` prints, and `harness status --watch` at the end of a
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +60,7 @@ class RunView:
         self.bar = self.progress.add_task("trials", total=None, news="")
 
     def __enter__(self) -> RunView:
+        """Start to draw the bar."""
         self.progress.start()
         return self
 
@@ -65,10 +70,14 @@ class RunView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Remove the bar; the lines of the trials stay, also after an error."""
         self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Show how many trials will run; with `--until` there is a plan for each further repeat."""
+        """Show how many trials will run, and how many have a record already.
+
+        With `--until` there is a plan for each further repeat, whose trials are added.
+        """
         self.planned_count += len(pending)
         self.progress.update(self.bar, total=self.planned_count)
         trials = counted(len(pending), "trial")
@@ -91,7 +100,11 @@ class RunView:
         self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        """Show the step, the throughput and the loss that rank 0 has reported, and the time left."""
+        """Show the step, the throughput and the loss that rank 0 has reported, and the time left.
+
+        `progress` is the last report. It is empty before the first, and has no rate before steps
+        were timed.
+        """
         if not progress:
             return
         news = f"step {progress['step']}/{progress['steps']}"
@@ -122,16 +135,19 @@ class RunView:
             self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
 
     def _report_trouble(self, text: str) -> None:
+        """Print what MLflow failed with; nothing is delivered after it."""
         self.trouble = text
         self._print(f"[yellow]{escape(text)}[/]")
 
     def _count_untraced(self, records: Sequence[Record]) -> int:
         """Return how many of the trials have left no profiler trace."""
         sweep_folder = self.results.sweep_folder(self.sweep.name)
-        return sum(
-            not sweep_folder.trial_folder(record.trial.id).trace_folder.exists()
-            for record in records
-        )
+        count = 0
+        for record in records:
+            trial_folder = sweep_folder.trial_folder(record.trial.id)
+            if not trial_folder.trace_folder.exists():
+                count += 1
+        return count
 
     def _estimate_seconds_left(self, share_done: float) -> float:
         """Estimate the seconds until the sweep is done, from the mean duration of a trial so far.
@@ -145,6 +161,7 @@ class RunView:
         return seconds_per_trial * (self.planned_count - trials_done)
 
     def _print(self, text: str) -> None:
+        """Print markup above the bar, whole: it is the terminal that breaks a long line."""
         self.console.print(text, soft_wrap=True)
 
 
@@ -158,7 +175,10 @@ def show_results(
 ) -> None:
     """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
 
-    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a steady state.
+    Besides, it draws the sweep's roofline into its folder, if the machine's peaks were measured.
+
+    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
+    steady state, and the labels of those that never reached one.
     """
     console = Console(highlight=False)
     records, peaks = with_measured_peaks(records, results)
@@ -182,6 +202,7 @@ def show_results(
 
 
 def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Print lines of markup."""
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -205,7 +226,8 @@ def _status_lines(records: Sequence[Record]) -> list[str]:
 def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
     """Return what to know about trials whose step times never settled, once for all of them.
 
-    A trial with too few steps after its warm-up can't show a steady state, so nothing is said of it unless `verbose`.
+    A trial with too few steps after its warm-up can't show a steady state, so nothing is said of it
+    unless `verbose`.
     """
     measured = [record for record in records if record.summary is not None]
     unsettled: list[Record] = []
@@ -235,7 +257,11 @@ def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str
 
 
 def _label_lines(records: Sequence[Record]) -> list[str]:
-    return [f"    {escape(record.trial.cell.label)} seed {record.trial.seed}" for record in records]
+    """Return a line for each trial with the label of its cell and its seed."""
+    lines: list[str] = []
+    for record in records:
+        lines.append(f"    {escape(record.trial.cell.label)} seed {record.trial.seed}")
+    return lines
 
 
 def _next_lines(sweep: Sweep) -> list[str]:
@@ -257,7 +283,8 @@ def _next_lines(sweep: Sweep) -> list[str]:
 def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:
     """Return a finished trial's line: its numbers, or its error with rank, node and log.
 
-    It is rich markup. `number` of `count` trials have finished.
+    It is rich markup. `number` of `count` trials have finished. A trial that ran but whose
+    measurement is invalid has its numbers too, with the violations below.
     """
     label = f"{escape(record.trial.cell.label)} seed {record.trial.seed}"
     heading = f"[dim]{number}/{count}[/] {label}"
@@ -288,7 +315,10 @@ def _describe_numbers(record: Record, summary: Summary) -> str:
 
 
 def _remarks(record: Record, summary: Summary) -> list[str]:
-    """Return what a reader should know before believing this trial's numbers."""
+    """Return what a reader should know before believing this trial's numbers.
+
+    These are its interruptions, with the seconds that each cost, and a rank that slows all others.
+    """
     remarks: list[str] = []
     for interruption in record.ranks[0].interruptions:
         cause = interruption.signal or "its end"

@@ -1,4 +1,7 @@
-"""Shows the self-test in the terminal."""
+"""Shows the self-test in the terminal: what was measured beside what it must be.
+
+`harness.launch.selftest` runs its trials, and `harness.measure.selftest` checks them.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,14 @@ class _Listener:
 
     def __init__(self, console: Console) -> None:
         self.status = console.status("")
-        self.trials = 0
+        self.trials = 0  # that have started, each attempt counted
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
+        """Start the spinner; there is a plan for each attempt, and a second start does nothing."""
         self.status.start()
 
     def on_trial_start(self, trial: Trial) -> None:
+        """Name the trial beside the spinner."""
         self.trials += 1
         self.status.update(f"self-test: {escape(trial.cell.label)}")
 
@@ -41,7 +46,8 @@ class _Listener:
 def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
     """Run the self-test and print what was measured beside the truth.
 
-    Returns whether every trial is done and every quantity within the tolerance.
+    `ranks` are the world sizes, a trial each. Returns whether every trial is done and every
+    quantity within the tolerance. Raises BadInput for numbers of ranks that are not allowed.
     """
     console = Console(highlight=False)
     listener = _Listener(console)
@@ -70,7 +76,7 @@ def _problem(record: Record) -> str:
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
-    """Return a table with a row for each quantity."""
+    """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
     table = make_table(
         ["ranks", "quantity", "truth", "measured", "error", ""],
         ["ranks", "truth", "measured", "error"],

@@ -1,4 +1,4 @@
-"""`harness status`: shows the trials of a sweep and how far they are.
+"""Shows `harness status`: the trials of a sweep and how far they are.
 
 Once, as a table or as JSON, or with `--watch` until the sweep is over. Only `--watch` delivers the
 records of jobs to MLflow: a job has no access to the tracking server, and whoever looks once should
@@ -35,7 +35,7 @@ from harness.slurm.rules import OPEN_STATES
 from harness.slurm.status import SweepStatus, TrialState, read_statuses
 from harness.spec.sweep import Sweep
 
-STYLE = STATUS_STYLE | {
+STYLE = STATUS_STYLE | {  # Rich's, by the state of a trial
     "running": "cyan",
     "queued": "dim",
     "interrupted": "yellow",
@@ -46,7 +46,7 @@ STYLE = STATUS_STYLE | {
 ORDER = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # any other state follows
 ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
-MIN_PANEL_ROWS = 3
+MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is
 PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks, progress
 WATCH_SECONDS = 5.0  # between two looks
 LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
@@ -70,7 +70,11 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Sweep
     rows = list(status.trials)
     if len(rows) > MAX_ROWS and not every:
         show_table(console, cell_table(rows))
-        rows = [trial for trial in rows if trial.state in ALWAYS_LISTED][:MAX_ROWS]
+        important: list[TrialState] = []
+        for trial in rows:
+            if trial.state in ALWAYS_LISTED:
+                important.append(trial)
+        rows = important[:MAX_ROWS]
         console.print()
     if rows:
         show_table(console, trial_table(rows))
@@ -89,7 +93,10 @@ def _as_json(status: SweepStatus) -> dict[str, object]:
 
 
 def summary(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
-    """Print a line for each sweep, and return their states."""
+    """Print a line for each sweep, and return their states, in the same order.
+
+    A folder without sweeps is no error, but most likely the wrong one: the line says where it is.
+    """
     console = Console(highlight=False)
     if not sweeps:
         folder = escape(str(results.runs))
@@ -104,7 +111,7 @@ def summary(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
 
 
 def _read(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
-    """Return the states of the sweeps now."""
+    """Return the states of the sweeps now, with one call of squeue for all of them."""
     return read_statuses([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
 
 
@@ -165,8 +172,10 @@ class LagPatience:
         self.last_live_at = -math.inf  # seconds, by the monotonic clock
 
     def is_exhausted(self, statuses: Sequence[SweepStatus]) -> bool:
-        """Return whether no trial is left to wait for. Nothing is waited for that was over from the
-        start.
+        """Return whether no trial is left to wait for.
+
+        Nothing is waited for that was over from the start. Call it after each look: it remembers
+        when a sweep was last under way.
         """
         now = time.monotonic()
         is_any_lost = False
@@ -225,7 +234,7 @@ class RecordDeliverer:
     """Delivers records that jobs left to MLflow; a `harness run` on this machine delivers its own.
 
     After the first failure it delivers nothing more: records are on disk, and `harness collect`
-    delivers them later.
+    delivers them later. `error` then says what failed.
     """
 
     def __init__(self, results: Results, tracking_uri: str | None) -> None:
@@ -235,7 +244,7 @@ class RecordDeliverer:
         self.results = results
         self.tracker = Tracker(results, tracking_uri)
         self.error: str | None = None  # as markup of rich
-        self.delivered: set[Path] = set()  # records
+        self.delivered: set[Path] = set()  # paths of records, so that each is read only once
 
     def deliver(self, status: SweepStatus) -> None:
         """Deliver the records of trials that became final since the last call."""
@@ -274,8 +283,10 @@ def panel(status: SweepStatus, max_rows: int) -> Group:
 
 
 def _rank(trial: TrialState) -> int:
-    """Return the place of a trial's state in ORDER."""
-    return ORDER.index(trial.state) if trial.state in ORDER else len(ORDER)
+    """Return where a trial is listed: the position of its state in ORDER, or behind all of them."""
+    if trial.state in ORDER:
+        return ORDER.index(trial.state)
+    return len(ORDER)
 
 
 def trial_table(trials: Sequence[TrialState]) -> Table:
@@ -285,6 +296,7 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
     for jobs and nodes.
     """
     rows = []
+    # Repeats are counted from 0: in a sweep without further ones the column would be all zeros.
     is_repeated = any(trial.repeat for trial in trials)
     for trial in trials:
         row = _trial_row(trial)
@@ -293,20 +305,31 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
         rows.append(row)
     columns = _columns_with_content(rows)
     table = make_table(columns, NUMBER_COLUMNS)
-    for column in table.columns:
-        column.no_wrap = column.header not in SHORTENED_COLUMNS
+    for table_column in table.columns:
+        table_column.no_wrap = table_column.header not in SHORTENED_COLUMNS
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
+        texts: list[str | Text] = []
+        for column in columns:
+            texts.append(row[column])
+        table.add_row(*texts)
     return table
 
 
 def _columns_with_content(rows: Sequence[Mapping[str, str | Text]]) -> list[str]:
     """Return the columns that are not empty in every row, in the order in which rows have them."""
-    filled: dict[str, bool] = {}
+    filled: set[str] = set()
+    ordered: list[str] = []
     for row in rows:
         for column, content in row.items():
-            filled[column] = filled.get(column, False) or bool(content)
-    return [column for column, is_filled in filled.items() if is_filled]
+            if column not in ordered:
+                ordered.append(column)
+            if content:
+                filled.add(column)
+    columns: list[str] = []
+    for column in ordered:
+        if column in filled:
+            columns.append(column)
+    return columns
 
 
 def _trial_row(trial: TrialState) -> dict[str, str | Text]:
@@ -339,11 +362,15 @@ def _shortened(text: str) -> Text:
 
 
 def cell_table(trials: Sequence[TrialState]) -> Table:
-    """Return a table of how many trials of each cell are in each state."""
+    """Return a table of how many trials of each cell are in each state.
+
+    It has a column for each state that any trial is in, in the order of STYLE.
+    """
     counts: dict[str, Counter[str]] = {}
+    present: set[str] = set()
     for trial in trials:
         counts.setdefault(trial.label, Counter())[trial.state] += 1
-    present = {trial.state for trial in trials}
+        present.add(trial.state)
     states = [state for state in STYLE if state in present]
     table = make_table(["cell", *states], states)
     for label, by_state in counts.items():

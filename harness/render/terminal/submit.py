@@ -1,4 +1,8 @@
-"""`harness submit`: shows which jobs run which trials; with `--dry-run` also the batch scripts."""
+"""Shows `harness submit`: which jobs run which trials; with `--dry-run` also the batch scripts.
+
+What is printed by a dry run is what a submission would do at this moment: both come from the same
+preparation (`harness.slurm.submit.prepare`), which writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,7 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
         sweep_folder,
         redo=redo,
         estimates=estimates,
+        # Printed before Slurm is called, so that the remarks are seen even if sbatch refuses.
         on_prepared=lambda prepared: show_prepared(console, prepared),
     )
     if submission.arrays:
@@ -54,7 +59,10 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
 
 
 def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
-    """Return the estimated seconds of a trial, by the id of its cell, as far as known."""
+    """Return the estimated seconds of a trial, by the id of its cell, as far as known.
+
+    A block with a cell that is not known shares its job with no other block.
+    """
     estimates: dict[str, float] = {}
     for cell in sweep.cells:
         seconds = estimate_trial_seconds(cell, results)
@@ -87,7 +95,10 @@ def show_scripts(console: Console, sweep_folder: SweepFolder, submission: Submis
 
 
 def show_jobs(console: Console, submission: Submission) -> None:
-    """Print a row for each array of jobs."""
+    """Print a row for each array of jobs: its size, what each of its jobs asks for, and its trials.
+
+    The id is a dash where Slurm has not given one, as in a dry run.
+    """
     table = make_table(COLUMNS, NUMBER_COLUMNS)
     for array in submission.arrays:
         table.add_row(

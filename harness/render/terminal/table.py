@@ -1,4 +1,4 @@
-"""Tables for the terminal: the cells of a plan, the results of a sweep.
+"""Makes tables for the terminal: the cells of a plan, the results of a sweep.
 
 `harness plan` imports this module and must start at once, so that what loads SciPy is imported by
 the functions that need it.
@@ -28,6 +28,7 @@ MFU_COLUMNS = {  # column -> field of `Summary`; shown where a record has it
     "MFU": "mfu",
     "MFU measured": "mfu_measured",
 }
+# By the status of a trial, or the worst of a cell's.
 STATUS_STYLE = {
     "done": "green",
     "failed": "red",
@@ -53,7 +54,8 @@ def show(console: Console, table: Table) -> None:
 def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
     """Return an empty table; `numbers` are the columns that are aligned to the right.
 
-    They may name columns that the table does not have.
+    They may name columns that the table does not have: `NUMERIC_AXES` has all such axes, of which
+    a sweep may vary none. Only errors wrap, other texts being names and numbers.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right_aligned = set(numbers)
@@ -67,7 +69,10 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
 
 
 def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
-    """Return a table with one row a cell; `estimates` are seconds a trial by cell id."""
+    """Return a table with one row a cell; `estimates` are seconds a trial by cell id.
+
+    Axes have a column only if cells differ in them.
+    """
     axes = varying_axes(sweep.cells)
     columns = ["cell", "workload", *axes, "length", "estimate"]
     table = make_table(columns, [*NUMERIC_AXES, "estimate"])
@@ -92,7 +97,10 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
 
     result = SweepResult.of_records(sweep, records)
     axes = varying_axes(sweep.cells)
-    mfu_columns = [title for title in MFU_COLUMNS if summary_values(records, MFU_COLUMNS[title])]
+    mfu_columns: dict[str, str] = {}  # those of MFU_COLUMNS that any record has a value for
+    for title, field in MFU_COLUMNS.items():
+        if summary_values(records, field):
+            mfu_columns[title] = field
     targets = {record.rank0.target.name for record in records if record.rank0}
     metric_column = "metric"
     if len(targets) == 1:
@@ -110,16 +118,15 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         metric = fmt.metric(cell_result.metric)
         if len(targets) > 1 and cell_result.metric and cell_result.target:
             metric = f"{cell_result.target.name} {metric}"
-        table.add_row(
-            cell.id,
-            cell.workload.label,
-            *fmt.axis_texts(cell, axes),
-            _marked(fmt.throughput(cell_result.throughput), is_best=cell.id in fastest),
-            fmt.milliseconds(step_seconds),
-            *(_mean_utilization(done, MFU_COLUMNS[title]) for title in mfu_columns),
-            _marked(metric, is_best=cell.id in most_accurate),
-            _trial_counts(cell_result),
-        )
+        throughput = fmt.throughput(cell_result.throughput)
+        row: list[str | Text] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
+        row.append(_marked(throughput, is_best=cell.id in fastest))
+        row.append(fmt.milliseconds(step_seconds))
+        for field in mfu_columns.values():
+            row.append(_mean_utilization(done, field))
+        row.append(_marked(metric, is_best=cell.id in most_accurate))
+        row.append(_trial_counts(cell_result))
+        table.add_row(*row)
     return table
 
 

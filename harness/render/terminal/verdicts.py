@@ -1,4 +1,7 @@
-"""Shows the verdicts within one sweep: each cell compared with the first cell of its workload."""
+"""Shows the verdicts within one sweep: each cell compared with a reference of its workload.
+
+`harness.analysis.sweep_result` chooses the reference and compares; here is the table of it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def show_verdicts(console: Console, sweep: Sweep, records: Sequence[Record]) -> 
     workload has two measured cells.
     """
     result = SweepResult.of_records(sweep, records)
-    repeated = [cell for cell in result.cells if sweep.count_trials(cell.cell) > 1]
+    repeated: list[CellResult] = []
+    for cell_result in result.cells:
+        if sweep.count_trials(cell_result.cell) > 1:
+            repeated.append(cell_result)
     result = SweepResult(name=result.name, cells=repeated)
     if result.comparison is None or not result.comparison.rows:
         return
@@ -49,9 +55,15 @@ def show_verdicts(console: Console, sweep: Sweep, records: Sequence[Record]) -> 
 
 
 def _metric_column(result: SweepResult) -> list[str]:
-    """Return the column of the target metric: none without a metric, `metric` for several."""
+    """Return the column of the target metric: none without a metric, `metric` for several.
+
+    Throughput is compared as a ratio, so the metric that is not relative is the target metric.
+    """
     assert result.comparison is not None
-    names = {row.metric.name for row in result.comparison.rows if not row.metric.relative}
+    names: set[str] = set()
+    for row in result.comparison.rows:
+        if not row.metric.relative:
+            names.add(row.metric.name)
     if len(names) > 1:
         return ["metric"]
     return list(names)
@@ -65,12 +77,16 @@ def _add_workload(
     *,
     has_metric: bool,
 ) -> None:
-    """Add a row for each cell of a workload that is compared with its reference."""
+    """Add a row for each cell of a workload that is compared with its reference.
+
+    Cells are named by the axes in which those of the workload differ. `has_metric` says whether the
+    table has a column for the target metric.
+    """
     axes = naming_axes([cell_result.cell for cell_result in cells])
     for cell_result in cells:
         cell = cell_result.cell
         speed = result.throughput_row(cell)
-        if speed is None:
+        if speed is None:  # the reference itself, or a cell that was not measured
             continue
         texts: list[str | Text] = [
             workload,
