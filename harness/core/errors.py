@@ -1,4 +1,8 @@
-"""Errors that a user can do something about: shown as one line. Everything else keeps its traceback."""
+"""Errors that a user can do something about: shown as one line. Everything else keeps its traceback.
+
+The command line ends with the exit code of the error's class: 1 a failed trial or gate, 2 bad
+input, 3 inconclusive, 75 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,10 @@ class BadInput(HarnessError):
 
 
 class Inconclusive(HarnessError):
-    """A question that the measurements can't answer."""
+    """A question that the measurements can't answer, for lack of data or because they vary too much.
+
+    Not a failure: CI may decide by the exit code whether that blocks a change.
+    """
 
     exit_code = 3
 
@@ -32,18 +39,26 @@ class NonFiniteLoss(HarnessError):
     """The loss became NaN or infinite, on `rank` before all others."""
 
     def __init__(self, message: str, rank: int = 0) -> None:
+        """Make the error; `rank` is kept because every rank raises it for the one that caused it."""
         super().__init__(message)
         self.rank = rank
 
 
 class NotApplied(HarnessError):
-    """A setting had no effect: what ran is not what the sweep asks for."""
+    """A setting had no effect: what ran is not what the sweep asks for.
+
+    Without it the trial would count as a measurement of that setting, and an equal number would
+    look like a result.
+    """
 
 
 class Interrupted(HarnessError):
-    """A signal stopped all ranks at the same step, at which the trial can resume. Ranks exit with its code."""
+    """A signal stopped all ranks at the same step, at which the trial can resume.
 
-    exit_code = 75  # EX_TEMPFAIL in sysexits.h
+    Ranks exit with its code, which tells the launcher that this is no failure.
+    """
+
+    exit_code = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
 class BadCheckpoint(HarnessError):
@@ -51,7 +66,10 @@ class BadCheckpoint(HarnessError):
 
 
 def did_you_mean(value: object, allowed: Iterable[str]) -> str:
-    """Return the hint that ends an error about a word: the nearest allowed word, if one is near, then all of them."""
+    """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
+
+    As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near.
+    """
     choices = sorted(allowed)
     listed = ", ".join(choices) or "nothing"
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
@@ -61,7 +79,11 @@ def did_you_mean(value: object, allowed: Iterable[str]) -> str:
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """Return `text` without line breaks and unprintable characters, cut to at most `limit` characters."""
+    """Return `text` without line breaks and unprintable characters, cut to at most `limit` characters.
+
+    Texts of other libraries, and of files, may hold escape sequences that change a terminal. A text
+    that was cut ends in an ellipsis.
+    """
     joined = " ".join(str(text).split())
     flat = "".join(character for character in joined if character.isprintable())
     if len(flat) <= limit:
@@ -70,7 +92,11 @@ def one_line(text: object, limit: int = 300) -> str:
 
 
 def last_log_line(log: Path) -> str:
-    """Return the last line of a log that holds more than a rule of = or -, `none` if there is none."""
+    """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
+
+    torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
+    be read.
+    """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -82,7 +108,7 @@ def last_log_line(log: Path) -> str:
 
 
 def parse_percentage(text: str, option: str) -> float:
-    """Return 0.02 for `2%`, for the option of that name.
+    """Return 0.02 for `2%`; `option` is the name of the option for errors.
 
     Raises BadInput, also for a bare number, which could be meant as a percentage or as a fraction.
     """
@@ -90,7 +116,7 @@ def parse_percentage(text: str, option: str) -> float:
     try:
         value = float(number) / 100
     except ValueError:
-        value = -1.0
+        value = -1.0  # out of bounds, so refused below with the same message
     if remainder or not percent or not 0 < value < 1:
         raise BadInput(
             f"{option}: found {text!r}; allowed: a percentage above 0% and below 100%, as in 1% or 0.5%"

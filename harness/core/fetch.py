@@ -29,7 +29,7 @@ from rich.progress import (
 
 from harness.core.errors import BadInput, HarnessError, did_you_mean, one_line
 
-CHUNK_BYTES = 2**16
+CHUNK_BYTES = 2**16  # the progress bar moves after each
 TIMEOUT = 30.0  # seconds without a byte
 
 ProgressCallback = Callable[[int], None]  # called with the number of bytes so far
@@ -52,6 +52,7 @@ class DataSet:
     files: tuple[DataFile, ...]
 
 
+# By the name that `harness fetch` takes. Of equal content, mirrors are tried in this order.
 DATA_SETS = {
     "mnist": DataSet(
         (
@@ -117,6 +118,7 @@ def fetch_with_progress(name: str, folder: Path) -> None:
 
     Raises BadInput for an unknown name, and everything that `missing_files` and `download` raise.
     """
+    # Files that are there already are checked, and not downloaded again.
     data_set = find_data_set(name)
     missing = missing_files(data_set, folder)
     console = Console(highlight=False)
@@ -127,6 +129,7 @@ def fetch_with_progress(name: str, folder: Path) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
+    # The bars vanish when they are done, and a line for each file stays.
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
@@ -143,6 +146,7 @@ def fetch_with_progress(name: str, folder: Path) -> None:
 def _download_with_bar(
     progress: Progress, file: DataFile, mirrors: Sequence[str], folder: Path
 ) -> None:
+    """Download a file with a progress bar of its own, which is gone afterwards."""
     task = progress.add_task(file.name, total=file.size)
     download(file, mirrors, folder, lambda received: progress.update(task, completed=received))
     progress.remove_task(task)
@@ -246,7 +250,11 @@ class _ProgressBar:
 
 
 def _failure_reason(error: Exception, file: DataFile) -> str:
-    """Return why a mirror did not serve a file, in one line."""
+    """Return why a mirror did not serve a file, in one line.
+
+    The order matters: an HTTPError and a Timeout are RequestExceptions too, and a connection that
+    times out while bytes arrive is a ConnectionError that says so only in its text.
+    """
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -256,7 +264,10 @@ def _failure_reason(error: Exception, file: DataFile) -> str:
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return "connection cut"
     if isinstance(error, requests.ConnectionError):
-        return "connection refused" if "refused" in str(error) else one_line(error)
+        # requests tells the two cases apart only in its text, which names several objects in memory.
+        if "refused" in str(error):
+            return "connection refused"
+        return one_line(error)
     if isinstance(error, requests.RequestException):
         return one_line(error)
     # pooch raises ValueError for a file of another digest.
@@ -264,6 +275,7 @@ def _failure_reason(error: Exception, file: DataFile) -> str:
 
 
 def _folder_error(folder: Path, error: OSError) -> BadInput:
+    """Return the error for a folder that can't be made, read or written."""
     return BadInput(
         f"{folder}: can't be used: {error.strerror or error}; allowed: a folder that can be written"
     )

@@ -1,4 +1,15 @@
-"""Paths of everything in the results folder, and writing files so that no reader sees half of one."""
+"""Paths of everything in the results folder, and writing files so that no reader sees half of one.
+
+    results/
+      runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, roofline.png
+        <cell id>-s<seed>-r<repeat>/   a TrialFolder: trial.json, record.json, logs/, best/, ...
+      peaks/                  what machines were measured to reach
+      certificates/           A/A certificates of machines
+      baselines/<hardware>/   what later runs are compared with
+      mlflow.db, artifacts/   MLflow's, if no server is named
+
+No other module puts together the name of such a file.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +23,83 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TrialFolder:
-    """The folder of one trial."""
+    """The folder of one trial, in which its attempts follow each other.
 
-    path: Path
+    The runner writes the assignment and the record, ranks write the rest. Files of a running trial
+    (progress, failures, results of ranks, cold caches) are removed once the record is written.
+    """
+
+    path: Path  # its name is the trial's id
 
     @property
     def assignment_path(self) -> Path:
-        """What the ranks are told to do."""
+        """Return where the runner writes the assignment that the ranks read."""
         return self.path / "trial.json"
 
     @property
     def record_path(self) -> Path:
-        """The record of the attempt that ended last."""
+        """Return where the runner writes the record of the attempt that ended last."""
         return self.path / "record.json"
 
     def invalid_record_path(self, attempt: int | str) -> Path:
-        """Return where the record of an invalid attempt goes when the next attempt replaces it."""
+        """Return where the record of an invalid attempt goes when the next attempt replaces it.
+
+        Attempts count from 1; `*` makes a pattern for those of all attempts.
+        """
         return self.path / f"invalid-{attempt}.json"
 
     @property
     def progress_path(self) -> Path:
-        """How far a running trial has come."""
+        """Return where rank 0 writes how far a running trial has come."""
         return self.path / "progress.json"
 
     @property
     def failures_path(self) -> Path:
-        """The ranks that the launcher saw fail."""
+        """Return where the process that started the ranks lists those that it saw fail."""
         return self.path / "failures.json"
 
     @property
     def log_folder(self) -> Path:
-        """The logs of all attempts."""
+        """Return the folder of the logs, to which every attempt appends."""
         return self.path / "logs"
 
     @property
     def launch_log(self) -> Path:
-        """What the launcher itself prints."""
+        """Return the log of what the launcher itself prints."""
         return self.log_folder / "launch.log"
 
     @property
     def best_checkpoints(self) -> Path:
-        """Checkpoints of the best evaluation."""
+        """Return the folder of checkpoints of the best evaluation, where the sweep wants them."""
         return self.path / "best"
 
     @property
     def resume_checkpoints(self) -> Path:
-        """Checkpoints of an interrupted trial, until it ends."""
+        """Return the folder of checkpoints of an interrupted trial, until it ends."""
         return self.path / "resume"
 
     def rank_log(self, rank: int) -> Path:
-        """Return the log of one rank."""
+        """Return the log of what one rank prints, libraries and the user's workload included."""
         return self.log_folder / f"rank{rank}.log"
 
     def result_path(self, rank: int) -> Path:
-        """Return where a rank leaves its part of the record."""
+        """Return where a rank leaves its part of the record, as a RankResult."""
         return self.path / f"rank{rank}.json"
 
     @property
     def trace_folder(self) -> Path:
-        """What the profiler leaves."""
+        """Return the folder of the profiler's traces and tables of all ranks."""
         return self.path / "profile"
 
     def trace_path(self, rank: int) -> Path:
-        """Return the profiler's trace of one rank."""
+        """Return the profiler's trace of one rank, which Perfetto and chrome://tracing open."""
         return self.trace_folder / f"rank{rank}.json.gz"
 
     def compiler_cache(self, rank: int) -> Path:
-        """Return the compiler's cache of one rank where it must start cold; it exists while the trial runs."""
+        """Return the compiler's cache of one rank where it must start cold.
+
+        It exists while the trial runs.
+        """
         return self.path / f"cache{rank}"
 
 
@@ -86,16 +107,16 @@ class TrialFolder:
 class SweepFolder:
     """The folder of one sweep: a folder for each trial, and what belongs to all of them."""
 
-    path: Path
+    path: Path  # results/runs/<sweep>
 
     @property
     def spec_path(self) -> Path:
-        """The sweep as it was asked for."""
+        """Return where the sweep is written as it was asked for, before its first trial starts."""
         return self.path / "sweep.json"
 
     @property
     def lock_path(self) -> Path:
-        """Held by the process that runs the sweep; see `harness.records.store`."""
+        """Return the file that the process that runs the sweep locks; see `harness.records.store`."""
         return self.path / "lock"
 
     def trial_folder(self, trial_id: str) -> TrialFolder:
@@ -104,58 +125,61 @@ class SweepFolder:
 
     @property
     def peaks_folder(self) -> Path:
-        """The peaks of all sweeps in the same results folder."""
+        """Return the folder of measured peaks, which all sweeps in a results folder share."""
         return self.path.parent.parent / "peaks"
 
     @property
     def roofline_path(self) -> Path:
-        """The plot of `harness roofline`."""
+        """Return where `harness roofline` writes its plot."""
         return self.path / "roofline.png"
 
     @property
     def report_path(self) -> Path:
-        """The report of `harness report`."""
+        """Return where `harness report` writes the report, one file that needs no other."""
         return self.path / "report.html"
 
     def record_paths(self) -> list[Path]:
-        """Return the paths of all records, sorted."""
+        """Return the paths of all records, sorted; also those of trials that are no longer asked for."""
         return sorted(self.path.glob("*/record.json"))
 
 
 @dataclass(frozen=True)
 class Results:
-    """The folder `results/`."""
+    """The folder `results/`, or another that `--results` or HARNESS_RESULTS names."""
 
     path: Path
 
     @property
     def runs(self) -> Path:
-        """A folder for each sweep."""
+        """Return the folder that holds a folder for each sweep."""
         return self.path / "runs"
 
     @property
     def peaks(self) -> Path:
-        """The measured peaks of machines, a file for each machine's key."""
+        """Return the folder of measured peaks, which has a file for each machine's key."""
         return self.path / "peaks"
 
     @property
     def certificates(self) -> Path:
-        """The A/A certificates of machines, a file for each machine's key; to be committed beside baselines."""
+        """Return the folder of machines' A/A certificates, a file for each kind of hardware.
+
+        They are to be committed beside baselines.
+        """
         return self.path / "certificates"
 
     @property
     def baselines(self) -> Path:
-        """The baselines, in a folder for each kind of hardware; to be committed."""
+        """Return the folder of baselines, in a folder for each kind of hardware; to be committed."""
         return self.path / "baselines"
 
     @property
     def database(self) -> Path:
-        """MLflow's local database."""
+        """Return MLflow's local database."""
         return self.path / "mlflow.db"
 
     @property
     def artifacts(self) -> Path:
-        """MLflow's local artifacts."""
+        """Return the folder of MLflow's local artifacts."""
         return self.path / "artifacts"
 
     def sweep_folder(self, name: str) -> SweepFolder:
@@ -170,7 +194,8 @@ class Results:
 def safe_folder_name(name: str) -> str:
     """Return a folder's name that is safe in any file system and shell; different names never share one.
 
-    A name that is safe stays as it is. Of any other the safe characters stay, and a digest of the name tells it apart.
+    A name that is safe stays as it is. Of any other the safe characters stay, at most 60 of them,
+    and 8 digits of the name's SHA-256 tell it from names that differ in what was replaced.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
     if safe == name:
@@ -182,18 +207,21 @@ def safe_folder_name(name: str) -> str:
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file so that a reader sees either the old content or the new one, never half of it.
 
-    The content goes to a temporary file in the same folder, which is renamed. With `durable`, it is on the disk before
-    that, and survives a loss of power.
+    The content goes to a temporary file in the same folder, which is renamed: within one file
+    system, a rename is atomic. With `durable`, the content is on the disk before that, and survives
+    a loss of power. Text is written as UTF-8. Folders that are missing are made.
     """
+    if isinstance(content, str):
+        content = content.encode("utf-8")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(0o644)  # mkstemp lets nobody but the owner read it
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

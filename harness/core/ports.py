@@ -15,6 +15,7 @@ CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
 SMALLEST_RANGE = (
     1000  # ports; in a smaller range, trials side by side would often draw the same one
 )
+# Linux's own file: the lowest and the highest port that it hands out to clients.
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -62,5 +63,6 @@ def _candidates(ephemeral_ports: Path) -> list[int]:
     end = int(lowest_ephemeral)
     if end - LOWEST_PORT <= SMALLEST_RANGE:
         return []
-    # From the system's entropy, so that a trial's seed neither decides nor is disturbed by it.
+    # Drawn, because processes that look at the same moment should not find the same port. From the
+    # system's entropy, so that a trial's seed neither decides nor is disturbed by it.
     return random.SystemRandom().sample(range(LOWEST_PORT, end), CANDIDATES)

@@ -1,4 +1,8 @@
-"""A sweep: from its YAML file to cells and trials."""
+"""A sweep: from its YAML file to cells and trials.
+
+All of it happens before anything starts, and without torch where the workloads are built in, so
+that a mistake in a file costs a second and not a place in the queue.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from harness.spec.workload import PlannedWorkload, Seeds, WorkloadEntry, plan_wo
 from workloads.catalog import BUILT_IN
 from workloads.options import Between, Strict
 
+# The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
 MOST_REPEATS = 10_000  # a slip of the finger must not fill the memory with trials
@@ -28,17 +33,18 @@ MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 class SweepFile(Strict):
     """The keys of a sweep file and their defaults."""
 
-    name: str
-    workloads: dict[str, WorkloadEntry | None]
+    name: str  # decides the folder of the results
+    workloads: dict[str, WorkloadEntry | None]  # by label; null: as the workload is declared
     description: str = ""
-    seeds: Seeds = field(default_factory=lambda: [0])
-    repeats: Annotated[int, Between(1, MOST_REPEATS)] = 1
+    seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
+    repeats: Annotated[int, Between(1, MOST_REPEATS)] = 1  # trials of each cell and seed
     length: Length = ONE_EPOCH
-    evaluate: Length = ONE_EPOCH
-    warmup: Annotated[int, Between(0)] = 10
+    evaluate: Length = ONE_EPOCH  # how far apart evaluations are
+    warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
-    timeout: Annotated[float, Between(1)] = 3600.0
+    timeout: Annotated[float, Between(1)] = 3600.0  # seconds that one trial may take
+    # `harness.spec.matrix` checks the following, because their types depend on the axis.
     axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
     zip: list[dict[str, Any]] = field(default_factory=list)
@@ -46,18 +52,19 @@ class SweepFile(Strict):
     include: list[dict[str, Any]] = field(default_factory=list)
 
 
+# In the order of the class.
 SWEEP_KEYS = [key.name for key in fields(SweepFile)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep file asks for."""
+    """What a sweep file asks for, with everything checked and the matrix expanded."""
 
     name: str
     description: str
-    source: Path
+    source: Path  # the sweep file
     seeds: Sequence[int]  # of every workload that has none of its own
-    repeats: int
+    repeats: int  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
     timeout: float  # seconds that one trial may take
     cells: Sequence[Cell]
@@ -68,14 +75,15 @@ class Sweep:
 
     @property
     def base_folder(self) -> Path:
-        """The folder that relative paths in the file are relative to."""
+        """Return the folder that relative paths in the file are relative to: the file's own."""
         return self.source.absolute().parent
 
     def blocks(self) -> list[list[Trial]]:
         """Return the trials in the order in which they run, block by block.
 
-        A block holds every cell that has its seed once, so that cells compare under like conditions. Every other block
-        runs backwards, so that a machine that gets slower and slower favors no cell.
+        A block holds every cell that has its seed once, so that cells compare under like conditions.
+        Every other block runs backwards, so that a machine that gets slower and slower favors no
+        cell.
         """
         blocks: list[list[Trial]] = []
         for repeat in range(self.repeats):
@@ -89,8 +97,10 @@ class Sweep:
     @property
     def all_seeds(self) -> list[int]:
         """Return the seeds that any cell is trained with, in the order in which they run."""
-        seeds = [seed for cell in self.cells for seed in self.seeds_of(cell)]
-        return list(dict.fromkeys(seeds))
+        seeds: dict[int, None] = {}  # an ordered set
+        for cell in self.cells:
+            seeds.update(dict.fromkeys(self.seeds_of(cell)))
+        return list(seeds)
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
@@ -111,7 +121,10 @@ def ready_sweeps() -> dict[str, Path]:
 
 
 def find_sweep_file(name: str) -> Path:
-    """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput."""
+    """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput.
+
+    A path that ends in .yaml or .yml need not exist: reading it says what is wrong with it.
+    """
     path = Path(name)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return path
@@ -124,7 +137,9 @@ def find_sweep_file(name: str) -> Path:
 def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
     """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
 
-    All that planning can check is checked: types, axes against each other, and that data files can be read.
+    All that planning can check is checked: types, axes against each other, and that data files can
+    be read. `sets` and `data` are the texts after these flags, in their order; all of `data` is
+    applied first.
     """
     document = read_document(path)
     file = _read_file(document, sets, data)
@@ -159,7 +174,11 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepFile:
-    """Return the checked keys of a sweep file after `--data` and then `--set` were applied to it; raises BadInput."""
+    """Return the checked keys of a sweep file, `--data` and then `--set` applied; raises BadInput.
+
+    The file is checked before the first flag and again after each. A flag so finds mappings where
+    it looks for them, and a mistake is reported where it was made.
+    """
     file: SweepFile = document.validate(SweepFile, document.content)
     for text in data:
         apply_data(document, text)
@@ -172,7 +191,9 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
 
 
 def _check_file(document: Document, file: SweepFile) -> None:
-    """Raise BadInput for what the types of the keys can't rule out."""
+    """Raise BadInput for what the types of the keys can't rule out: an empty name, no workloads, and
+    seeds that repeat.
+    """
     if not file.name.strip():
         raise document.error(("name",), "found an empty name; allowed: any text")
     if not file.workloads:
@@ -186,7 +207,10 @@ def _check_file(document: Document, file: SweepFile) -> None:
 
 
 def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
-    """Raise BadInput for no seeds, and for a seed that is there twice."""
+    """Raise BadInput for no seeds, and for a seed that is there twice.
+
+    Two trials of one seed would share an id; that is what `repeats` is for.
+    """
     if not seeds or len(set(seeds)) < len(seeds):
         raise document.error(key, f"found {seeds}; allowed: at least one, each once")
 
@@ -201,7 +225,11 @@ def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
 
 
 def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells, each once; raises BadInput for two workloads of the sweep that are the same."""
+    """Return the cells, each once, in their order.
+
+    Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
+    BadInput for equal cells of two workloads: both labels would show the same trials.
+    """
     distinct: dict[str, Cell] = {}
     for cell in cells:
         label = cell.workload.label
@@ -216,8 +244,10 @@ def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]
     """Return the error for a sweep without cells, with the most frequent reasons for that."""
     reasons: Counter[str] = Counter()
     for point in excluded:
-        is_conflict = point.rule == matrix.CONFLICT
-        reasons[f"because {point.reason}" if is_conflict else f"by {point.rule}"] += 1
+        if point.rule == matrix.CONFLICT:
+            reasons[f"because {point.reason}"] += 1
+        else:
+            reasons[f"by {point.rule}"] += 1
     listed = [f"{count} left out {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
     problem = f"found no cell to run: {', '.join(listed)}; allowed: at least one cell"
     return document.error((), problem)
@@ -235,14 +265,20 @@ class _CellPlanner:
 
     @property
     def label(self) -> str:
+        """Return the sweep's name for the workload."""
         return self.workload.reference.label
 
     @property
     def key(self) -> Key:
+        """Return where the workload's entry is in the file, for errors."""
         return ("workloads", self.label)
 
     def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
-        """Return the workload's cells and add the points that are left out to `excluded`; raises BadInput."""
+        """Return the workload's cells, and add the points that are left out to `excluded`.
+
+        A point of the product with a conflict is left out, since products make such points without
+        being asked to. An included point was asked for, so its conflict is an error: BadInput.
+        """
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
         cells: list[Cell] = []
@@ -260,18 +296,22 @@ class _CellPlanner:
         return cells
 
     def _axes_of_workload(self) -> dict[str, Any]:
-        """Return the axes that the workload itself sets, its batch size included; raises BadInput."""
+        """Return the axes that the workload itself sets, its batch size included.
+
+        Its declared batch size is left out where `axes` of the sweep has one, which it would
+        overwrite. The product overwrites it in any case. Raises BadInput for an axis that the matrix
+        decides too, and for both ways to set a batch size.
+        """
         axes: dict[str, Any] = {}
         for axis, value in self.entry.axes.items():
             axes[axis] = matrix.axis_value(self.document, (*self.key, "axes", axis), value)
             if self.axes_matrix.varies(axis):
                 problem = "found in matrix or zip too; allowed: an axis in one place"
                 raise self.document.error((*self.key, "axes", axis), problem)
-        batch_size_axes = [
-            axis
-            for axis in ("batch_size", "rank_batch_size")
-            if axis in axes or self.axes_matrix.sets(axis)
-        ]
+        batch_size_axes = []
+        for axis in ("batch_size", "rank_batch_size"):
+            if axis in axes or self.axes_matrix.sets(axis):
+                batch_size_axes.append(axis)
         if len(batch_size_axes) > 1:
             problem = "found batch_size and rank_batch_size; allowed: one of them"
             raise self.document.error(self.key, problem)
@@ -280,21 +320,29 @@ class _CellPlanner:
         return {"batch_size": self.workload.declaration.batch_size, **axes}
 
     def _check_warmup(self) -> None:
-        """Raise BadInput if no step is left to be measured after the warm-up."""
+        """Raise BadInput if no step is left to be measured after the warm-up.
+
+        A length in epochs is not checked: how many steps it has is only known with the data.
+        """
         steps, warmup = self._length.steps, self.file.warmup
         if steps is None or warmup < steps:
             return
-        default = "" if ("warmup",) in self.document.sources else ", the default"
+        default = ", the default"  # nobody finds in the file what the file does not have
+        if ("warmup",) in self.document.sources:
+            default = ""
         problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {self.label}"
         raise self.document.error(("warmup",), problem)
 
     @property
     def _length(self) -> Length:
+        """Return how long the workload trains: its own length, or else the sweep's."""
         return self.entry.length or self.file.length
 
     def _exclusion(self, axes: Axes, rule: str | None) -> matrix.ExcludedPoint | None:
-        """Return the point as excluded if a rule or a conflict excludes it."""
-        reason = "the sweep says so" if rule else self.workload.find_conflict(axes)
+        """Return the point as excluded if `rule` or a conflict excludes it, None if neither does."""
+        reason: str | None = "the sweep says so"
+        if not rule:
+            reason = self.workload.find_conflict(axes)
         if reason is None:
             return None
         return matrix.ExcludedPoint(
@@ -305,6 +353,7 @@ class _CellPlanner:
         )
 
     def _cell(self, axes: Axes) -> Cell:
+        """Return the cell of a point, with the workload's own lengths or else the sweep's."""
         return Cell(
             workload=self.workload.reference,
             axes=axes,

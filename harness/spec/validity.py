@@ -1,4 +1,8 @@
-"""The limits that make a trial invalid, as a cluster profile sets them."""
+"""The limits that make a trial invalid, as a cluster profile sets them.
+
+An invalid trial trained correctly, but on a machine that was disturbed: its times are not to be
+believed. `harness.measure.validity` compares a trial with the limits.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,21 @@ from typing import Annotated
 
 from workloads.options import Between, Strict
 
+# A fraction, from 0 to 1.
 Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidityRules(Strict):
-    """The most that a trial may see, null for no limit, and how often a trial that saw more runs again."""
+    """The most that a trial may see, null for no limit, and how often a trial that saw more runs again.
+
+    A figure that could not be measured, such as the throttling of a CPU, breaks no rule.
+    """
 
     throttled: Share | None = 0.05  # of the samples of a GPU in which it was throttled
-    foreign_processes: Annotated[int, Between(0)] | None = 0  # on a GPU
+    foreign_processes: Annotated[int, Between(0)] | None = 0  # of others, on a rank's GPU
     steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
-    clock_drift: Share | None = 0.01  # between the clocks of two ranks
+    # Between the clocks of two ranks, over the time between the same two moments.
+    clock_drift: Share | None = 0.01
     data_wait: Share | None = 0.9  # of a rank's time: a loader that starved
-    reruns: Annotated[int, Between(0, 100)] = 2
+    reruns: Annotated[int, Between(0, 100)] = 2  # attempts after an invalid first one

@@ -1,4 +1,8 @@
-"""The workloads of a sweep file: their declarations, and their settings checked against files."""
+"""The workloads of a sweep file: their declarations, and their settings checked against files.
+
+Built-in workloads are planned from a table, without importing torch. A user's own class has to be
+imported, and it usually imports torch.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from harness.spec.document import Document, Key, choose
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.options import Between, Settings, Strict
 
+# What `numpy.random.seed` takes: 32 bits without a sign.
 Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
 
 
@@ -22,9 +27,9 @@ class WorkloadEntry(Strict):
     """The keys of one workload in a sweep file; what is not set is as the whole sweep has it."""
 
     uses: str | None = None  # the workload; its label unless set
-    options: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    axes: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # fields of the workload's `Options`
+    data: dict[str, Any] = field(default_factory=dict)  # fields of its `Data`
+    axes: dict[str, Any] = field(default_factory=dict)  # one value each, over the sweep's `axes`
     length: Length | None = None
     evaluate: Length | None = None
     seeds: Seeds | None = None
@@ -35,30 +40,40 @@ class PlannedWorkload:
     """A workload of a sweep whose settings were checked."""
 
     declaration: Declaration
-    options: Settings
-    data: Settings
-    reference: WorkloadRef
+    options: Settings  # with absolute paths
+    data: Settings  # with absolute paths
+    reference: WorkloadRef  # what its cells keep of it
 
     def find_conflict(self, axes: Axes) -> str | None:
-        """Return why the workload can't be trained with these axes, None if it can."""
+        """Return why the workload can't be trained with these axes, None if it can.
+
+        Conflicts among the axes come first, then those that the workload's own settings know of.
+        """
+        reason = find_conflict(axes)
+        if reason:
+            return reason
         settings = asdict(axes)
-        return (
-            find_conflict(axes) or self.options.conflict(settings) or self.data.conflict(settings)
-        )
+        return self.options.conflict(settings) or self.data.conflict(settings)
 
 
 def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> PlannedWorkload:
-    """Return the workload of a sweep's entry; raises BadInput for a wrong setting or an unusable file."""
+    """Return the workload of a sweep's entry; raises BadInput for a wrong setting or unusable files.
+
+    Its data files are read once, for their digest, which is part of the identity of its cells.
+    """
     uses = entry.uses or label
     key: Key = ("workloads", label)
+    uses_key = key
+    if entry.uses:
+        uses_key = (*key, "uses")
     base_folder = Path(document.sources[()]).absolute().parent
-    declaration = _find_declaration(
-        document, uses, base_folder, (*key, "uses") if entry.uses else key
-    )
+    declaration = _find_declaration(document, uses, base_folder, uses_key)
     options = _read_settings(
         document, declaration.options, entry.options, (*key, "options"), base_folder
     )
     data = _read_settings(document, declaration.data, entry.data, (*key, "data"), base_folder)
+    # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
+    # Without it, equal settings of two sources would share an id.
     identity = {
         "uses": uses,
         "options": without_defaults(options),
@@ -76,13 +91,18 @@ def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> Plann
 
 
 def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:
-    """Return what a workload declares; raises BadInput if there is no such workload, or if its file is no Python."""
+    """Return what a workload declares; raises BadInput for an unknown one and for invalid Python.
+
+    Any other error that a user's module raises keeps its traceback.
+    """
     try:
         return workload_declaration(uses, base_folder)
     except ValueError as error:
         raise document.error(key, str(error)) from None
     except SyntaxError as error:
-        source = f"{error.filename}:{error.lineno}" if error.filename else uses
+        source = uses
+        if error.filename:
+            source = f"{error.filename}:{error.lineno}"
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
 
 
@@ -105,9 +125,10 @@ def workload_declaration(uses: str, base_folder: Path) -> Declaration:
 def _read_settings(
     document: Document, kind: Any, values: Mapping[str, Any], key: Key, base_folder: Path
 ) -> Settings:
-    """Return a workload's options or data: of the right types, with absolute paths, and with files that can be read.
+    """Return a workload's options or data, which the file has at `key`; raises BadInput.
 
-    `kind` is the Settings class that the workload declares, or a union of them told apart by `source`. Raises BadInput.
+    They have the right types, absolute paths, and files that can be read. `kind` is the Settings
+    class that the workload declares, or a union of them told apart by `source`.
     """
     try:
         member = choose(kind, values)
@@ -116,6 +137,7 @@ def _read_settings(
     try:
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
+        # Ready sweeps leave the path of their data to whoever runs them.
         message = str(error)
         if "data.path: missing" in message:
             message += f"; give it here or as --data {key[1]}=PATH"
@@ -129,7 +151,7 @@ def _read_settings(
 
 
 def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:
-    """Return the error for a failed check, at the field that it begins with if it names one."""
+    """Return the error for a failed check, at the field that `message` begins with if it names one."""
     name, _, problem = message.partition(": ")
     if name in {setting.name for setting in fields(settings)}:
         return document.error((*key, name), problem)
@@ -140,5 +162,8 @@ def _as_json(settings: Settings) -> dict[str, Any]:
     """Return settings as JSON can hold them, paths as text."""
     values: dict[str, Any] = {}
     for name, value in asdict(settings).items():
-        values[name] = str(value) if isinstance(value, Path) else value
+        if isinstance(value, Path):
+            values[name] = str(value)
+        else:
+            values[name] = value
     return values
