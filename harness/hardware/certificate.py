@@ -139,7 +139,10 @@ def certificate_path(results: Results, hardware: str) -> Path:
 
 
 def write(results: Results, certificate: Certificate) -> Path:
-    """Write the certificate under its machine's key, a line for each comparison; return its path."""
+    """Write the certificate under its machine's key, and return the path.
+
+    Each comparison is on one line, so that the file reads well in a diff.
+    """
     path = certificate_path(results, certificate.key)
     text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
     # Comparisons are the only innermost objects with a verdict.
@@ -182,8 +185,8 @@ def drift_by_hardware(results: Results, hardware: Iterable[str]) -> dict[str, Dr
 def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:
     """Return a line for the certificate of each machine that a verdict rests on.
 
-    `hardware` has the machines' keys. Of several machines there are lines only if all of them have a
-    certificate.
+    `hardware` has the machines' keys. Of several machines there are lines only if all of them have
+    a certificate.
     """
     certificates = {key: read(results, key) for key in dict.fromkeys(hardware)}
     if len(certificates) == 1:

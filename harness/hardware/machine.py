@@ -20,8 +20,8 @@ MACHINE_FORMAT = FileFormat(
 )
 
 Device = Literal["cpu", "cuda"]
-# The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer uses
-# nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
+# The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer
+# uses nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
 Layout = Literal["nn", "nt", "tn"]
 
 
@@ -157,9 +157,11 @@ class Machine:
 
     def _memory_copies(self, threads: int | None) -> list[Copy]:
         """Return the copies within memory by this number of threads."""
-        return [
-            copy for copy in self.copies if copy.direction == "memory" and copy.threads == threads
-        ]
+        copies: list[Copy] = []
+        for copy in self.copies:
+            if copy.direction == "memory" and copy.threads == threads:
+                copies.append(copy)
+        return copies
 
 
 def machine_key(hardware: Hardware, device: Device) -> str:
@@ -205,5 +207,8 @@ def _is_positive(timing: Timing) -> bool:
 
 def read_all(folder: Path) -> dict[str, Machine]:
     """Return the records in `folder` by key; raises BadInput if one cannot be read."""
-    machines = [read(path) for path in sorted(folder.glob("*.json"))]
-    return {machine.key: machine for machine in machines}
+    machines: dict[str, Machine] = {}
+    for path in sorted(folder.glob("*.json")):
+        machine = read(path)
+        machines[machine.key] = machine
+    return machines

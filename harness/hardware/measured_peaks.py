@@ -2,7 +2,8 @@
 
 Reads FOLDER/trial.json and writes FOLDER/rank<N>.json.
 
-Rank 0 measures matrix products and copies while the other ranks wait; then all ranks reduce together.
+Rank 0 measures matrix products and copies while the other ranks wait; then all ranks reduce
+together.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Request:
     """What `trial.json` requests."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    quick: bool = False
+    quick: bool = False  # few sizes and few repeats, for rough figures in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,8 @@ class Extent:
 
     matmul_sizes: Sequence[int]  # rows and columns
     copy_bytes: Sequence[int]  # of arrays that fit in caches; one far larger is always copied, too
-    all_reduce_bytes: Sequence[int]
-    repeats: int
+    all_reduce_bytes: Sequence[int]  # at each rank
+    repeats: int  # at most, of each call
     min_seconds: float  # of a repeat
 
     @staticmethod
@@ -97,11 +98,14 @@ class Extent:
 
 @dataclass
 class Probe:
-    """The measurements at one rank."""
+    """The measurements at one rank.
+
+    `run` fills the three lists; those of products and copies stay empty at ranks other than 0.
+    """
 
     extent: Extent
-    device: torch.device
-    ranks: Ranks
+    device: torch.device  # of this rank
+    ranks: Ranks  # which rank this is, and how many there are
     on_progress: Callable[[str], None]  # gets what is being measured
     matmuls: list[Matmul] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -136,7 +140,10 @@ class Probe:
         return repeat(run, repeats=self.extent.repeats, min_seconds=self.extent.min_seconds)
 
     def _measure_matmuls(self, dtype: str, threads: int | None) -> None:
-        """Measure products of growing sizes, in the fastest layout of each, until one takes long."""
+        """Measure products of growing sizes, in the fastest layout of each.
+
+        It ends after a product that took longer than MAX_SECONDS, or after the largest size.
+        """
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         layouts: Sequence[Layout] = LAYOUTS
         for size in self.extent.matmul_sizes:
@@ -222,6 +229,7 @@ class Probe:
         run_here = runner(lambda: dist.all_reduce(values), self.device)
 
         def run(calls: int) -> float:
+            """Return the seconds of so many calls at the slowest rank."""
             dist.barrier()
             nanoseconds = round(run_here(calls) * 1e9)
             slowest = -all_reduce_min(self.device, -nanoseconds)[0]  # the maximum
@@ -237,8 +245,9 @@ def products(
 
     The matrices are random because a GPU draws less power for zeros, and then clocks higher.
     """
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    c = torch.empty_like(a)
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    c = torch.empty_like(a)  # the same for all calls, so that none allocates
     return {
         "nn": lambda: torch.mm(a, b, out=c),
         "nt": lambda: torch.mm(a, b.t(), out=c),
@@ -302,7 +311,8 @@ def _with_threads(threads: int | None) -> str:
 def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) -> Machine:
     """Measure this machine; call it at every rank.
 
-    The record of rank 0 has everything, those of the other ranks only the all-reduces.
+    `on_progress` gets what is being measured. The record of rank 0 has everything, those of the
+    other ranks only the all-reduces. Raises HarnessError if an all-reduce gives a wrong sum.
     """
     device = choose_device(request.device, ranks)
     with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
@@ -335,10 +345,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path, help="the folder that holds trial.json")
     folder = TrialFolder(parser.parse_args(arguments).folder)
-    die_with_parent()
+    die_with_parent()  # so that no rank outlives the command that started it
     ranks = Ranks.from_environment()
 
     def report_progress(measured_now: str) -> None:
+        """Write what is being measured, for the command that waits; lost progress does no harm."""
         if ranks.is_rank_0:
             progress = json.dumps({"now": measured_now})
             write_atomically(folder.progress_path, progress, durable=False)

@@ -1,4 +1,4 @@
-"""Times a single call: repeats of many calls, so long that the clock and interruptions matter little."""
+"""Times a single call, in repeats of many calls, so long that interruptions matter little."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Run = Callable[[int], float]
 def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
     """Warm up, then time `repeats` repeats of as many calls as take at least `min_seconds`.
 
-    If an interruption made a few calls look long, a later repeat is shorter than `min_seconds`. Then
-    all repeats begin again with more calls.
+    If an interruption made a few calls look long, a later repeat is shorter than `min_seconds`.
+    Then all repeats begin again with more calls.
     """
-    run(1)
+    run(1)  # a first call may load libraries or allocate memory
     calls = 1
     spans: list[float] = []  # seconds of each repeat
     while not _is_enough(spans, repeats):
@@ -64,7 +64,8 @@ def runner(call: Callable[[], object], device: torch.device) -> Run:
         return time.perf_counter() - began
 
     def run_on_gpu(calls: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(calls):
             call()

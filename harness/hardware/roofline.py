@@ -4,15 +4,15 @@ MFU (Chowdhery et al. 2022, PaLM, appendix B) is the FLOPs that the model's deri
 divided by those that the hardware could have done in the same time. What is computed twice, as with
 activation checkpointing, counts once.
 
-The roofline (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785): at an intensity of
-I FLOP per byte a rank can do at most
+The roofline (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785): at an intensity
+of I FLOP per byte a rank can do at most
 
     roof(I) = min(peak, I * bandwidth)    in FLOP/s
 
-The bytes are those of `harness.measure.traffic`: each operator's operands once. A compiler that fuses
-operators, or a cache that keeps what is used again, moves fewer. So the intensity is a lower bound: a
-trial can be above the roof of main memory, and one that is bound by memory in this count need not be
-on its machine.
+The bytes are those of `harness.measure.traffic`: each operator's operands once. A compiler that
+fuses operators, or a cache that keeps what is used again, moves fewer. So the intensity is a lower
+bound: a trial can be above the roof of main memory, and one that is bound by memory in this count
+need not be on its machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def mfu(throughput: float, flops_per_sample: float, world_size: int, peak: float
 
 
 def device_of(record: Record) -> Device:
-    """Return the kind of device that a trial ran on: only ranks on a GPU report allocated memory."""
+    """Return the kind of device that a trial ran on."""
+    # Only ranks on a GPU report allocated memory.
     on_gpu = any("allocated" in rank.memory for rank in record.ranks)
     return "cuda" if on_gpu else "cpu"
 

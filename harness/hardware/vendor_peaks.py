@@ -2,8 +2,9 @@
 
 A GPU that is not in the table has no known peak; nothing is guessed.
 
-Every figure is without sparsity and at boost clock. Data sheets that give the figures of matrix units
-with sparsity give twice the number here. fp16 and bf16 accumulate in fp32, as torch's products do.
+Every figure is without sparsity and at boost clock. Data sheets that give the figures of matrix
+units with sparsity give twice the number here. fp16 and bf16 accumulate in fp32, as torch's
+products do.
 
 Sources, by row:
 
@@ -15,8 +16,8 @@ Sources, by row:
 - L4, L40, L40S: their data sheets, halved where those say "with sparsity".
 - RTX 4090: NVIDIA Ada white paper, appendix A.
 - H100 SXM and PCIe: NVIDIA H100 white paper, table 2; H100 NVL: its data sheet, halved.
-- H200 SXM and NVL, GH200: their data sheets, halved. The bandwidth of a GH200 depends on which memory
-  it has, and is left out.
+- H200 SXM and NVL, GH200: their data sheets, halved. The bandwidth of a GH200 depends on which
+  memory it has, and is left out.
 - B200: NVIDIA HGX B200 data sheet, an eighth of the board, halved.
 """
 
