@@ -1,4 +1,7 @@
-"""What a worker is told to do: the file `trial.json` in a trial's folder."""
+"""What a worker is to do: the file `trial.json` in a trial's folder.
+
+The runner, or a gate's arm, writes it before an attempt starts, and every rank reads it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ class Assignment:
     """One attempt at one trial, complete: a worker needs no other file to run it."""
 
     schema: str = SCHEMA
-    trial: Trial
+    trial: Trial  # its cell holds the workload, all axes and the lengths
     base_folder: str  # the folder that file names of user workloads are relative to
-    checkpoint: Literal["none", "best"] = "none"
-    profile: Profiling | None = None
+    checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
+    profile: Profiling | None = None  # None: no trace
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: int = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.
@@ -33,10 +36,13 @@ class Assignment:
 
 
 def write_assignment(path: Path, assignment: Assignment) -> None:
-    """Write what a worker will read."""
+    """Write what a worker will read, whole or not at all."""
     write_atomically(path, json.dumps(asdict(assignment), indent=1) + "\n")
 
 
 def read_assignment(path: Path) -> Assignment:
-    """Read what a worker is told; raises BadInput for a file that is missing, incomplete or damaged."""
+    """Read an assignment; raises BadInput for a file that is missing, incomplete or damaged.
+
+    Ranks on other nodes read it through a shared file system.
+    """
     return decode_file(Assignment, path, ASSIGNMENT_FORMAT)

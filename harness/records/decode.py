@@ -1,13 +1,15 @@
 """Reads JSON that the harness has written back into its dataclasses, strictly and with one-line errors.
 
-Everything that is read from disk, from another process or from MLflow goes through here. Types must match exactly: a
-string is never taken for a number, nor 2.0 for a whole number. The only widening is that a whole number may stand where
-a fraction is expected, because JSON writers drop the `.0`.
+Everything that is read from disk, from another process or from MLflow goes through here. Types must
+match exactly: a string is never taken for a number, nor 2.0 for a whole number. The only widening
+is that a whole number may stand where a fraction is expected, because JSON writers drop the `.0`.
 
-A file format has a schema, `MAJOR.MINOR`. A new field that has a default raises the minor number; everything else
-raises the major number. A file of the same major number can always be read: fields that it lacks take their defaults,
-and fields of a later minor number are ignored. In a file of our own or an earlier minor number an unknown field is
-damage, and an error.
+A file format has a schema, `MAJOR.MINOR`. A new field that has a default raises the minor number;
+everything else raises the major number. A file of the same major number can always be read: fields
+that it lacks take their defaults, and fields of a later minor number are ignored. In a file of our
+own or an earlier minor number an unknown field is damage, and an error.
+
+Files that users write are read by `harness.spec.document`, which also knows lines and bounds.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ TYPE_NAMES = {
     "object": "keys with values",
     "null": "null",
 }
+# The same names -> the types that a JSON parser makes of such values.
 JSON_TYPES: dict[str, type] = {
     "int": int,
     "float": float,
@@ -45,6 +48,8 @@ JSON_TYPES: dict[str, type] = {
     "object": dict,
     "null": type(None),
 }
+# msgspec's errors are sentences, such as "Expected `int`, got `str` - at `$.ranks[0].pid`". These
+# patterns take them apart; the tests of this module would show another wording of a new version.
 LOCATION = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
 WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]+)`(?P<length> of length \d+)?, got .*")
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
@@ -67,12 +72,18 @@ class FileFormat:
 
 
 def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
-    """Read the file at `path` as a `kind`; raises BadInput if it is missing, incomplete or of another schema."""
+    """Read the file at `path` as a `kind`, such as Record.
+
+    Raises BadInput if it is missing, incomplete, damaged or of another major schema.
+    """
     return decode_content(kind, read_json(path, file_format), str(path), file_format)
 
 
 def decode_text(kind: type[T], text: str | bytes, source: str, file_format: FileFormat) -> T:
-    """Decode `text`, which comes from `source`, as a `kind`; raises BadInput as `decode_file` does."""
+    """Decode `text` as a `kind`; raises BadInput as `decode_file` does.
+
+    `source` is what errors call the text: a path, or the name of a run in MLflow.
+    """
     return decode_content(kind, parse_json(text, source, file_format), source, file_format)
 
 
@@ -87,7 +98,10 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
 
 
 def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:
-    """Return the JSON value in a text; raises BadInput if it is none."""
+    """Return the JSON value in a text from `source`; raises BadInput if it is none.
+
+    NaN and Infinity, which Python's own JSON writer would put there, are refused too.
+    """
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError) as error:
@@ -96,7 +110,11 @@ def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> An
 
 
 def decode_content(kind: type[T], content: Any, source: str, file_format: FileFormat) -> T:
-    """Decode a JSON value that was read from `source` as a `kind`, its schema checked; raises BadInput."""
+    """Decode a JSON value that was read from `source` as a `kind`; raises BadInput.
+
+    The schema is checked first, if the format has any: of a file of another major number, the first
+    field that differs would be a misleading error.
+    """
     is_later_minor = False
     if file_format.schema is not None:
         is_later_minor = check_schema(content, source, file_format)
@@ -110,13 +128,16 @@ def decode_content(kind: type[T], content: Any, source: str, file_format: FileFo
 
 
 def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
-    """Return whether a file is of a later minor schema than ours; raises BadInput for another major schema.
+    """Return whether a file is of a later minor schema than ours; raises BadInput for another major.
 
-    A schema that is a bare whole number, as files had before there were minor numbers, is that major number's first.
+    `content` is its JSON value, whatever that is. A schema that is a bare whole number, as files had
+    before there were minor numbers, is that major number's first.
     """
     if file_format.schema is None:
         raise ValueError(f"a {file_format.name} has no schema")
-    schema = content.get("schema") if isinstance(content, dict) else None
+    schema = None
+    if isinstance(content, dict):
+        schema = content.get("schema")
     our_major, our_minor = _schema_numbers(file_format.schema) or (0, 0)
     numbers = _schema_numbers(schema)
     problem = f"schema: found {json.dumps(schema)}; allowed: {our_major}.x"
@@ -133,7 +154,10 @@ def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
 
 
 def _with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[str, Any]:
-    """Return the content with our schema, or with none where the dataclass has no such field."""
+    """Return the content with our schema, or with none where the dataclass has no such field.
+
+    What is read is written again in our schema, so a Record in memory always has that.
+    """
     changed = dict(content)
     del changed["schema"]
     if any(field.name == "schema" for field in fields(kind)):
@@ -143,18 +167,22 @@ def _with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict
 
 def _schema_numbers(schema: object) -> tuple[int, int] | None:
     """Return the major and the minor number of a schema, None for what is no schema."""
-    if isinstance(schema, int) and not isinstance(schema, bool):
+    if isinstance(schema, int) and not isinstance(schema, bool):  # in Python, True is an int
         return schema, 0
-    match = re.fullmatch(r"(\d+)\.(\d+)", schema) if isinstance(schema, str) else None
-    return (int(match[1]), int(match[2])) if match else None
+    if not isinstance(schema, str):
+        return None
+    match = re.fullmatch(r"(\d+)\.(\d+)", schema)
+    if match is None:
+        return None
+    return int(match[1]), int(match[2])
 
 
 def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) -> Any:
     """Return a JSON value, as `json.loads` gives it, as a `kind`.
 
-    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings, literals, optional values
-    and paths. It may also be a union of dataclasses, which their literal fields tell apart. Raises ValueError naming
-    the key, the value that was found and what is allowed.
+    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings, literals,
+    optional values and paths. It may also be a union of dataclasses, which their literal fields tell
+    apart. Raises ValueError naming the key, the value that was found and what is allowed.
     """
     kind = _union_member(kind, value)
     try:
@@ -162,6 +190,7 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error), kind, value)) from None
     if not ignore_unknown_fields:
+        # msgspec refuses unknown fields for its own Structs only, and ignores those of dataclasses.
         expected = msgspec.to_builtins(decoded, enc_hook=str)
         unknown = _unknown_field(value, expected)
         if unknown is not None:
@@ -177,10 +206,10 @@ def _decode_path(kind: type, value: Any) -> Any:
 
 
 def _union_member(kind: Any, value: Any) -> Any:
-    """Return the dataclass of a union that `value` belongs to, `kind` itself where it is no union of dataclasses.
+    """Return the dataclass of a union that `value` belongs to; `kind` where it is no such union.
 
-    msgspec decodes unions of at most one dataclass, so we choose: the first whose literal fields allow what `value`
-    has there. Raises ValueError if there is none.
+    msgspec decodes unions of at most one dataclass, so we choose: the first whose literal fields
+    allow what `value` has there. Raises ValueError if there is none.
     """
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
@@ -203,9 +232,10 @@ def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
 
 
 def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
-    """Return what is wrong with the first key of `content` that `expected` has not.
+    """Return what is wrong with the first key of `content` that `expected` has not, if there is one.
 
-    `expected` is the same value decoded and encoded again, so it has every field that its dataclasses have.
+    `expected` is the same value decoded and encoded again, so it has every field that its dataclasses
+    have. `path` is where both are, and ends in a dot unless it is empty.
     """
     if isinstance(content, dict) and isinstance(expected, Mapping):
         for key, value in content.items():
@@ -223,7 +253,11 @@ def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
 
 
 def _explain(error: str, kind: Any, content: Any) -> str:
-    """Return msgspec's error as `KEY: found VALUE; allowed: …`."""
+    """Return msgspec's error as `KEY: found VALUE; allowed: …`.
+
+    `content` is the value that was to be a `kind`. msgspec names only the types of what it found, so
+    the value is looked up at the error's path.
+    """
     located = LOCATION.fullmatch(error)
     assert located is not None
     problem = located["problem"]
@@ -232,7 +266,9 @@ def _explain(error: str, kind: Any, content: Any) -> str:
     if missing:
         return f"{_dotted([*parts, missing['field']])}: missing; it has no default"
     key, value = _look_up(content, parts, problem)
-    prefix = f"{key}: " if key else ""
+    prefix = ""
+    if key:
+        prefix = f"{key}: "
     wrong_type = WRONG_TYPE.fullmatch(problem)
     if wrong_type:
         expected = wrong_type["expected"].split(" | ")
@@ -245,19 +281,27 @@ def _explain(error: str, kind: Any, content: Any) -> str:
 
 
 def _path_parts(path: str) -> list[str | int]:
-    """Return the keys and indexes in msgspec's path; `...` is any key of a mapping, which msgspec does not name."""
+    """Return the keys and indexes in msgspec's path, `["ranks", 0, "pid"]` for `$.ranks[0].pid`.
+
+    `...` is some key of a mapping, which msgspec does not name.
+    """
     parts: list[str | int] = []
     for match in PATH_PART.finditer(path.removeprefix("$")):
         index = match["index"]
         if match["field"] is not None:
             parts.append(match["field"])
+        elif index.isdigit():
+            parts.append(int(index))
         else:
-            parts.append(int(index) if index.isdigit() else index)
+            parts.append(index)
     return parts
 
 
 def _look_up(content: Any, parts: Sequence[str | int], problem: str) -> tuple[str, Any]:
-    """Return the dotted key and the value at a path of `content`."""
+    """Return the dotted key and the value at a path of `content`; None where the path ends early.
+
+    `problem` is msgspec's, whose type of the value decides which key `...` stands for.
+    """
     wrong = problem.rpartition("got ")[2].strip("`")
     key: list[str | int] = []
     for part in parts:
@@ -273,7 +317,10 @@ def _look_up(content: Any, parts: Sequence[str | int], problem: str) -> tuple[st
 
 
 def _key_of_type(mapping: Mapping[str, Any], type_name: str) -> str:
-    """Return the first key of a mapping whose value is of a type, by msgspec's name of it."""
+    """Return the first key of a mapping whose value is of a type, by msgspec's name of it.
+
+    Such a value is what the error is about, as all values of a mapping have one type.
+    """
     for key, value in mapping.items():
         if type(value) is JSON_TYPES.get(type_name):
             return key
@@ -281,25 +328,29 @@ def _key_of_type(mapping: Mapping[str, Any], type_name: str) -> str:
 
 
 def _literal_choices(kind: Any, parts: Sequence[str | int]) -> list[str]:
-    """Return what the literal field at a path below a dataclass allows; nothing where the path leaves dataclasses."""
+    """Return what the literal field at a path below a dataclass allows.
+
+    Returns nothing where the path leaves the dataclasses, as in a list of literals.
+    """
     for part in parts:
         members = [member for member in (kind, *get_args(kind)) if is_dataclass(member)]
         if isinstance(part, str) and members:
             kind = get_type_hints(members[0]).get(part)
-    literals = [kind, *get_args(kind)]
-    return [
-        str(choice)
-        for literal in literals
-        if get_origin(literal) is Literal
-        for choice in get_args(literal)
-    ]
+    choices: list[str] = []
+    for literal in (kind, *get_args(kind)):  # the members of a union, such as Literal[…] | None
+        if get_origin(literal) is Literal:
+            choices += map(str, get_args(literal))
+    return choices
 
 
 def _dotted(parts: Sequence[str | int]) -> str:
     """Return `ranks[0].host` for ["ranks", 0, "host"]."""
     text = ""
     for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}"
     return text.removeprefix(".")
 
 

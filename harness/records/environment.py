@@ -1,4 +1,9 @@
-"""What a trial was measured with: code, software, hardware, torch's settings and variables, without secrets."""
+"""What a trial was measured with: code, software, hardware, torch's settings and variables.
+
+None of it is part of a cell's id, and all of it can change a result: it is recorded so that results
+are compared only where it is alike, and so that a difference has an explanation. Secrets are
+redacted before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ VARIABLES = re.compile(
     r"^(CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|OPENBLAS|GOMP|MALLOC"
     r"|PYTHON|SLURM|TOKENIZERS|HARNESS)_?"
 )
+# Parts of names; a name that only looks like one costs a value in the record, no more.
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH", re.IGNORECASE
 )
@@ -34,7 +40,7 @@ SHORTEST_SECRET = 8  # characters; shorter values are too likely to occur in oth
 class Code:
     """The version of the harness that ran a trial."""
 
-    version: str
+    version: str  # of the package
     commit: str | None = None  # None where the harness runs from no checkout
     dirty: bool | None = None  # whether tracked files differ from the commit
 
@@ -43,9 +49,9 @@ class Code:
 class Software:
     """Python, torch and the packages that bear on a measurement."""
 
-    python: str
-    torch: str
-    platform: str | None = None
+    python: str  # as in 3.11.9
+    torch: str  # with its build, as in 2.11.0+cu128
+    platform: str | None = None  # operating system and C library, as `platform.platform()` has it
     cuda: str | None = None  # that torch was built for
     nccl: str | None = None  # None without GPUs
     packages: Mapping[str, str] = field(default_factory=dict)  # name -> version
@@ -56,18 +62,18 @@ class Gpu:
     """One GPU of a machine."""
 
     name: str  # as torch gives it
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # in all, of which the driver takes some
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """CPU, memory and GPUs of the machine that rank 0 ran on."""
 
-    cpu: str
+    cpu: str  # the model's name
     usable_cores: int  # that this process may run on
     cpu_version: str | None = None  # family, model and stepping, as in `25.1.1`
-    cores: int | None = None
-    memory_bytes: int | None = None
+    cores: int | None = None  # logical ones of the machine
+    memory_bytes: int | None = None  # of the machine, not of a job's share of it
     gpus: Sequence[Gpu] = ()
     driver: str | None = None  # NVIDIA's; None without GPUs
 
@@ -78,19 +84,19 @@ class TorchSettings:
 
     threads: int  # intra-op
     interop_threads: int
-    float32_matmul_precision: str
-    deterministic_algorithms: bool
+    float32_matmul_precision: str  # highest, high (TensorFloat-32) or medium
+    deterministic_algorithms: bool  # whether torch refuses algorithms that vary between runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """Everything that a trial was measured with and that is no part of its cell."""
 
-    software: Software
-    hardware: Hardware
+    software: Software  # of rank 0
+    hardware: Hardware  # of rank 0's machine
     settings: TorchSettings | None = None
     variables: Mapping[str, str] = field(default_factory=dict)  # as rank 0 saw them, redacted
-    code: Code | None = None
+    code: Code | None = None  # None where the launcher did not say
     mlflow: str | None = None  # the version at whoever launched the trial
 
 
@@ -102,12 +108,16 @@ def redact(name: str, value: str) -> str:
 
 
 def secret_values() -> list[str]:
-    """Return the values of this process's variables whose names speak of secrets, without the short ones."""
-    return [
-        value
-        for name, value in os.environ.items()
-        if SECRET.search(name) and len(value) >= SHORTEST_SECRET
-    ]
+    """Return the values of this process's variables whose names speak of secrets.
+
+    They are to be removed from other text, so short ones are left out: removing every `1` would leave
+    nothing readable.
+    """
+    secrets: list[str] = []
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            secrets.append(value)
+    return secrets
 
 
 def redact_text(text: str, secrets: Iterable[str]) -> str:
@@ -119,15 +129,18 @@ def redact_text(text: str, secrets: Iterable[str]) -> str:
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that bear on a measurement, redacted and sorted by name."""
-    return {
-        name: redact(name, value)
-        for name, value in sorted(environment.items())
-        if VARIABLES.match(name)
-    }
+    relevant: dict[str, str] = {}
+    for name, value in sorted(environment.items()):
+        if VARIABLES.match(name):
+            relevant[name] = redact(name, value)
+    return relevant
 
 
 def describe_environment(code: Code | None = None, mlflow: str | None = None) -> Environment:
-    """Describe the environment as this process sees it; `code` and `mlflow` are known to the launcher only."""
+    """Describe the environment as this process sees it; loads torch.
+
+    `code` and `mlflow` are known to the launcher only: ranks need neither git nor MLflow.
+    """
     return Environment(
         software=describe_software(),
         hardware=describe_hardware(),
@@ -139,15 +152,19 @@ def describe_environment(code: Code | None = None, mlflow: str | None = None) ->
 
 
 def describe_code() -> Code:
-    """Describe the harness: its version, and its commit where it runs from a checkout."""
+    """Describe the harness: its version, and its commit where it runs from a checkout.
+
+    Files that git does not track make no checkout dirty: results are usually among them.
+    """
     checkout = Path(harness.__file__).parent.parent
     if not (checkout / ".git").exists():
         return Code(version=harness.__version__)
     status = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    dirty = None  # git could not say
+    if status is not None:
+        dirty = bool(status)
     return Code(
-        version=harness.__version__,
-        commit=_git(checkout, "rev-parse", "HEAD"),
-        dirty=None if status is None else bool(status),
+        version=harness.__version__, commit=_git(checkout, "rev-parse", "HEAD"), dirty=dirty
     )
 
 
@@ -156,25 +173,38 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     completed = subprocess.run(
         ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False
     )
-    return completed.stdout.strip() if completed.returncode == 0 else None
+    if completed.returncode != 0:
+        return None
+    return completed.stdout.strip()
 
 
 def describe_software() -> Software:
-    """Describe Python, torch and the packages beside it; loads torch."""
+    """Describe Python, torch and the packages beside it; loads torch.
+
+    Packages that are not installed are left out.
+    """
     import torch
 
-    versions = {name: _version(name) for name in PACKAGES}
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        version = _version(name)
+        if version:
+            packages[name] = version
+    nccl = None
+    if torch.cuda.is_available():
+        nccl = _nccl_version()
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
         platform=platform.platform(),
         cuda=torch.version.cuda,
-        nccl=_nccl_version() if torch.cuda.is_available() else None,
-        packages={name: version for name, version in versions.items() if version},
+        nccl=nccl,
+        packages=packages,
     )
 
 
 def _nccl_version() -> str:
+    """Return the version of the NCCL that torch uses, as in `2.27.5`."""
     import torch
 
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
@@ -204,17 +234,21 @@ def describe_hardware() -> Hardware:
     """Describe the CPU, the memory and the GPUs of this machine; loads torch."""
     import torch
 
-    devices = [
-        torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
-    ]
+    gpus: list[Gpu] = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        gpus.append(Gpu(name=device.name, memory_bytes=device.total_memory))
+    driver = None
+    if gpus:
+        driver = _driver_version()
     return Hardware(
         cpu=_cpu_model(),
         cpu_version=_cpu_version(),
         cores=os.cpu_count(),
         usable_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=[Gpu(name=device.name, memory_bytes=device.total_memory) for device in devices],
-        driver=_driver_version() if devices else None,
+        gpus=gpus,
+        driver=driver,
     )
 
 
@@ -233,6 +267,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def _cpu_model() -> str:
+    """Return the name of the CPU's model, or else of its architecture."""
     return _cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
@@ -256,4 +291,6 @@ def _driver_version() -> str | None:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
+    if isinstance(version, bytes):  # which older versions of nvidia-ml-py return
+        return version.decode()
+    return str(version)

@@ -1,4 +1,7 @@
-"""Long rows of numbers in a JSON record: exact to the bit and compact."""
+"""Long rows of numbers in a JSON record: exact to the bit and compact.
+
+Decimal text would be several times as long, and would have no NaN.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ Numbers: TypeAlias = "NDArray[Any]"
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Numbers as base64 of zlib of their little-endian bytes."""
+    """Numbers as base64 of zlib of their little-endian bytes.
+
+    What is unpacked has the type and every bit of what was packed, NaN and -0.0 included.
+    """
 
     dtype: str  # NumPy's: <f8, <f4, <i8, …
-    count: int
-    data: str
+    count: int  # of numbers
+    data: str  # base64
 
     @staticmethod
     def pack(values: Numbers) -> Series:
-        """From a one-dimensional array."""
+        """Return the series of an array, shape (count,), which keeps its type."""
         import numpy as np  # here, because planning reads no series and should start at once
 
         little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -33,7 +39,10 @@ class Series:
         return Series(dtype=little.dtype.str, count=little.size, data=packed)
 
     def unpack(self) -> Numbers:
-        """Raises ValueError if the content is not what the header says."""
+        """Return the numbers, shape (count,), read-only.
+
+        Raises ValueError if the content is not what the header says, and zlib.error if it is damaged.
+        """
         import numpy as np
 
         values = np.frombuffer(zlib.decompress(base64.b64decode(self.data)), dtype=self.dtype)

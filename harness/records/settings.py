@@ -1,4 +1,8 @@
-"""Collects what a trial is run with beside its cell, for its record."""
+"""Collects what a trial is run with beside its cell, for its record.
+
+It is what `harness rerun` needs to run the trial again, and it ends up in MLflow, where more people
+read it than may read the profile. Hence no secrets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,11 @@ from harness.spec.sweep import Sweep
 
 
 def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
-    """Return what the trials of a sweep are run with on a cluster, without secrets."""
+    """Return what the trials of a sweep are run with on a cluster, without secrets.
+
+    Values of variables are redacted by their names, and all texts of the profile, such as lines of
+    `setup`, by the values of this process's secret variables.
+    """
     settings = changed_settings(asdict(profile), asdict(Profile()))
     environment = settings.get("environment", {})
     for name, value in environment.items():
@@ -32,7 +40,10 @@ def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
 
 
 def changed_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from their defaults, nested ones too."""
+    """Return the settings that differ from their defaults, nested ones too.
+
+    A setting that has no default is kept.
+    """
     changed: dict[str, Any] = {}
     for name, value in settings.items():
         default = defaults.get(name)
@@ -46,7 +57,10 @@ def changed_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict
 
 
 def _redacted(value: Any, secrets: list[str]) -> Any:
-    """Return a value as JSON can hold it, with no credentials in any of its texts."""
+    """Return a value as JSON can hold it, with no credentials in any of its texts.
+
+    Tuples become lists, and paths become texts.
+    """
     if isinstance(value, dict):
         return {name: _redacted(item, secrets) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,8 @@
-"""Recorded sweeps on disk: listing them, reading them back, and locking one while it runs."""
+"""Recorded sweeps on disk: listing them, reading them back, and locking one while it runs.
+
+A recorded sweep is a folder with a `sweep.json` and a record for each trial that has run. The sweep
+is read from there, not from the sweep file, which may have been changed since.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,20 @@ SWEEP_FORMAT = FileFormat(name="sweep", schema=SCHEMA, remedy="harness run write
 
 
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
-    """Write what a sweep asks for, and the ids of its trials for readers that know nothing of cells."""
+    """Write what a sweep asks for, and the ids of its trials.
+
+    The ids follow from the rest; they are for readers that decode no cells, such as the tracker.
+    """
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     content["trials"] = [trial.id for trial in sweep.trials()]
     write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def recorded_sweep_names(results: Results) -> list[str]:
-    """Return the names of all sweeps that have run or were submitted, sorted."""
+    """Return the names of all sweeps that have run or were submitted, sorted; raises BadInput.
+
+    They are the names in the files, from which the folders' names may differ.
+    """
     names = []
     for path in results.runs.glob("*/sweep.json"):
         content = read_spec_content(path)
@@ -47,7 +57,10 @@ def recorded_sweep_names(results: Results) -> list[str]:
 
 
 def read_recorded_spec(results: Results, name: str) -> Sweep:
-    """Read the sweep of that name as it was asked for when it ran; raises BadInput."""
+    """Read the sweep of that name as it was asked for when it ran.
+
+    Raises BadInput, which lists the recorded sweeps, if there is none of that name.
+    """
     folder = results.sweep_folder(name)
     if not folder.spec_path.exists():
         names = recorded_sweep_names(results)
@@ -62,7 +75,7 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
 
 
 def read_spec_content(path: Path) -> dict[str, Any]:
-    """Return the keys of a `sweep.json` as they are in the file; raises BadInput."""
+    """Return the keys of a `sweep.json` as they are in the file, of whatever schema; raises BadInput."""
     content = read_json(path, SWEEP_FORMAT)
     if not isinstance(content, dict):
         raise SWEEP_FORMAT.error(path, "can't be read as a sweep: found no keys; allowed: keys")
@@ -70,7 +83,10 @@ def read_spec_content(path: Path) -> dict[str, Any]:
 
 
 def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
-    """Read the cells of a sweep that has run, without its records; raises BadInput."""
+    """Read the cells of a sweep that has run, without its records; raises BadInput.
+
+    Other keys of the file are not decoded, which is faster and needs none of them to be valid.
+    """
     content = read_spec_content(folder.spec_path)
     is_later_minor = check_schema(content, str(folder.spec_path), SWEEP_FORMAT)
     try:
@@ -78,13 +94,19 @@ def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
             list[Cell], content.get("cells"), ignore_unknown_fields=is_later_minor
         )
     except ValueError as error:
+        # The message begins with the index, as in `[0].axes`.
         raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: cells{error}") from None
     return cells
 
 
 def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record]]:
-    """Read a sweep that has run, and the records of those of its trials that have one; raises BadInput."""
-    sweep, folder = read_recorded_spec(results, name), results.sweep_folder(name)
+    """Read a sweep that has run, and the records of those of its trials that have one.
+
+    Records are in the order in which the trials run. Those of trials that the sweep no longer asks
+    for are left out. Raises BadInput, also for a record that can't be read.
+    """
+    sweep = read_recorded_spec(results, name)
+    folder = results.sweep_folder(name)
     records = []
     for trial in sweep.trials():
         record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
@@ -97,7 +119,8 @@ def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record
 def lock(folder: SweepFolder) -> Iterator[None]:
     """Hold a sweep for this process alone; raises BadInput if another process holds it.
 
-    The kernel releases the lock however this process ends.
+    The kernel releases the lock however this process ends. The file stays, and holds the process's
+    id for the error of the next one: removing it would let two processes lock two files of one name.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +129,7 @@ def lock(folder: SweepFolder) -> Iterator[None]:
         raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
     with file:
         _acquire(file, folder)
-        file.truncate(0)
+        file.truncate(0)  # of the process that held it before; "a+" did not
         file.write(str(os.getpid()))
         file.flush()
         yield
@@ -131,7 +154,10 @@ def _acquire(file: TextIO, folder: SweepFolder) -> None:
 
 
 def is_locked(folder: SweepFolder) -> bool:
-    """Return whether a process of this machine is running the sweep."""
+    """Return whether a process of this machine is running the sweep.
+
+    A shared lock asks without keeping others from asking too.
+    """
     if not folder.lock_path.exists():
         return False
     with folder.lock_path.open(encoding="utf-8") as file:
