@@ -1,7 +1,7 @@
-"""Errors that a user can do something about: shown as one line. Everything else keeps its traceback.
+"""Errors that a user can do something about: shown as one line.
 
-The command line ends with the exit code of the error's class: 1 a failed trial or gate, 2 bad
-input, 3 inconclusive, 75 interrupted.
+Everything else keeps its traceback. The command line ends with the exit code of the error's class:
+1 a failed trial or gate, 2 bad input, 3 inconclusive, 75 interrupted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class BadInput(HarnessError):
 
 
 class Inconclusive(HarnessError):
-    """A question that the measurements can't answer, for lack of data or because they vary too much.
+    """A question that the measurements can't answer.
 
-    Not a failure: CI may decide by the exit code whether that blocks a change.
+    They are too few, or vary too much. Not a failure: CI may decide by the exit code whether that
+    blocks a change.
     """
 
     exit_code = 3
@@ -79,7 +80,7 @@ def did_you_mean(value: object, allowed: Iterable[str]) -> str:
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """Return `text` without line breaks and unprintable characters, cut to at most `limit` characters.
+    """Return `text` in one line of at most `limit` characters, all of them printable.
 
     Texts of other libraries, and of files, may hold escape sequences that change a terminal. A text
     that was cut ends in an ellipsis.

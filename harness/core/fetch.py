@@ -1,9 +1,9 @@
 """Downloads the public data sets that the ready sweeps can read.
 
-The digests are the SHA-256 that torchvision pins for the same files, so a mirror, even one without TLS, can neither
-damage a file nor replace it unnoticed. pooch downloads a file under a temporary name, checks its digest and then gives
-it its name, so an interrupted download leaves no file that looks complete. It cannot resume one: the next attempt begins
-again.
+The digests are the SHA-256 that torchvision pins for the same files, so a mirror, even one without
+TLS, can neither damage a file nor replace it unnoticed. pooch downloads a file under a temporary
+name, checks its digest and then gives it its name, so an interrupted download leaves no file that
+looks complete. It cannot resume one: the next attempt begins again.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataSet:
-    """The files of a data set, and its mirrors: URLs that end in a slash and that a file's name is appended to."""
+    """The files of a data set, and where they are served."""
 
-    mirrors: tuple[str, ...]
+    mirrors: tuple[str, ...]  # URLs that end in a slash, to which a file's name is appended
     files: tuple[DataFile, ...]
 
 
@@ -160,10 +160,11 @@ def find_data_set(name: str) -> DataSet:
 
 
 def missing_files(data_set: DataSet, folder: Path) -> list[DataFile]:
-    """Return the files that `folder`, which is made if it does not exist, lacks; the others are correct.
+    """Return the files that `folder` lacks; those that it has are correct.
 
-    Raises BadInput if the folder can't be made, or holds a different file under one of the names: that may be somebody's
-    own data, so it is not overwritten.
+    The folder is made if it does not exist. Raises BadInput if the folder can't be made, or holds a
+    different file under one of the names: that may be somebody's own data, so it is not
+    overwritten.
     """
     missing = []
     with _folder_errors(folder):
@@ -192,9 +193,9 @@ def download(
 ) -> None:
     """Download a file into `folder` from the first mirror that serves the correct one.
 
-    `on_progress` is called after each chunk; its count begins again with each mirror. `timeout` is in seconds without a
-    byte. Raises HarnessError with the reason of each mirror if none serves the file, BadInput if the folder can't be
-    written.
+    `on_progress` is called after each chunk; its count begins again with each mirror. `timeout` is
+    in seconds without a byte. Raises HarnessError with the reason of each mirror if none serves the
+    file, BadInput if the folder can't be written.
     """
     import pooch  # half a second, for this one command
     import requests
@@ -202,7 +203,8 @@ def download(
     pooch.get_logger().setLevel(logging.ERROR)  # it would log the URL and the temporary name
     failures = []
     for mirror in mirrors:
-        # Without this header some servers compress once more, and the bytes on the way are not those of the file.
+        # Without this header some servers compress once more, and the bytes on the way are not
+        # those of the file.
         downloader = pooch.HTTPDownloader(
             progressbar=_ProgressBar(file.size, on_progress),
             chunk_size=CHUNK_BYTES,
@@ -242,7 +244,10 @@ class _ProgressBar:
         self.on_progress(self.received)
 
     def reset(self) -> None:
-        """Count from 0 again, as pooch does once all bytes have arrived, to count `total` at once."""
+        """Count from 0 again.
+
+        pooch does so once all bytes have arrived, and then counts `total` at once.
+        """
         self.received = 0
 
     def close(self) -> None:
@@ -264,7 +269,8 @@ def _failure_reason(error: Exception, file: DataFile) -> str:
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return "connection cut"
     if isinstance(error, requests.ConnectionError):
-        # requests tells the two cases apart only in its text, which names several objects in memory.
+        # requests tells the two cases apart only in its text, which names several objects in
+        # memory.
         if "refused" in str(error):
             return "connection refused"
         return one_line(error)

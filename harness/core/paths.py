@@ -116,7 +116,7 @@ class SweepFolder:
 
     @property
     def lock_path(self) -> Path:
-        """Return the file that the process that runs the sweep locks; see `harness.records.store`."""
+        """Return the file that `harness.records.store.lock` locks while the sweep runs."""
         return self.path / "lock"
 
     def trial_folder(self, trial_id: str) -> TrialFolder:
@@ -139,7 +139,7 @@ class SweepFolder:
         return self.path / "report.html"
 
     def record_paths(self) -> list[Path]:
-        """Return the paths of all records, sorted; also those of trials that are no longer asked for."""
+        """Return the paths of all records, sorted, of trials no longer asked for too."""
         return sorted(self.path.glob("*/record.json"))
 
 
@@ -169,7 +169,7 @@ class Results:
 
     @property
     def baselines(self) -> Path:
-        """Return the folder of baselines, in a folder for each kind of hardware; to be committed."""
+        """Return the folder of baselines, one folder for each kind of hardware; to be committed."""
         return self.path / "baselines"
 
     @property
@@ -192,10 +192,11 @@ class Results:
 
 
 def safe_folder_name(name: str) -> str:
-    """Return a folder's name that is safe in any file system and shell; different names never share one.
+    """Return a folder's name that is safe in any file system and shell.
 
-    A name that is safe stays as it is. Of any other the safe characters stay, at most 60 of them,
-    and 8 digits of the name's SHA-256 tell it from names that differ in what was replaced.
+    Different names never share one. A name that is safe stays as it is. Of any other the safe
+    characters stay, at most 60 of them, and 8 digits of the name's SHA-256 tell it from names that
+    differ in what was replaced.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
     if safe == name:

@@ -44,20 +44,21 @@ class Process(Protocol):
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, however that ends. Linux only.
+    """Have the kernel send this process a signal when its parent ends, however that ends.
 
-    Nothing is sent if the parent has ended already.
+    Linux only. Nothing is sent if the parent has ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def wait_for_idle_threads(timeout: float = 1.0) -> None:
-    """Wait until all other threads of this process sleep, for `timeout` seconds at most. Linux only.
+    """Wait until all other threads of this process sleep, for `timeout` seconds at most.
 
-    This is for a fork under CPython before 3.12: the child hangs if a thread was adding itself to
-    the interpreter's list of threads at that moment, because the lock of that list is copied in its
-    locked state. gloo's threads do so after a collective, each time they release a tensor.
+    Linux only. This is for a fork under CPython before 3.12: the child hangs if a thread was adding
+    itself to the interpreter's list of threads at that moment, because the lock of that list is
+    copied in its locked state. gloo's threads do so after a collective, each time they release a
+    tensor.
     """
     deadline = time.monotonic() + timeout
     quiet = 0  # looks in a row at which all others slept: one could fall between two naps

@@ -1,4 +1,6 @@
-"""Reads JSON that the harness has written back into its dataclasses, strictly and with one-line errors.
+"""Reads JSON that the harness has written back into its dataclasses, strictly.
+
+Errors are one line, as `harness.core.errors` has them.
 
 Everything that is read from disk, from another process or from MLflow goes through here. Types must
 match exactly: a string is never taken for a number, nor 2.0 for a whole number. The only widening
@@ -59,7 +61,7 @@ LONGEST_VALUE = 60  # characters of a value that an error shows
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    """A kind of JSON file: its name in errors, its schema, and what to do about a file that can't be read."""
+    """A kind of JSON file: its name in errors, its schema, and what to do if it is unreadable."""
 
     name: str  # as in "not a valid record"
     schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
@@ -130,8 +132,8 @@ def decode_content(kind: type[T], content: Any, source: str, file_format: FileFo
 def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
     """Return whether a file is of a later minor schema than ours; raises BadInput for another major.
 
-    `content` is its JSON value, whatever that is. A schema that is a bare whole number, as files had
-    before there were minor numbers, is that major number's first.
+    `content` is its JSON value, whatever that is. A schema that is a bare whole number, as files
+    had before there were minor numbers, is that major number's first.
     """
     if file_format.schema is None:
         raise ValueError(f"a {file_format.name} has no schema")
@@ -180,9 +182,10 @@ def _schema_numbers(schema: object) -> tuple[int, int] | None:
 def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) -> Any:
     """Return a JSON value, as `json.loads` gives it, as a `kind`.
 
-    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings, literals,
-    optional values and paths. It may also be a union of dataclasses, which their literal fields tell
-    apart. Raises ValueError naming the key, the value that was found and what is allowed.
+    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings,
+    literals, optional values and paths. It may also be a union of dataclasses, which their literal
+    fields tell apart. Raises ValueError naming the key, the value that was found and what is
+    allowed.
     """
     kind = _union_member(kind, value)
     try:
@@ -224,7 +227,10 @@ def _union_member(kind: Any, value: Any) -> Any:
 
 
 def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
-    """Return whether each literal field of a dataclass allows what `value` has there, if it has anything."""
+    """Return whether each literal field of a dataclass allows what `value` has there.
+
+    A field that `value` lacks is allowed.
+    """
     for name, hint in get_type_hints(kind).items():
         if get_origin(hint) is Literal and name in value and value[name] not in get_args(hint):
             return False
@@ -232,10 +238,10 @@ def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
 
 
 def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
-    """Return what is wrong with the first key of `content` that `expected` has not, if there is one.
+    """Return what is wrong with the first key of `content` that `expected` lacks, if any.
 
-    `expected` is the same value decoded and encoded again, so it has every field that its dataclasses
-    have. `path` is where both are, and ends in a dot unless it is empty.
+    `expected` is the same value decoded and encoded again, so it has every field that its
+    dataclasses have. `path` is where both are, and ends in a dot unless it is empty.
     """
     if isinstance(content, dict) and isinstance(expected, Mapping):
         for key, value in content.items():
@@ -255,8 +261,8 @@ def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
 def _explain(error: str, kind: Any, content: Any) -> str:
     """Return msgspec's error as `KEY: found VALUE; allowed: …`.
 
-    `content` is the value that was to be a `kind`. msgspec names only the types of what it found, so
-    the value is looked up at the error's path.
+    `content` is the value that was to be a `kind`. msgspec names only the types of what it found,
+    so the value is looked up at the error's path.
     """
     located = LOCATION.fullmatch(error)
     assert located is not None

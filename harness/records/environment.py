@@ -101,7 +101,10 @@ class Environment:
 
 
 def redact(name: str, value: str) -> str:
-    """Return `value` without credentials in URLs, or a placeholder where the name speaks of a secret."""
+    """Return the value of a variable without secrets.
+
+    Credentials are cut out of URLs. If the name speaks of a secret, nothing of the value is left.
+    """
     if SECRET.search(name):
         return REDACTED
     return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", value)
@@ -110,8 +113,8 @@ def redact(name: str, value: str) -> str:
 def secret_values() -> list[str]:
     """Return the values of this process's variables whose names speak of secrets.
 
-    They are to be removed from other text, so short ones are left out: removing every `1` would leave
-    nothing readable.
+    They are to be removed from other text, so short ones are left out: removing every `1` would
+    leave nothing readable.
     """
     secrets: list[str] = []
     for name, value in os.environ.items():

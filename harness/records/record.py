@@ -1,8 +1,8 @@
 """Records: the JSON file that a trial leaves, and the part of it that each rank leaves before.
 
 Each rank writes a RankResult when it ends, even by an error. The launcher assembles them into the
-trial's Record (`harness.launch.assemble`), which is written before any tracker is asked. Raw samples
-of every step are kept, as Series, so that every figure can be computed again.
+trial's Record (`harness.launch.assemble`), which is written before any tracker is asked. Raw
+samples of every step are kept, as Series, so that every figure can be computed again.
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
 measured is None, or absent, and never 0.
@@ -22,8 +22,8 @@ from harness.records.environment import Environment
 from harness.records.series import Series
 from harness.spec.cell import Profiling, Trial
 
-# MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0 on
-# has records in tests/records/schemas, which must always be readable.
+# MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
+# on has records in tests/records/schemas, which must always be readable.
 SCHEMA = "5.0"
 RECORD_FORMAT = FileFormat(
     name="record",
@@ -134,19 +134,19 @@ class LossScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What was sampled beside training at one rank, in its segments of nothing but training after the warm-up.
+    """What was sampled beside training at one rank.
 
-    `sample_times` and `readings` are samples from within segments. `shares` come from counters that
-    are read at both ends of every segment, and so cover all of it. Joules and `metered_steps` are of
-    those segments that are long enough for the GPU's energy counter
-    (`harness.measure.telemetry.METERED`).
+    It is of segments of nothing but training, after the warm-up. `sample_times` and `readings` are
+    samples from within segments. `shares` come from counters that are read at both ends of every
+    segment, and so cover all of it. Joules and `metered_steps` are of those segments that are long
+    enough for the GPU's energy counter (`harness.measure.telemetry.METERED`).
     """
 
     seconds: float  # of the segments
     steps: int  # optimizer steps in the segments
     sample_times: Series  # seconds since the epoch
-    # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as in
-    # gpu_power_w; those without one are shares.
+    # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
+    # in gpu_power_w; those without one are shares.
     readings: Mapping[str, Series]
     shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
     joules: float | None = None  # None where the GPU has no energy counter
@@ -234,7 +234,10 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a trial was run with that is no part of its cell: with these and the cell it can be run again."""
+    """What a trial was run with that is no part of its cell.
+
+    With these and the cell it can be run again.
+    """
 
     sweep_file: str  # the path of it, which may have changed since
     base_folder: str  # the folder that file names of user workloads are relative to
@@ -254,8 +257,8 @@ class RunSettings:
 class Record:
     """The durable truth about one trial: its last attempt, and why those before it failed.
 
-    `summary`, `loss` and `order_digest` are only there for a trial that finished, and `failure` only
-    for one that did not.
+    `summary`, `loss` and `order_digest` are only there for a trial that finished, and `failure`
+    only for one that did not.
     """
 
     schema: str = SCHEMA

@@ -31,8 +31,8 @@ class FailedRank:
 def read_progress_file(path: Path) -> dict[str, Any]:
     """Return how far a running trial has come, empty where there is no file (yet, or any more).
 
-    `harness.training.progress` says which keys there are. Raises BadInput for what is no JSON, which
-    can't happen to a file that is renamed into place.
+    `harness.training.progress` says which keys there are. Raises BadInput for what is no JSON,
+    which can't happen to a file that is renamed into place.
     """
     try:
         text = path.read_bytes()

@@ -41,7 +41,8 @@ class Series:
     def unpack(self) -> Numbers:
         """Return the numbers, shape (count,), read-only.
 
-        Raises ValueError if the content is not what the header says, and zlib.error if it is damaged.
+        Raises ValueError if the content is not what the header says, and zlib.error if it is
+        damaged.
         """
         import numpy as np
 

@@ -120,7 +120,8 @@ def lock(folder: SweepFolder) -> Iterator[None]:
     """Hold a sweep for this process alone; raises BadInput if another process holds it.
 
     The kernel releases the lock however this process ends. The file stays, and holds the process's
-    id for the error of the next one: removing it would let two processes lock two files of one name.
+    id for the error of the next one: removing it would let two processes lock two files of one
+    name.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -88,8 +88,8 @@ class Axes(Strict):
     world_size: Annotated[
         Count, AxisHelp("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
     ] = 1
-    # The next three are parameters of DistributedDataParallel. Torch's own cap is 25 MiB, except for
-    # the first bucket, which has 1 MiB.
+    # The next three are parameters of DistributedDataParallel. Torch's own cap is 25 MiB, except
+    # for the first bucket, which has 1 MiB.
     bucket_cap_mb: Annotated[
         Annotated[float, Between(1e-6)] | None,
         AxisHelp(
@@ -103,8 +103,8 @@ class Axes(Strict):
     static_graph: Annotated[
         bool, AxisHelp("DDP takes the graph of the first step for all", "ddp")
     ] = False
-    # Which modules `fully_shard` is called for: each layer of the workload and then the rest, or the
-    # whole model only, which gathers all parameters at once.
+    # Which modules `fully_shard` is called for: each layer of the workload and then the rest, or
+    # the whole model only, which gathers all parameters at once.
     fsdp_wrap: Annotated[
         Literal["layers", "root"],
         AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2"),
@@ -114,7 +114,8 @@ class Axes(Strict):
         Literal["auto", "always", "never"],
         AxisHelp("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
     ] = "auto"
-    # `resident` takes the loader out of a measurement: batches are gathered from tensors on the device.
+    # `resident` takes the loader out of a measurement: batches are gathered from tensors on the
+    # device.
     input: Annotated[
         Literal["loader", "resident"],
         AxisHelp("a DataLoader, or all training samples kept on the device"),
@@ -134,8 +135,8 @@ class Axes(Strict):
         Literal["auto", "always", "never"],
         AxisHelp("page-locked batches; auto: on GPUs", "always: a GPU, input loader"),
     ] = "auto"
-    # Of the global batch, so that cells of different world sizes train on the same batches. The only
-    # axis without a default here: its default is the workload's.
+    # Of the global batch, so that cells of different world sizes train on the same batches. The
+    # only axis without a default here: its default is the workload's.
     batch_size: Annotated[
         Count, AxisHelp("samples of an optimizer step, over all ranks; else the workload's own")
     ]

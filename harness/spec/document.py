@@ -1,4 +1,4 @@
-"""YAML files, read once and strictly: every mistake is one line with file, line, key, found, allowed.
+"""YAML files, read strictly: every mistake is one line with file, line, key, found and allowed.
 
 A file is read in three steps. PyYAML parses it with `_Loader`, which takes scalars as YAML 1.2
 mostly does. A second look at the nodes of the text notes the line of each key, and refuses keys

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from harness.core.errors import did_you_mean
 from harness.spec.slurm import SlurmOptions, time_limit
 
-# Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo, --format.
-# Without --exact, sinfo puts nodes that differ into one line, with the least of each as in `8+`.
+# Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo,
+# --format. Without --exact, sinfo puts nodes that differ into one line, with the least of each as
+# in `8+`.
 COMMAND = ["sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]
 TIMEOUT = 5.0  # seconds that Slurm has to answer
 # One entry of %G, such as gpu:2, gpu:a100:4 or gpu:a100:4(S:0-1); several are joined by commas.
@@ -139,7 +140,8 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
 def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
     """Return whether a job with these options can leave these nodes out.
 
-    It can if the cluster would have room for a job that is larger by as many nodes, or does not say.
+    It can if the cluster would have room for a job that is larger by as many nodes, or does not
+    say.
     """
     partitions = query()
     if not partitions:
@@ -184,8 +186,9 @@ def _check_gpu_type(options: SlurmOptions, partition: Partition) -> Mismatch | N
 def _check_nodes(options: SlurmOptions, partition: Partition) -> Mismatch | None:
     """Check that enough nodes have the CPUs, the GPUs and the memory that the ranks of a node need.
 
-    The keys narrow the nodes down one after the other, so that a node counts only if it has all. The
-    mismatch is that of the key that leaves no node, with the most that the nodes before it have.
+    The keys narrow the nodes down one after the other, so that a node counts only if it has all.
+    The mismatch is that of the key that leaves no node, with the most that the nodes before it
+    have.
     """
     ranks = options.ranks_per_node
     needs = {

@@ -27,7 +27,8 @@ MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's d
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph breaks
-# Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness decides.
+# Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness
+# decides.
 RESERVED_OPTIONS = {
     "partition": "partition", "account": "account", "qos": "qos", "constraint": "constraint", "nodes": "nodes",
     "ntasks-per-node": "ranks_per_node", "gpus-per-task": "gpus_per_rank", "gpus-per-node": "gpus_per_rank",
@@ -55,7 +56,7 @@ def reject_control_characters(key: str, text: str) -> None:
 
 
 def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:
-    """Raise ValueError, which begins with `key`, for a name that no environment variable can have."""
+    """Raise ValueError, which begins with `key`, for a name that no variable can have."""
     for name in names:
         if not VARIABLE.fullmatch(name):
             raise ValueError(
@@ -112,7 +113,7 @@ class SlurmOptions(Strict):
             _check_option(name, value)
 
     def _check_texts(self) -> None:
-        """Raise ValueError for text that would end a line of the job script, or that sbatch would replace."""
+        """Raise ValueError for text that would end a line of the script, or change in sbatch."""
         for key in fields(self):
             value = getattr(self, key.name)
             texts: tuple[Any, ...] = (value,)
@@ -187,8 +188,8 @@ def _check_option(name: str, value: str | None) -> None:
 def time_limit(text: str) -> int:
     """Return the seconds of a time limit as sbatch reads it; raises ValueError for text that is none.
 
-    The forms are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
-    `days-hours:minutes:seconds` (man sbatch, --time).
+    The forms are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
+    `days-hours:minutes` and `days-hours:minutes:seconds` (man sbatch, --time).
     """
     match = TIME.fullmatch(text)
     total = 0
@@ -205,8 +206,8 @@ def time_limit(text: str) -> int:
 def _seconds(parts: list[int], days: str | None) -> int:
     """Return the seconds of the one to three numbers of a time limit.
 
-    They begin with minutes, or with hours where all three are there or where `days` come before them.
-    Numbers that are missing at the end are 0.
+    They begin with minutes, or with hours where all three are there or where `days` come before
+    them. Numbers that are missing at the end are 0.
     """
     if days is None and len(parts) < 3:
         minutes, seconds = [*parts, 0][:2]

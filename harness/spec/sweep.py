@@ -81,9 +81,9 @@ class Sweep:
     def blocks(self) -> list[list[Trial]]:
         """Return the trials in the order in which they run, block by block.
 
-        A block holds every cell that has its seed once, so that cells compare under like conditions.
-        Every other block runs backwards, so that a machine that gets slower and slower favors no
-        cell.
+        A block holds every cell that has its seed once, so that cells compare under like
+        conditions. Every other block runs backwards, so that a machine that gets slower and slower
+        favors no cell.
         """
         blocks: list[list[Trial]] = []
         for repeat in range(self.repeats):
@@ -191,8 +191,9 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
 
 
 def _check_file(document: Document, file: SweepFile) -> None:
-    """Raise BadInput for what the types of the keys can't rule out: an empty name, no workloads, and
-    seeds that repeat.
+    """Raise BadInput for what the types of the keys can't rule out.
+
+    That is an empty name, no workloads, and seeds that repeat.
     """
     if not file.name.strip():
         raise document.error(("name",), "found an empty name; allowed: any text")
@@ -299,8 +300,8 @@ class _CellPlanner:
         """Return the axes that the workload itself sets, its batch size included.
 
         Its declared batch size is left out where `axes` of the sweep has one, which it would
-        overwrite. The product overwrites it in any case. Raises BadInput for an axis that the matrix
-        decides too, and for both ways to set a batch size.
+        overwrite. The product overwrites it in any case. Raises BadInput for an axis that the
+        matrix decides too, and for both ways to set a batch size.
         """
         axes: dict[str, Any] = {}
         for axis, value in self.entry.axes.items():
@@ -339,7 +340,7 @@ class _CellPlanner:
         return self.entry.length or self.file.length
 
     def _exclusion(self, axes: Axes, rule: str | None) -> matrix.ExcludedPoint | None:
-        """Return the point as excluded if `rule` or a conflict excludes it, None if neither does."""
+        """Return the point if `rule` or a conflict excludes it, None if neither does."""
         reason: str | None = "the sweep says so"
         if not rule:
             reason = self.workload.find_conflict(axes)

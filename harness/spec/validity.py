@@ -17,7 +17,7 @@ Share = Annotated[float, Between(0, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ValidityRules(Strict):
-    """The most that a trial may see, null for no limit, and how often a trial that saw more runs again.
+    """The most that a trial may see, null for no limit, and how often one that saw more runs again.
 
     A figure that could not be measured, such as the throttling of a CPU, breaks no rule.
     """

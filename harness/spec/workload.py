@@ -151,7 +151,7 @@ def _read_settings(
 
 
 def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:
-    """Return the error for a failed check, at the field that `message` begins with if it names one."""
+    """Return the error for a failed check, at the field that `message` begins with, if any."""
     name, _, problem = message.partition(": ")
     if name in {setting.name for setting in fields(settings)}:
         return document.error((*key, name), problem)
