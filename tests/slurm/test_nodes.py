@@ -73,8 +73,11 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     assert trial_states(results) == ["running", "queued"], "the folder tells, without Slurm"
     slurm.start("slurmctld")
     slurm.wait_for_controller()
+    # A node that is drained before the controller has found its job again counts as idle.
+    wait_until(lambda: slurm.node_states()["n2"] == "allocated")
 
     slurm.set_node("n2", "DRAIN")
+    wait_until(lambda: slurm.node_states()["n2"] == "draining")
     hurry_up(tmp_path)
     wait_until(lambda: slurm.node_states()["n2"] == "drained")
     assert trial_states(results) == ["done", "queued"], "the running trial ends, no other starts"
