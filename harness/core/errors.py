@@ -40,7 +40,7 @@ class NonFiniteLoss(HarnessError):
     """The loss became NaN or infinite, on `rank` before all others."""
 
     def __init__(self, message: str, rank: int = 0) -> None:
-        """Make the error; `rank` is kept because every rank raises it for the one that caused it."""
+        """Make the error; all ranks raise it, `rank` is the one that caused it."""
         super().__init__(message)
         self.rank = rank
 

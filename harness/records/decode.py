@@ -90,7 +90,7 @@ def decode_text(kind: type[T], text: str | bytes, source: str, file_format: File
 
 
 def read_json(path: Path, file_format: FileFormat) -> Any:
-    """Return the JSON value in a file; raises BadInput if there is no such file or if it is no JSON."""
+    """Return the JSON value in a file; raises BadInput if there is no file or if it is no JSON."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -130,10 +130,11 @@ def decode_content(kind: type[T], content: Any, source: str, file_format: FileFo
 
 
 def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
-    """Return whether a file is of a later minor schema than ours; raises BadInput for another major.
+    """Return whether a file is of a later minor schema than ours.
 
-    `content` is its JSON value, whatever that is. A schema that is a bare whole number, as files
-    had before there were minor numbers, is that major number's first.
+    Raises BadInput for another major one. `content` is its JSON value, whatever that is. A schema
+    that is a bare whole number, as files had before there were minor numbers, is that major
+    number's first.
     """
     if file_format.schema is None:
         raise ValueError(f"a {file_format.name} has no schema")

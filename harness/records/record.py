@@ -299,7 +299,10 @@ def write_record(path: Path, record: Record | RankResult) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Read a record; raises BadInput for a file that is missing, incomplete or of another major schema."""
+    """Read a record.
+
+    Raises BadInput for a file that is missing, incomplete or of another major schema.
+    """
     return decode_file(Record, path, RECORD_FORMAT)
 
 

@@ -75,7 +75,7 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
 
 
 def read_spec_content(path: Path) -> dict[str, Any]:
-    """Return the keys of a `sweep.json` as they are in the file, of whatever schema; raises BadInput."""
+    """Return the keys of a `sweep.json` of whatever schema, undecoded; raises BadInput."""
     content = read_json(path, SWEEP_FORMAT)
     if not isinstance(content, dict):
         raise SWEEP_FORMAT.error(path, "can't be read as a sweep: found no keys; allowed: keys")
@@ -137,7 +137,10 @@ def lock(folder: SweepFolder) -> Iterator[None]:
 
 
 def _acquire(file: TextIO, folder: SweepFolder) -> None:
-    """Lock the file; raises BadInput if another process holds it for longer than `is_locked` does."""
+    """Lock the file.
+
+    Raises BadInput if another process holds it for longer than `is_locked` does.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:

@@ -57,7 +57,7 @@ class Axes(Strict):
             "reduce-overhead: a GPU",
         ),
     ] = "eager"
-    # `torch.compile(dynamic=…)`: null (torch decides once a shape has changed), true or false.
+    # `torch.compile(dynamic=…)`: None (torch decides once a shape changes), True or False.
     dynamic: Annotated[
         Literal["auto", "always", "never"],
         AxisHelp("shapes that torch.compile takes as variable", "compile"),
@@ -109,7 +109,7 @@ class Axes(Strict):
         Literal["layers", "root"],
         AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2"),
     ] = "layers"
-    # `fully_shard(reshard_after_forward=…)`: null, true or false.
+    # `fully_shard(reshard_after_forward=…)`: None, True or False.
     reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
         AxisHelp("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
@@ -266,7 +266,7 @@ NEEDS = (
 
 
 def axis_help(axis: str) -> AxisHelp:
-    """Return the help of an axis, `rank_batch_size` included; raises KeyError for what is no axis."""
+    """Return the help of an axis or of `rank_batch_size`; raises KeyError for what is neither."""
     for part in get_args(AXIS_TYPES[axis]):
         if isinstance(part, AxisHelp):
             return part

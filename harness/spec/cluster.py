@@ -59,7 +59,7 @@ class Profile(Strict):
             raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
 
     def _check_slurm(self) -> None:
-        """Raise ValueError for settings that make no sense, or contradict each other, under Slurm."""
+        """Raise ValueError for settings that make no sense under Slurm, alone or together."""
         if self.slots is not None:
             raise ValueError(
                 "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"

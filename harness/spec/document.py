@@ -172,10 +172,11 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """Return the YAML mapping in `text`; raises BadInput for anything else, and for keys given twice.
+    """Return the YAML mapping in `text`.
 
-    `source` is what errors call the text: the file's path. The text is parsed twice, because PyYAML
-    drops the lines when it makes objects of nodes, and silently takes the last of equal keys.
+    Raises BadInput for anything else, and for a key that is there twice. `source` is what errors
+    call the text: the file's path. The text is parsed twice, because PyYAML drops the lines when it
+    makes objects of nodes, and silently takes the last of equal keys.
     """
     sources: dict[Key, str] = {}
     try:

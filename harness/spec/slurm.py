@@ -186,10 +186,11 @@ def _check_option(name: str, value: str | None) -> None:
 
 
 def time_limit(text: str) -> int:
-    """Return the seconds of a time limit as sbatch reads it; raises ValueError for text that is none.
+    """Return the seconds of a time limit as sbatch reads it.
 
-    The forms are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
-    `days-hours:minutes` and `days-hours:minutes:seconds` (man sbatch, --time).
+    Raises ValueError for text that is none. The forms are `minutes`, `minutes:seconds`,
+    `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and `days-hours:minutes:seconds`
+    (man sbatch, --time).
     """
     match = TIME.fullmatch(text)
     total = 0

@@ -57,9 +57,10 @@ class PlannedWorkload:
 
 
 def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> PlannedWorkload:
-    """Return the workload of a sweep's entry; raises BadInput for a wrong setting or unusable files.
+    """Return the workload of a sweep's entry.
 
-    Its data files are read once, for their digest, which is part of the identity of its cells.
+    Raises BadInput for a wrong setting or an unusable file. Its data files are read for their
+    digest, which is part of the identity of its cells.
     """
     uses = entry.uses or label
     key: Key = ("workloads", label)
@@ -107,9 +108,10 @@ def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key
 
 
 def workload_declaration(uses: str, base_folder: Path) -> Declaration:
-    """Return what planning needs to know about a workload; raises ValueError if there is none of that name.
+    """Return what planning needs to know about a workload.
 
     Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
+    Raises ValueError if there is none of that name.
     """
     if uses in BUILT_IN:
         return BUILT_IN[uses]
