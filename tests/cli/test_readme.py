@@ -1,4 +1,4 @@
-"""The README's own example works as it is printed there."""
+"""The examples of README and manual do what the pages say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
+from harness.cli.pages import linked_topics, read_pages
 from harness.gate.limits import read_gate
 from harness.spec.sweep import load_sweep, ready_sweeps
+from tests.support.pages import documented_pages
 from tests.support.running import run
 from tests.support.tree import TOP
 
@@ -17,13 +19,22 @@ README = TOP / "README.md"
 
 
 def write_printed(name: str, folder: Path) -> Path:
-    """Write the file that the README prints under that name to `folder` and return its path."""
-    (content,) = re.findall(
-        rf"```\w+\n# {re.escape(name)}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
-    )
+    """Write the file that README or manual print under that name into `folder`, and return its path.
+
+    A file that several pages print is the same on all of them.
+    """
+    pattern = rf"```\w+\n# {re.escape(name)}\n(.*?)```"
+    contents: set[str] = set()
+    for page in documented_pages():
+        contents |= set(re.findall(pattern, page.read_text(encoding="utf-8"), re.DOTALL))
+    (content,) = contents
     path = folder / name
     path.write_text(content, encoding="utf-8")
     return path
+
+
+def test_the_readme_takes_two_minutes() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 200
 
 
 @pytest.mark.distributed
@@ -59,9 +70,17 @@ def test_the_mistake_gives_the_line_that_is_printed(
 
 def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
     cells = load_sweep(ready_sweeps()["quickstart"]).cells
-    assert re.findall(
-        r"^(\w+-[0-9a-f]{10}) ", README.read_text(encoding="utf-8"), re.MULTILINE
-    ) == [cell.id for cell in cells]
+    printed_ids = re.findall(
+        r"^(\w+-[0-9a-f]{10}) .* done$", README.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert printed_ids == [cell.id for cell in cells]
+
+
+def test_the_manual_shows_every_page_of_the_readmes_table() -> None:
+    linked = re.findall(r"\(harness/guide/([\w-]+)\.md\)", README.read_text(encoding="utf-8"))
+    assert set(linked) == {page.topic for page in read_pages()}
+    assert linked_topics() == list(dict.fromkeys(linked_topics()))
+    assert set(linked_topics()) == set(linked)
 
 
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
