@@ -28,6 +28,7 @@ FENCE = re.compile(
 FILE_NAME = re.compile(r"^# (?P<name>[\w./-]+\.(?:yaml|yml|py|toml|sh|csv))$")
 EXIT_CODE = re.compile(r"#.*\bexit code (?P<code>\d+)")
 SHELL_LANGUAGES = ("console", "bash", "sh")
+TOP_OPTIONS = ("--version", "--install-completion", "--show-completion")  # `harness` alone has them
 RUN_LIMIT = 600  # seconds that one command of a page may take
 
 
@@ -126,7 +127,7 @@ def harness_calls(command: str) -> list[list[str]]:
 def parse_problem(arguments: list[str]) -> str | None:
     """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
     command: Any = typer.main.get_command(app)
-    remaining = [token for token in arguments if token != "--version"]
+    remaining = [token for token in arguments if token not in TOP_OPTIONS]
     while hasattr(command, "commands"):
         if not remaining or remaining[0] == "--help":
             return None
