@@ -13,9 +13,10 @@ from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking.ui import server
 
-# Kinds of test by how long they take: the long ones start first, so that no process is left with one of them at the
-# end. Tests that measure time come last; `make test` runs them in a second stage, in one process, with nothing beside.
-# Of a test with several marks the first one here counts.
+# Kinds of test by how long they take: the long ones start first, so that no process is left with
+# one of them at the end. Tests that measure time come last; `make test` runs them in a second
+# stage, in one process, with nothing beside. Of a test with several marks the first one here
+# counts.
 ALONE = "alone"
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 

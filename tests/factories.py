@@ -203,7 +203,9 @@ def _metrics(progress: float, seed: int) -> dict[str, float]:
 
 
 def make_machine(**changes: Any) -> Machine:
-    """The machine of the made records: 100 GFLOP/s fp32 a thread, 10 GB/s alone and 16 GB/s for both threads."""
+    """The machine of the made records: 100 GFLOP/s fp32 a thread, 10 GB/s alone and 16 GB/s for
+    both threads.
+    """
 
     def product(dtype: str, threads: int, size: int, rate: float) -> Matmul:
         best = 2 * size**3 / rate

@@ -1,4 +1,6 @@
-"""What keeps the code in order: who may import whom, what starts without what, and how branched a function may be."""
+"""What keeps the code in order: who may import whom, what starts without what, and how branched a
+function may be.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import pytest
 
 from tests.support.tree import TOP
 
-# The ceiling on a function's cyclomatic complexity: beyond it a reader can't keep its paths in mind.
+# The ceiling on a function's cyclomatic complexity: beyond it a reader can't keep its paths in
+# mind.
 MAX_BRANCHES = 12
 BRANCH_NODES = (
     ast.If,
@@ -29,7 +32,8 @@ BRANCH_NODES = (
 # Functions above the ceiling, and why they may be.
 MANY_BRANCHES: dict[str, str] = {}
 
-# A module, or a package taken as one, imports from rows above its own and from nothing beside or below it.
+# A module, or a package taken as one, imports from rows above its own and from nothing beside or
+# below it.
 ROWS = [
     {"__init__", "core", "statistics"},
     {"spec"},

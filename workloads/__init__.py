@@ -2,8 +2,8 @@
 
 A user's own workload derives from `Workload` or `Classifier`.
 
-The names below are loaded on first use. So `import workloads` imports no torch, and planning a sweep
-takes no noticeable time.
+The names below are loaded on first use. So `import workloads` imports no torch, and planning a
+sweep takes no noticeable time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Defines what a workload is: model, data, loss, optimizer, schedule and target metric in one class."""
+"""Defines what a workload is: model, data, loss, optimizer, schedule and target metric in one
+class.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the samples at `indices`, in that order, as CPU tensors of shape (len(indices), ...)."""
+        """Return the samples at `indices`, in that order, as CPU tensors of shape (len(indices),
+        ...).
+        """
         ...
 
 

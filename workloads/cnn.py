@@ -129,8 +129,8 @@ class CNN(Classifier):
 
         A convolution with k x k kernels from c to d channels on h x w pixels costs 2 k^2 c d h w
         forward, the padding counted like pixels. A linear layer from n to m features costs 2nm.
-        Backward costs as much for the gradient of the weights, and as much again for the gradient of
-        the input. The first convolution does not need the latter, since its input are pixels:
+        Backward costs as much for the gradient of the weights, and as much again for the gradient
+        of the input. The first convolution does not need the latter, since its input are pixels:
 
             3 * (sum over layers of forward) - forward of the first convolution
         """

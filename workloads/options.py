@@ -178,7 +178,8 @@ class DistilBertOptions(Settings):
             )
 
     def with_paths_relative_to(self, base: Path) -> Self:
-        """Return the same settings with `pretrained` resolved: to a folder, or to a model on the hub.
+        """Return the same settings with `pretrained` resolved: to a folder, or to a model on the
+        hub.
 
         A value that is no folder below `base` but has the form of a hub's name, `model` or
         `owner/model`, is taken as such.

@@ -1,8 +1,8 @@
 """Generates labeled support tickets from a seed.
 
-They are hard enough that no classifier gets all of them right: some are mislabeled, some say nothing
-that tells their class, some mention a request of another class as settled, and some words are
-misspelled.
+They are hard enough that no classifier gets all of them right: some are mislabeled, some say
+nothing that tells their class, some mention a request of another class as settled, and some words
+are misspelled.
 """
 
 from __future__ import annotations

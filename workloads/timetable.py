@@ -1,7 +1,7 @@
 """A workload whose every phase takes a time that is known beforehand, to test what measures it.
 
-Each part of a step sleeps until its planned end. What the harness then measures, such as throughput,
-the share of each phase and the skew between ranks, can be compared with the plan.
+Each part of a step sleeps until its planned end. What the harness then measures, such as
+throughput, the share of each phase and the skew between ranks, can be compared with the plan.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch.optim import SGD, Optimizer
 from workloads.base import Batch, Splits, Target, TensorSamples, Workload
 from workloads.options import Between, Fraction, Settings
 
-# Durations of five successive steps, times `step_seconds`. Their mean is 1. They are unequal, so that
-# a median or a trimmed mean, which would be wrong for throughput, gives a visibly wrong result.
+# Durations of five successive steps, times `step_seconds`. Their mean is 1. They are unequal, so
+# that a median or a trimmed mean, which would be wrong for throughput, gives a visibly wrong
+# result.
 RHYTHM = (0.75, 0.75, 0.75, 0.75, 2.0)
 
 SAMPLES = 1024

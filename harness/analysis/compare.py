@@ -391,8 +391,8 @@ def _condition(cell: CellResult, kind: str) -> str:
 def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
     """Return whether two conditions are known to be equal.
 
-    Unknown hardware is not the same as unknown hardware. A cell measured on two kinds of hardware is
-    the mean over both, which equals nothing; two versions of the code only deserve a remark.
+    Unknown hardware is not the same as unknown hardware. A cell measured on two kinds of hardware
+    is the mean over both, which equals nothing; two versions of the code only deserve a remark.
     """
     if condition_a != condition_b or UNKNOWN in condition_a:
         return False
@@ -511,7 +511,9 @@ def _not_interleaved(drift: Sequence[Drift]) -> str:
 
 
 def _unmeasured_sides(match: Match) -> str:
-    """Return the sides without a measured throughput, and why: `A (2 failed) and B (too few steps)`."""
+    """Return the sides without a measured throughput, and why: `A (2 failed) and B (too few
+    steps)`.
+    """
     sides = []
     for letter, side in match.sides:
         if not side.log_throughputs:

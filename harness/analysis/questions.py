@@ -70,7 +70,8 @@ def hardware_keys(cell: CellResult) -> Sequence[str]:
 
 
 def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) -> list[Drift]:
-    """Return how much the difference of two sides' log throughputs moves between times of measuring.
+    """Return how much the difference of two sides' log throughputs moves between times of
+    measuring.
 
     Empty unless the drift of all their hardware is known. Where a side has several kinds of
     hardware, the one that drifts most counts. Sides of the same hardware move independently, but by

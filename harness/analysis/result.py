@@ -1,8 +1,8 @@
 """What the trials of a cell come to: the form in which records and baselines are compared.
 
-A record is large: the times and losses of every step at every rank. `of_trial` reduces it to the few
-numbers that comparisons need, as a `CellResult` of one trial; `join` merges those of the same cell.
-MLflow keeps the parts and joins them again whenever a trial is added.
+A record is large: the times and losses of every step at every rank. `of_trial` reduces it to the
+few numbers that comparisons need, as a `CellResult` of one trial; `join` merges those of the same
+cell. MLflow keeps the parts and joins them again whenever a trial is added.
 """
 
 from __future__ import annotations

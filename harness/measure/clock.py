@@ -107,8 +107,8 @@ class StepClock(ABC):
         step_index = np.cumsum(is_step_end) - 1
         phase = np.where(is_step_end, Phase.data_wait, codes)
         phases = np.zeros((len(Phase), step_index[-1] + 1))
-        # A step may enter a phase several times. `np.add.at` adds all its parts, where an assignment
-        # by index would keep only the last.
+        # A step may enter a phase several times. `np.add.at` adds all its parts, where an
+        # assignment by index would keep only the last.
         np.add.at(phases, (phase, step_index), seconds)
         return StepTimes(
             steps=phases.sum(axis=0),

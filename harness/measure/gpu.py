@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-# The clock event reasons of NVML that mean throttling: the GPU runs slower than it could for lack of
-# power or of cooling. The other reasons are none: an idle GPU, and clocks that somebody has set
+# The clock event reasons of NVML that mean throttling: the GPU runs slower than it could for lack
+# of power or of cooling. The other reasons are none: an idle GPU, and clocks that somebody has set
 # (application clocks, sync boost, display clocks).
 THROTTLING = {
     "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
@@ -40,7 +40,8 @@ class Gpu(Protocol):
         ...
 
     def compute_pids(self) -> Collection[int] | None:
-        """Return the processes that NVML lists as computing on the GPU, without those that only draw.
+        """Return the processes that NVML lists as computing on the GPU, without those that only
+        draw.
 
         In a container these may be the process ids of the host's namespace, or the list is empty.
         """

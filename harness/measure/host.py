@@ -14,8 +14,8 @@ import psutil
 MAX_FREQUENCY_CORES = 4  # cores whose frequency is read at most: each costs reading a file
 HEAD_BYTES = 512  # of a file in /proc, enough for the first line of /proc/stat
 
-# Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the time
-# of guests, are left out: it is part of user and nice already.
+# Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the
+# time of guests, are left out: it is part of user and nice already.
 PROC_STAT_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
@@ -139,7 +139,8 @@ class ThisHost:
             os.close(self.file_descriptors.popitem()[1])
 
     def foreign_process(self, pid: int) -> str | None:
-        """Return "pid 123 python" unless the process or an ancestor has this process's command line.
+        """Return "pid 123 python" unless the process or an ancestor has this process's command
+        line.
 
         All ranks of a trial have the same command line, which names the trial's folder, and the
         processes that a rank starts have it as their parent.

@@ -1,8 +1,8 @@
 """Measures the memory that training takes at one rank.
 
 The difference is taken between the memory in use just before the model is built and the peak since.
-By then the data set is loaded, so neither it nor the imports count; the model, the steps, evaluations
-and checkpoints do. Some details:
+By then the data set is loaded, so neither it nor the imports count; the model, the steps,
+evaluations and checkpoints do. Some details:
 
 - What libraries load or keep on the way counts, above all the compiler. torch._dynamo, which every
   optimizer imports, is imported before.
@@ -16,8 +16,8 @@ and checkpoints do. Some details:
 The resident size is what the process occupies of the machine, which may be more than it uses: glibc
 keeps freed blocks of up to 32 MiB, the limit to which it raises M_MMAP_THRESHOLD by itself. FSDP2
 frees and allocates its blocks all the time, and glibc then keeps more than there is in use. With
-`MALLOC_MMAP_THRESHOLD_: "131072"` in the environment of a cluster profile the limit stays at 128 KiB,
-and larger blocks return to the system when they are freed, at the cost of speed.
+`MALLOC_MMAP_THRESHOLD_: "131072"` in the environment of a cluster profile the limit stays at 128
+KiB, and larger blocks return to the system when they are freed, at the cost of speed.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def training_bytes(memory: Mapping[str, int]) -> int | None:
 def _peak_bytes() -> int:
     """Return the peak of the resident size.
 
-    Where the kernel reports no VmHWM, it is getrusage's: that one cannot be reset, and a process that
-    was forked and then executed another program keeps its ancestor's.
+    Where the kernel reports no VmHWM, it is getrusage's: that one cannot be reset, and a process
+    that was forked and then executed another program keeps its ancestor's.
     """
     peak = _status_bytes("VmHWM")
     if peak is not None:
@@ -117,7 +117,9 @@ def _status_bytes(field: str) -> int | None:
 
 
 def _reset_peak() -> bool:
-    """Set the kernel's peak to the present size; return whether it could, as some containers forbid it."""
+    """Set the kernel's peak to the present size; return whether it could, as some containers forbid
+    it.
+    """
     try:
         (SELF / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
     except OSError:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Steps are grouped into bins, and the test runs on the bins' medians: a single slow step is no change.
+# Steps are grouped into bins, and the test runs on the bins' medians: a single slow step is no
+# change.
 MIN_BIN_STEPS = 5
 MAX_BINS = 200  # more steps make larger bins, since the test is quadratic in their number
 MIN_BINS = 4  # fewer do not allow a decision
@@ -16,7 +17,8 @@ MIN_LEVEL_BINS = 2  # bins that a level has at least, so that a single odd bin i
 EQUIVALENT = 0.07  # levels closer than this count as equal: slow drift is no warm-up
 NOISE_FLOOR = 0.005  # of a step's duration: smaller deviations are never taken for a signal
 MIN_STEADY_SHARE = 0.25  # of the steps that the steady part has at least
-# The shortest series, in steps, in which a warm-up level and a steady level after it can be told apart.
+# The shortest series, in steps, in which a warm-up level and a steady level after it can be told
+# apart.
 MIN_STEPS_TO_SETTLE = MIN_BIN_STEPS * (MIN_LEVEL_BINS + MIN_BINS)
 
 # The median absolute difference of two normal values with deviation s is 0.954 s: their difference

@@ -115,7 +115,9 @@ def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Win
 
 
 def phase_seconds(ranks: Sequence[RankResult], name: str, mask: NDArray[np.bool_]) -> Numbers:
-    """Return the seconds that each rank spent in a phase during the steps in `mask`, shape (ranks,)."""
+    """Return the seconds that each rank spent in a phase during the steps in `mask`, shape
+    (ranks,).
+    """
     totals = []
     for result in ranks:
         seconds = unpack(result.step_phases.get(name))

@@ -200,8 +200,8 @@ class Telemetry:
     def _watch(self) -> None:
         """Take samples during segments, in the thread, which sleeps otherwise.
 
-        The time until the next sample is carried over from segment to segment. So samples are evenly
-        spaced in training time, however short the segments are.
+        The time until the next sample is carried over from segment to segment. So samples are
+        evenly spaced in training time, however short the segments are.
         """
         seconds_left = self.interval
         for segment in iter(self._segments.get, None):

@@ -1,9 +1,9 @@
 """Counts the memory traffic of training; nothing is timed.
 
-The convention: every operator reads each of its tensors once and writes each of its results once, as
-eager execution does if nothing stays in a cache. Views move nothing; an axis of stride 0 is a single
-element; a gather reads the rows that it takes, not the whole table. The result is an upper bound of
-what main memory has to move.
+The convention: every operator reads each of its tensors once and writes each of its results once,
+as eager execution does if nothing stays in a cache. Views move nothing; an axis of stride 0 is a
+single element; a gather reads the rows that it takes, not the whole table. The result is an upper
+bound of what main memory has to move.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def bytes_per_sample(
 ) -> float | None:
     """Return the traffic of one forward and backward, in bytes per sample of `batch`.
 
-    Forward runs in the context `forward()`, such as autocast. Parameters, gradients, buffers and the
-    state of the random generators are as before afterwards, and no hook of a wrapper runs. Returns
-    None if memory is insufficient.
+    Forward runs in the context `forward()`, such as autocast. Parameters, gradients, buffers and
+    the state of the random generators are as before afterwards, and no hook of a wrapper runs.
+    Returns None if memory is insufficient.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

@@ -12,7 +12,8 @@ MIN_ELAPSED = 1.0
 
 
 def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
-    """Return the rules that a trial violates: for each a line with the rank, the value and the limit.
+    """Return the rules that a trial violates: for each a line with the rank, the value and the
+    limit.
 
     What could not be read violates no rule.
     """

@@ -1,7 +1,8 @@
 """Puts what is certain about a workload's cells into sentences, for the report and for MLflow.
 
-The model of results decides which cell won and whether that is certain. Here it is only said, so that
-every renderer says the same of the same result. Texts are plain: escaping is up to the renderer.
+The model of results decides which cell won and whether that is certain. Here it is only said, so
+that every renderer says the same of the same result. Texts are plain: escaping is up to the
+renderer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Turns numbers, intervals, verdicts and settings into text: the one place that decides units and digits.
+"""Turns numbers, intervals, verdicts and settings into text: the one place that decides units and
+digits.
 
 The terminal, the HTML report and MLflow all format through this module, so that a number reads the
 same everywhere. It returns plain text; escaping for a page or a terminal is up to the caller. It

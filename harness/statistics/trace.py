@@ -1,4 +1,6 @@
-"""The mean of a trace, such as the times of a trial's steps, with an error that respects autocorrelation."""
+"""The mean of a trace, such as the times of a trial's steps, with an error that respects
+autocorrelation.
+"""
 
 from __future__ import annotations
 
@@ -106,12 +108,13 @@ def _summed_correlations(p: Numbers, *, batched: bool) -> Numbers:
     """Return c, the sum of the correlations at all lags, from the correlation p at lag 1.
 
     Of AR(1) itself c = (1 + p) / (1 - p). Means of long batches of one are correlated as averages
-    of the continuous process with correlation exp(-a) a batch, which integrate, with e = exp(-a), to
+    of the continuous process with correlation exp(-a) a batch, which integrate, with e = exp(-a),
+    to
 
         p = (1 - e)^2 / (2 (a - 1 + e)),    c = a / (a - 1 + e).
 
-    This is inverted by a table over a. Below the table's lowest p only neighbors are correlated, and
-    c = 1 + 2 p.
+    This is inverted by a table over a. Below the table's lowest p only neighbors are correlated,
+    and c = 1 + 2 p.
     """
     if not batched:
         return (1 + p) / (1 - p)

@@ -26,7 +26,9 @@ class TrialsMean:
 
 
 def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, float]:
-    """Return the mean value of each seed, in order of appearance; `seeds[i]` belongs to `values[i]`."""
+    """Return the mean value of each seed, in order of appearance; `seeds[i]` belongs to
+    `values[i]`.
+    """
     by_seed: dict[int, list[float]] = {}
     for value, seed in zip(values, seeds, strict=True):
         by_seed.setdefault(seed, []).append(value)

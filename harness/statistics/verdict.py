@@ -156,9 +156,9 @@ def _verdict(
 def _outcome(question: Question, p_change: float, p_same: float, alpha: float) -> Outcome:
     """Return what the p-values and the size of the effect say together.
 
-    A significant effect that is too small to matter is neither better nor worse; it is the same only
-    if it is shown to be too small, and inconclusive otherwise. A difference of zero without any
-    spread, as between equal bits, is the same.
+    A significant effect that is too small to matter is neither better nor worse; it is the same
+    only if it is shown to be too small, and inconclusive otherwise. A difference of zero without
+    any spread, as between equal bits, is the same.
     """
     metric, estimate = question.metric, question.estimate
     lower_margin, upper_margin = metric.margins

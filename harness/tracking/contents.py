@@ -1,7 +1,8 @@
 """What MLflow shows of a sweep, as plain data made from records: names, params, tags and metrics.
 
-Nothing here talks to MLflow, so that all of it is tested without a store. The runs of a sweep and of
-its cells are made from outlines of records, which are read once and kept while a sweep is running.
+Nothing here talks to MLflow, so that all of it is tested without a store. The runs of a sweep and
+of its cells are made from outlines of records, which are read once and kept while a sweep is
+running.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Interruption, Record, Status
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
-from harness.tracking.scalars import RATE, metric_name, over_trials, scalars
+from harness.tracking.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.tracking.verdicts import (
     interval_metrics,
     mean_metrics,
@@ -103,9 +104,11 @@ class TrialOutline:
 def digest_of(content: bytes) -> str:
     """Return the digest of a record file and of the way in which a run shows it.
 
-    A trial's run carries it as a tag. A run whose tag differs is written again.
+    A trial's run carries it as a tag. A run whose tag differs is written again: when its record has
+    changed, when LAYOUT has, and when a number was added to the table of scalars or left it.
     """
-    return hashlib.sha256(b"%d\0" % LAYOUT + content).hexdigest()
+    shown = [str(LAYOUT), *(scalar.name for scalar in SCALARS)]
+    return hashlib.sha256("\0".join(shown).encode() + b"\0" + content).hexdigest()
 
 
 def trial_contents(record: Record, *, repeats: int) -> RunContents:

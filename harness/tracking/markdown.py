@@ -1,7 +1,7 @@
 """Descriptions of runs in Markdown: the leader board, what each axis contributes, a comparison.
 
-MLflow shows a run's description at the top of its page, with Markdown and a little HTML. All numbers
-and verdicts come from the model of results, all texts for them from `harness.render`.
+MLflow shows a run's description at the top of its page, with Markdown and a little HTML. All
+numbers and verdicts come from the model of results, all texts for them from `harness.render`.
 """
 
 from __future__ import annotations

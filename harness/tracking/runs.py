@@ -83,8 +83,8 @@ class SweepRuns:
     def find_existing(self, cells: set[str] | None) -> None:
         """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`.
 
-        A run of a sweep delivers after each trial, and a large sweep has thousands of runs. So for a
-        single cell only its own runs and the sweep's are asked for.
+        A run of a sweep delivers after each trial, and a large sweep has thousands of runs. So for
+        a single cell only its own runs and the sweep's are asked for.
         """
         mine = f"tags.`harness.origin` = '{self.origin}'"
         filters = [mine]

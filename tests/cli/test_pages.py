@@ -1,4 +1,6 @@
-"""What README and manual print works: their commands parse, their files are read, their examples run."""
+"""What README and manual print works: their commands parse, their files are read, their examples
+run.
+"""
 
 from __future__ import annotations
 

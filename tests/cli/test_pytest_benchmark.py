@@ -1,4 +1,6 @@
-"""What `pytest-benchmark --benchmark-compare-fail` misses and our gate finds, on the same steps in the same folder."""
+"""What `pytest-benchmark --benchmark-compare-fail` misses and our gate finds, on the same steps in
+the same folder.
+"""
 
 from __future__ import annotations
 

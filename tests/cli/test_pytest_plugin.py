@@ -230,7 +230,9 @@ def test_a_folder_without_baselines_interrupts_the_session(project: BenchmarkPro
 
 @pytest.mark.distributed
 def test_trials_run_again_and_are_compared_with_the_baseline(project: BenchmarkProject) -> None:
-    """The speed of this machine may vary, so the gate lets it pass; bits and accuracy must be the same."""
+    """The speed of this machine may vary, so the gate lets it pass; bits and accuracy must be the
+    same.
+    """
     project.write_sweep(["fp32"])
     less = ["--set", "seeds=0,1", "--set", "length.steps=40"]
     assert harness(

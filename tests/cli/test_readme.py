@@ -19,7 +19,8 @@ README = TOP / "README.md"
 
 
 def write_printed(name: str, folder: Path) -> Path:
-    """Write the file that README or manual print under that name into `folder`, and return its path.
+    """Write the file that README or manual print under that name into `folder`, and return its
+    path.
 
     A file that several pages print is the same on all of them.
     """

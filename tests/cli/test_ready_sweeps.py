@@ -23,8 +23,8 @@ DATA = Path(os.environ.get("HARNESS_DATA", TOP.parent / "shared" / "data"))
 def run(tmp_path: Path, *arguments: str) -> list[Record]:
     """Run a sweep through the command line and return its trials' records.
 
-    It has one thread, because other tests run beside it: two threads that wait for each other on shared cores take many
-    times as long. The accuracy does not depend on it.
+    It has one thread, because other tests run beside it: two threads that wait for each other on
+    shared cores take many times as long. The accuracy does not depend on it.
     """
     results = tmp_path / "results"
     options = [

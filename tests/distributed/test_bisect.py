@@ -12,7 +12,8 @@ from tests.support.running import processes_below
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1800)]
 
-# Differences that stand out from whatever else the machine does, so that a few short pairs of processes suffice.
+# Differences that stand out from whatever else the machine does, so that a few short pairs of
+# processes suffice.
 LOUD = ("--min-effect", "50%", "--budget", "8")
 OTHER = (
     "\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
@@ -23,7 +24,9 @@ BROKEN = "\n\nimport a_module_that_nobody_has\n"
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Tags: good, other (losses), broken, mended, slow, last; the working tree is like none of them."""
+    """Tags: good, other (losses), broken, mended, slow, last; the working tree is like none of
+    them.
+    """
     ended = Repository(tmp_path_factory.mktemp("user") / "repository")
     ended.git("tag", "good")
     history = [

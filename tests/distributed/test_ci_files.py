@@ -1,4 +1,6 @@
-"""The CI files for users: from an empty repository with the README's own workload to a pull request that is judged."""
+"""The CI files for users: from an empty repository with the README's own workload to a pull request
+that is judged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.cli.test_readme import write_printed
 from tests.support.tree import TOP
 
 CI = TOP / "harness" / "gate" / "ci"
-STEP = 0.04  # seconds, slept rather than computed, so that it hardly matters what else this machine does
+# seconds, slept rather than computed, so that it hardly matters what else this machine does
+STEP = 0.04
 SWEEP = """
 name: spiral
 workloads:
@@ -45,7 +48,9 @@ def gitlab_job() -> dict[str, Any]:
 
 
 class Repository:
-    """A user's, in which `main` trains a model of some size and the branch `change` does so too, slower by a share."""
+    """A user's, in which `main` trains a model of some size and the branch `change` does so too,
+    slower by a share.
+    """
 
     def __init__(self, folder: Path, slower: float) -> None:
         self.path = folder
@@ -85,7 +90,9 @@ def bash(script: str, folder: Path, **variables: str) -> subprocess.CompletedPro
 
 
 def louder(script: str) -> str:
-    """The script with a change that stands out from whatever else the machine does: it takes few pairs of processes."""
+    """The script with a change that stands out from whatever else the machine does: it takes few
+    pairs of processes.
+    """
     assert " sweep.yaml " in script
     return script.replace(" sweep.yaml ", " sweep.yaml --min-effect 20% ")
 

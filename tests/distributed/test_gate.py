@@ -14,7 +14,8 @@ from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
 
-# Differences that stand out from whatever else the machine does, so that a few short pairs of processes suffice.
+# Differences that stand out from whatever else the machine does, so that a few short pairs of
+# processes suffice.
 LOUD = ("--min-effect", "33%", "--budget", "8")
 LOUDER = ("--min-effect", "90%", "--budget", "8")
 

@@ -1,4 +1,6 @@
-"""The memory that training takes: right for a known allocation, and seen to fall where a setting saves some."""
+"""The memory that training takes: right for a known allocation, and seen to fall where a setting
+saves some.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_activation_checkpointing_lowers_what_activations_take(
 
 
 def test_fsdp2_lowers_what_parameters_take(tmp_path: Path, texts: dict[str, Any]) -> None:
-    """DDP holds parameters, gradients, their buckets and Adam's two moments: 5 times 165 MiB; FSDP2 halves the most."""
+    """DDP holds parameters, gradients, their buckets and Adam's two moments: 5 times 165 MiB; FSDP2
+    halves the most.
+    """
     entries = {
         strategy: distilbert(
             texts, {"strategy": strategy, "world_size": 2}, size="base", sequence=8

@@ -1,4 +1,6 @@
-"""The real command: what it measures is physically possible and consistent, and what it leaves can be read."""
+"""The real command: what it measures is physically possible and consistent, and what it leaves can
+be read.
+"""
 
 from __future__ import annotations
 

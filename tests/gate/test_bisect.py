@@ -1,4 +1,6 @@
-"""What `harness bisect` makes of verdicts, over the commits of a real repository; no rank starts here."""
+"""What `harness bisect` makes of verdicts, over the commits of a real repository; no rank starts
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a gate makes of sides whose times are known: a machine that is made up, and the order that is real."""
+"""What a gate makes of sides whose times are known: a machine that is made up, and the order that
+is real.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def soon_warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Machine:
-    """Trains for both sides in turn. A process is faster or slower for as long as it lives, by `placement`."""
+    """Trains for both sides in turn. A process is faster or slower for as long as it lives, by
+    `placement`.
+    """
 
     rng: np.random.Generator
     slower: float = 0.0  # side b, by this share
@@ -78,7 +82,9 @@ def measured(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) 
 
 
 def test_luck_of_a_process_is_no_change() -> None:
-    """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for, and no more."""
+    """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for,
+    and no more.
+    """
     rng = np.random.default_rng(0)
     words = [measured(Machine(rng=rng, placement=0.02)).verdict for _ in range(200)]
     alarms = sum(word in ("faster", "slower") for word in words)

@@ -72,7 +72,9 @@ def test_every_precision_of_the_axis_has_a_dtype() -> None:
 
 @pytest.mark.parametrize("name", VENDOR_PEAKS)
 def test_rows_are_dense_and_in_order(name: str) -> None:
-    """Narrower dtypes are no slower; sparsity's doubling would break the ratios that dense figures have."""
+    """Narrower dtypes are no slower; sparsity's doubling would break the ratios that dense figures
+    have.
+    """
     row = VENDOR_PEAKS[name]
     assert row.flops["fp32"] <= row.flops.get("tf32", row.flops["fp16"]) <= row.flops["fp16"]
     assert row.flops.get("bf16", row.flops["fp16"]) == row.flops["fp16"]

@@ -1,4 +1,6 @@
-"""A trial of the self-test that another program disturbed is tried again, a wrong measurement not for ever."""
+"""A trial of the self-test that another program disturbed is tried again, a wrong measurement not
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.support.running import RecordCollector
 
 
 class Machine:
-    """One whose tries at 2 ranks come back or don't, as told; its records do not depend on any trial having run."""
+    """One whose tries at 2 ranks come back or don't, as told; its records do not depend on any
+    trial having run.
+    """
 
     def __init__(self, tries: list[bool], status: Status = "done") -> None:
         self.tries, self.status, self.ran = tries, status, list[list[int]]()

@@ -141,7 +141,7 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.0
 slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T13:15:58 ***
 srun: error: n1: task 0: Terminated
 srun: Force Terminated StepId=1.0
-""", ("OutOfMemory", 1, "n2")),  # noqa: E501
+""", ("OutOfMemory", 1, "n2")),
     "memory, by OverMemoryKill": ("""\
 slurmstepd-n2: error: StepId=1.0 exceeded memory limit (147255296 > 104857600), being killed
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.

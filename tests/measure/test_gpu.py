@@ -1,4 +1,6 @@
-"""Readings of one GPU through the real pynvml, on a driver of ours and, where there is one, on a real GPU."""
+"""Readings of one GPU through the real pynvml, on a driver of ours and, where there is one, on a
+real GPU.
+"""
 
 from __future__ import annotations
 

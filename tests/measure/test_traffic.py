@@ -93,8 +93,9 @@ class TestOperators:
 
 
 def test_of_a_linear_layer() -> None:
-    """Forward: W, b, x and y by addmm, y and the sum by sum. Backward: one 1 becomes expanded, then dW = gᵀx reads g
-    (one element) and x, writes W's size; db sums g. The sum's first gradient is a ones_like of a scalar."""
+    """Forward: W, b, x and y by addmm, y and the sum by sum. Backward: one 1 becomes expanded, then
+    dW = gᵀx reads g (one element) and x, writes W's size; db sums g. The sum's first gradient is a
+    ones_like of a scalar."""
     batch, n, m = 16, 8, 3
     module = nn.Linear(n, m)
     forward = (n * m + m + batch * n + batch * m) + (batch * m + 1)

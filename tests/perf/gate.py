@@ -1,7 +1,9 @@
-"""How soon `harness gate` finds what is slower: `python -m tests.perf.gate`. Nothing else should run meanwhile.
+"""How soon `harness gate` finds what is slower: `python -m tests.perf.gate`. Nothing else should
+run meanwhile.
 
-Each try is a whole gate of one cell. The slower side spins in every step for so much of the time that its steps take
-anyway, about a millisecond. How often equal code is told apart is what `harness certify` measures.
+Each try is a whole gate of one cell. The slower side spins in every step for so much of the time
+that its steps take anyway, about a millisecond. How often equal code is told apart is what `harness
+certify` measures.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def tries(
         result = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
         results.append(result)
         print(
-            f"  {number + 1:3}  {result.verdict:12} {(result.ratio or 1) - 1:+.2%}  {result.seconds:4.1f} s, {result.pairs} pairs",
+            f"  {number + 1:3}  {result.verdict:12} {(result.ratio or 1) - 1:+.2%}"
+            f"  {result.seconds:4.1f} s, {result.pairs} pairs",
             flush=True,
         )
     return results
@@ -58,7 +61,8 @@ def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
     low, high = share_interval(verdicts["slower"], len(results))
     spent = np.median([result.seconds for result in results])
     return (
-        f"{slower:.0%} slower found within {seconds:g} s: {verdicts['slower']} of {len(results)} ({low:.0%} to {high:.0%});"
+        f"{slower:.0%} slower found within {seconds:g} s:"
+        f" {verdicts['slower']} of {len(results)} ({low:.0%} to {high:.0%});"
         f" median {spent:.1f} s; {dict(verdicts)}"
     )
 

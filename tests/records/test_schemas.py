@@ -1,4 +1,6 @@
-"""Records of every schema since 5.0 can be read: those in tests/records/schemas, and by that those of users."""
+"""Records of every schema since 5.0 can be read: those in tests/records/schemas, and by that those
+of users.
+"""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
 
-# Records, baselines and MLflow runs are found by these ids: an id that changes orphans all that was ever measured under
-# it. If one has to change, what it stands for has changed, and IDENTITY in harness/spec/cell.py counts that.
+# Records, baselines and MLflow runs are found by these ids: an id that changes orphans all that was
+# ever measured under it. If one has to change, what it stands for has changed, and IDENTITY in
+# harness/spec/cell.py counts that.
 GOLDEN = [
     ("mlp-2180f5a322", "mlp: {data: {source: digits}}", ""),
     ("cnn-211dd770a5", "cnn: {data: {source: digits}}", "length: {steps: 60}"),
@@ -70,7 +71,10 @@ def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
     path = write(
         tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"num_threads": 2}
     )
-    program = "import sys, pathlib; from harness.spec import sweep\nprint(sweep.load_sweep(pathlib.Path(sys.argv[1])).cells[0].id)"
+    program = (
+        "import sys, pathlib; from harness.spec import sweep\n"
+        "print(sweep.load_sweep(pathlib.Path(sys.argv[1])).cells[0].id)"
+    )
     ids = {
         subprocess.run(
             [sys.executable, "-c", program, str(path)],

@@ -40,7 +40,10 @@ def problem(text: str) -> str:
 
 
 def test_whole_file_becomes_nested_dataclasses() -> None:
-    text = "name: x\ncount: 3\nsizes: [1, 2]\ninner: {kind: right}\nmany: [{share: 1}]\nnamed: {a: , b: {share: 0.25}}\n"
+    text = (
+        "name: x\ncount: 3\nsizes: [1, 2]\ninner: {kind: right}\n"
+        "many: [{share: 1}]\nnamed: {a: , b: {share: 0.25}}\n"
+    )
     assert outer(text) == Outer(
         name="x",
         count=3,

@@ -252,7 +252,8 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         ),
         (
             {"batch_size": 64, "strategy": "ddp", "static_graph": True, "grad_accum_steps": 2},
-            "static_graph can't be had with grad_accum_steps: DDP learns the graph from a backward that shares gradients",
+            "static_graph can't be had with grad_accum_steps:"
+            " DDP learns the graph from a backward that shares gradients",
         ),
         (
             {"batch_size": 64, "optimizer": "sgd"},

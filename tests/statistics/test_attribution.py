@@ -16,7 +16,9 @@ NOISE = 0.01
 
 
 def planted(levels: Mapping[str, object]) -> float:
-    """Return log throughput: compile adds 20%, bf16 50%, both together another 10%, workers nothing."""
+    """Return log throughput: compile adds 20%, bf16 50%, both together another 10%, workers
+    nothing.
+    """
     compiled, half = levels["execution"] == "compile", levels["precision"] == "bf16"
     return math.log(1.2) * compiled + math.log(1.5) * half + math.log(1.1) * (compiled and half)
 

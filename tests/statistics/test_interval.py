@@ -10,7 +10,9 @@ from harness.statistics.interval import Interval, mean_interval, share_interval
 
 
 def test_interval_by_hand() -> None:
-    """Of 1, 2, 3 the deviation is 1; Student's 97.5% quantile with 2 degrees of freedom is 4.302653."""
+    """Of 1, 2, 3 the deviation is 1; Student's 97.5% quantile with 2 degrees of freedom is
+    4.302653.
+    """
     interval = mean_interval([1.0, 2.0, 3.0])
     assert (interval.mean, interval.count) == (2.0, 3)
     assert interval.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)

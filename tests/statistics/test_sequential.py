@@ -58,7 +58,9 @@ def test_bounds_hold_for_noise_that_is_not_normal(kind: str) -> None:
 
 
 def test_bounds_invert_the_martingale() -> None:
-    """At its bounds the mixture likelihood ratio is 20, worked out by numbers rather than by the formula."""
+    """At its bounds the mixture likelihood ratio is 20, worked out by numbers rather than by the
+    formula.
+    """
     values = np.random.default_rng(4).normal(1, 2, 12)
     _, high = confidence_sequence(values)
     centered, n, prior = values - high[-1], 12, PRIOR
@@ -111,7 +113,9 @@ def test_decisions_have_names() -> None:
 
 
 def in_turn(windows: int, b_first: bool, slowdown: float, ramp: float) -> Numbers:
-    """Return the seconds of windows of A and B, which is slower, on a machine that slows down linearly."""
+    """Return the seconds of windows of A and B, which is slower, on a machine that slows down
+    linearly.
+    """
     of_b = np.arange(windows) % 2 != b_first
     seconds: Numbers = np.linspace(1, 1 + ramp, windows) * (1 + slowdown * of_b)
     return seconds

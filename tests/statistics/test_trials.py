@@ -43,7 +43,8 @@ def test_counting_steps_as_trials_would_not_cover_it() -> None:
 def test_spread_within_and_between_trials_is_separated() -> None:
     traces = trace_mean(sweep(4, 1, 400))
     mean = mean_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
-    # The mean of 200 AR(1) steps with correlation 0.5 has the deviation sqrt((1 + 0.5) / (1 - 0.5) / 200).
+    # The mean of 200 AR(1) steps with correlation 0.5 has the deviation sqrt((1 + 0.5) / (1 - 0.5)
+    # / 200).
     assert mean.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
     assert mean.between == pytest.approx(BETWEEN, rel=0.15)
 

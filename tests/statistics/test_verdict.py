@@ -81,8 +81,8 @@ def test_identical_values_are_the_same_and_a_constant_difference_is_not() -> Non
 
 
 def test_paired_and_welch_by_hand() -> None:
-    """Differences 1, 2, 3: deviation 1. Sides 0, 2 and 1, 2, 3: variances 2 and 1, so that the error is
-    sqrt(2/2 + 1/3) and Satterthwaite's degrees of freedom (4/3)^2 / (1/1 + (1/9)/2)."""
+    """Differences 1, 2, 3: deviation 1. Sides 0, 2 and 1, 2, 3: variances 2 and 1, so that the
+    error is sqrt(2/2 + 1/3) and Satterthwaite's degrees of freedom (4/3)^2 / (1/1 + (1/9)/2)."""
     pairs = paired([1.0, 2.0, 3.0])
     assert (pairs.value, pairs.degrees_of_freedom, pairs.count) == (2.0, 2, 3)
     assert pairs.standard_error == pytest.approx(1 / math.sqrt(3))

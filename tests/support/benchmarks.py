@@ -102,8 +102,8 @@ def records(
 ) -> list[Record]:
     """Return a cell's records, a trial for each of SEEDS, whose steps vary by a few thousandths.
 
-    `slower` is by which fraction steps take longer, of all trials or of each. `bits` go into the digest of the final
-    parameters.
+    `slower` is by which fraction steps take longer, of all trials or of each. `bits` go into the
+    digest of the final parameters.
     """
     slowdowns = np.broadcast_to(slower, len(SEEDS))
     made: list[Record] = []

@@ -1,4 +1,6 @@
-"""GPUs for machines without one: a scripted device, and a driver below pynvml that speaks NVML's C interface."""
+"""GPUs for machines without one: a scripted device, and a driver below pynvml that speaks NVML's C
+interface.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def script(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class FakeGpu:
-    """Says what it was told to: each call takes the next entry of its script; an exception there is raised."""
+    """Says what it was told to: each call takes the next entry of its script; an exception there is
+    raised.
+    """
 
     def __init__(
         self,
@@ -88,10 +92,11 @@ def _said(values: Iterator[Any]) -> Any:
 
 @dataclass
 class FakeDriver:
-    """What pynvml finds in place of libnvidia-ml: C functions that fill in what they are given and return a status.
+    """What pynvml finds in place of libnvidia-ml: C functions that fill in what they are given and
+    return a status.
 
-    `values` holds the answers by the names of functions; an NVML error's number in their place is what they return.
-    A function that is not there is one that this driver does not have.
+    `values` holds the answers by the names of functions; an NVML error's number in their place is
+    what they return. A function that is not there is one that this driver does not have.
     """
 
     values: dict[str, Any]

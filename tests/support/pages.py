@@ -177,9 +177,11 @@ def check_file(path: Path) -> str:
 
 
 def run_page(text: str, folder: Path) -> list[str]:
-    """Execute a page's `run` blocks in a folder, with its files in it; return what did not end as stated.
+    """Execute a page's `run` blocks in a folder, with its files in it; return what did not end as
+    stated.
 
-    A file is written when its block comes, so that a later one of the same name replaces it for what follows.
+    A file is written when its block comes, so that a later one of the same name replaces it for
+    what follows.
     """
     problems: list[str] = []
     for block in blocks(text):

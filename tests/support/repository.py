@@ -1,4 +1,6 @@
-"""A user's repository: a workload of its own, a sweep, and the commits that a gate measures against."""
+"""A user's repository: a workload of its own, a sweep, and the commits that a gate measures
+against.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def make_result(
     conditions: dict[str, list[str]] | None = None,
     **changes: Any,
 ) -> CellResult:
-    """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final parameters apart."""
+    """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final
+    parameters apart.
+    """
     begun = started or [BEGUN + every * seed for seed in range(len(speeds))]
     accuracies = metrics or [0.9] * len(speeds)
     trials = [

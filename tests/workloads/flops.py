@@ -13,7 +13,8 @@ def counted_per_sample(workload: Workload, samples: int) -> float:
     """Floating-point operations of one forward and backward pass, by torch's own counter."""
     train = workload.splits().train
     model = workload.build_model()
-    # Fused attention computes its scores again in backward; written out as products, each is counted once.
+    # Fused attention computes its scores again in backward; written out as products, each is
+    # counted once.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         torch.autograd.backward(workload.loss(model, train.batch(range(samples))))
     return float(counter.get_total_flops()) / samples

@@ -1,4 +1,6 @@
-"""Every way in which a data file can be wrong is one line that names the file, what was found and what is allowed."""
+"""Every way in which a data file can be wrong is one line that names the file, what was found and
+what is allowed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sections that show values with their intervals and verdicts.
 
-Each is a list of groups, one for a workload, whose rows share a scale. Values, intervals and verdicts
-are those of the model of results; here they only get a position and a badge.
+Each is a list of groups, one for a workload, whose rows share a scale. Values, intervals and
+verdicts are those of the model of results; here they only get a position and a badge.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def _distinct_curves(
 ) -> list[Curve]:
     """Return the curves of the cells from the fastest down.
 
-    Cells with the very same values share a curve, as strategies do that compute the same bits. Equal
-    means equal bytes: a difference in the last bit gives two curves.
+    Cells with the very same values share a curve, as strategies do that compute the same bits.
+    Equal means equal bytes: a difference in the last bit gives two curves.
     """
     curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
     for cell in sorted(cells, key=_throughput, reverse=True):

@@ -230,8 +230,8 @@ def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> li
 def shade(ratio: float, strongest_ratio: float) -> str:
     """Return a color for a ratio: blue for faster, orange for slower, white for 1.
 
-    The shade grows with the logarithm, up to that of `strongest_ratio`, so that half as fast has the
-    same strength as twice as fast. The color is `#rrggbb`.
+    The shade grows with the logarithm, up to that of `strongest_ratio`, so that half as fast has
+    the same strength as twice as fast. The color is `#rrggbb`.
     """
     strength = abs(math.log(ratio)) / max(math.log(strongest_ratio), 1e-9)
     share = min(1.0, strength) * STRONGEST_SHADE

@@ -172,8 +172,8 @@ def _stacked(
 ) -> list[Group]:
     """Return a bar for each cell that is made of its phases, in the mean over its trials.
 
-    `colors` are those of the known phases in their order; a phase that is not among them comes last.
-    `read` returns a trial's phases, `describe` the text beside a bar.
+    `colors` are those of the known phases in their order; a phase that is not among them comes
+    last. `read` returns a trial's phases, `describe` the text beside a bar.
     """
     groups = []
     for workload, cells in report.workloads.items():

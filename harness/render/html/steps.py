@@ -46,8 +46,8 @@ class Trace:
 def step_times(cell: ReportCell) -> StepTimes | None:
     """Return the step times of a cell, None if too few steps were measured.
 
-    The course is of the first trial, the distribution of all done trials. A step takes as long as at
-    the slowest rank, because the others wait for it.
+    The course is of the first trial, the distribution of all done trials. A step takes as long as
+    at the slowest rank, because the others wait for it.
     """
     traces = []
     for record in cell.done:

@@ -29,7 +29,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
 
     Rules of the sweep that match no cell are named too, because they may be misspelled.
     """
-    estimates = _estimate_cells(sweep, results)
+    estimates = estimate_cells(sweep, results)
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
@@ -100,8 +100,8 @@ def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
     return f"time: {total} by earlier records"
 
 
-def _estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
-    """Return the seconds of a trial by the cell's id, of the cells that have records."""
+def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
+    """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
     estimates: dict[str, float] = {}
     for cell in sweep.cells:
         seconds = estimate_trial_seconds(cell, results)

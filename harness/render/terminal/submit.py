@@ -14,7 +14,7 @@ from rich.markup import escape
 from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import Redo
 from harness.render.format import counted, duration
-from harness.render.terminal.plan import estimate_trial_seconds
+from harness.render.terminal.plan import estimate_cells
 from harness.render.terminal.table import make_table, show
 from harness.slurm import submit
 from harness.slurm.submission import JobArray, Submission
@@ -56,19 +56,6 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
         show_jobs(console, submission)
         name = shlex.quote(sweep.name)
         console.print(f"\nnext  harness status {name} --watch", markup=False, soft_wrap=True)
-
-
-def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
-    """Return the estimated seconds of a trial, by the id of its cell, as far as known.
-
-    A block with a cell that is not known shares its job with no other block.
-    """
-    estimates: dict[str, float] = {}
-    for cell in sweep.cells:
-        seconds = estimate_trial_seconds(cell, results)
-        if seconds is not None:
-            estimates[cell.id] = seconds
-    return estimates
 
 
 def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
