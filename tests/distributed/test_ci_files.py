@@ -146,7 +146,7 @@ def test_githubs_job_warns_where_nothing_can_be_told(tmp_path: Path, code: int) 
 
 
 @pytest.mark.parametrize(
-    ("gh", "last", "told"),
+    ("gh", "last", "notice"),
     [
         (
             '[ "$1 $2" != "api --paginate" ] || printf "7\\n9\\n"',
