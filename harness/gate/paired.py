@@ -215,6 +215,8 @@ def summarize_pairs(
     """
     ratios = np.asarray([sample.log_ratio for sample in samples])
     lows, highs = confidence_sequence(ratios, budget.alpha)
+    windows = sum(len(sample.step_seconds) for sample in samples)
+    seconds = sum(sample.seconds for sample in samples)
     return PairedResult(
         verdict=verdict,
         ratio=math.exp(float(ratios.mean())),
@@ -223,10 +225,10 @@ def summarize_pairs(
         a_rate=_mean_rate(cell, samples, "a"),
         b_rate=_mean_rate(cell, samples, "b"),
         pairs=len(samples),
-        windows=sum(len(sample.step_seconds) for sample in samples),
-        seconds=sum(sample.seconds for sample in samples),
+        windows=windows,
+        seconds=seconds,
         same_bits=all(sample.same_bits for sample in samples),
-        log_ratios=[float(ratio) for ratio in ratios],
+        log_ratios=ratios.tolist(),
     )
 
 

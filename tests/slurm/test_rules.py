@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -108,8 +108,12 @@ def test_some_rule_applies_to_any_facts(
 ) -> None:
     """The last rules are exhaustive: `conclude` never runs out of them."""
     record = header(status) if status else None
-    conclude(submitted(job, record, phase=phase, is_cancelled=is_cancelled))
-    conclude(local(record, phase=phase))
+    for facts in (
+        submitted(job, record, phase=phase, is_cancelled=is_cancelled),
+        local(record, phase=phase),
+    ):
+        state, _ = conclude(facts)
+        assert state in get_args(State)
 
 
 class TestRetries:

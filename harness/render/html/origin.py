@@ -74,14 +74,18 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
         traceback = failure.traceback or ""
         if failure.log:
             log = trial_folder.path / failure.log
-    is_done = record.status == "done"
+    status: str = record.status
+    tail = _read_tail(log)
+    if status == "done":
+        status = "done after a failure"
+        tail = ""  # of the attempt that went well
     return Trouble(
         trial=record.trial.id,
         label=f"{record.trial.cell.label} seed {record.trial.seed}",
-        status="done after a failure" if is_done else record.status,
+        status=status,
         reasons=reasons,
         log=str(log) if log.is_file() else "",
-        tail="" if is_done else _read_tail(log),
+        tail=tail,
         traceback=traceback,
     )
 

@@ -365,13 +365,11 @@ def _finish_panel(axes: Axes, panel: _Panel) -> None:
     chart.style_axes(axes, panel.title, panel.x_label, panel.y_label)
     # Ticks at the sizes that were measured, rather than at the powers that matplotlib would choose.
     ticks = sorted(set(panel.sizes))
-    is_slanted = len(ticks) > MAX_LEVEL_TICKS
-    axes.set_xticks(
-        ticks,
-        [panel.size_label(tick) for tick in ticks],
-        rotation=35 if is_slanted else 0,
-        ha="right" if is_slanted else "center",
-    )
+    labels = [panel.size_label(tick) for tick in ticks]
+    if len(ticks) > MAX_LEVEL_TICKS:
+        axes.set_xticks(ticks, labels, rotation=35, ha="right")
+    else:
+        axes.set_xticks(ticks, labels)
     axes.yaxis.set_major_formatter(chart.si_formatter())
     axes.minorticks_off()
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)
