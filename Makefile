@@ -1,5 +1,6 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
 # make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
+# make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Slurm's daemons lie there, and not every root has it in its path.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: demo test bench bench-gate setup setup-test lint clean
+FUZZ_CASES ?= 10000
+
+.PHONY: demo test fuzz bench bench-gate setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -25,6 +28,11 @@ test: setup-test lint
 		-m "not alone" $(PYTEST_ARGS) || test $$? -eq 5
 	@echo "==> Tests that measure time, one at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(PYTEST_ARGS) || test $$? -eq 5
+
+# One test generates all of its inputs, so it has no time limit.
+fuzz: setup-test
+	@echo "==> $(FUZZ_CASES) generated inputs of each kind"
+	@FUZZ_CASES=$(FUZZ_CASES) OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --timeout 0 tests/fuzz $(PYTEST_ARGS)
 
 bench: setup-test
 	@echo "==> The training loop beside the same loop written bare, one rank and two"

@@ -1,0 +1,1 @@
+"""Fuzzers and properties: inputs that hypothesis generates, for everything that is read."""
