@@ -21,6 +21,7 @@ from typer.exceptions import TyperException
 import harness
 from harness.cli import baseline, data, gate, guide, jobs, machine, results, run
 from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.redaction import scrub
 
 BROKEN_PIPE = 1  # exit code
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
@@ -93,9 +94,10 @@ def _command_path(error: TyperException) -> str:
 def _fail(message: str, code: int) -> int:
     """Print the one line of an error to stderr and return the exit code.
 
-    Line breaks and control characters are removed: a path or a message of a rank may have any.
+    Line breaks and control characters are removed: a path or a message of a rank may have any. So
+    are secrets, which messages of other libraries may repeat.
     """
-    print(f"harness: {one_line(message, 1000)}", file=sys.stderr)
+    print(f"harness: {one_line(scrub(message), 1000)}", file=sys.stderr)
     return code
 
 

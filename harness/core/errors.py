@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from harness.core.redaction import scrub
+
 
 class HarnessError(Exception):
     """Base of errors that are shown to the user as one line; the command ends with `exit_code`."""
@@ -96,7 +98,7 @@ def last_log_line(log: Path) -> str:
     """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
 
     torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
-    be read.
+    be read. Secrets are removed from the line, because it goes into records and messages.
     """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -104,7 +106,7 @@ def last_log_line(log: Path) -> str:
         return "none"
     for line in reversed(lines):
         if line.strip(" =-"):
-            return one_line(line)
+            return one_line(scrub(line))
     return "none"
 
 

@@ -1,39 +1,28 @@
 """What a trial was measured with: code, software, hardware, torch's settings and variables.
 
 None of it is part of a cell's id, and all of it can change a result: it is recorded so that results
-are compared only where it is alike, and so that a difference has an explanation. Secrets are
-redacted before anything is written.
+are compared only where it is alike, and so that a difference has an explanation. Values of
+variables that are not known to be public are withheld before anything is written.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import harness
+from harness.core.redaction import redact_variable
+from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 
 # Packages whose version can change what a trial computes or how fast it does so.
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "scikit-learn", "mlflow", "submitit",
 )  # fmt: skip
-# Variables that torch, the libraries below it, Python, Slurm and the harness read.
-VARIABLES = re.compile(
-    r"^(CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|OPENBLAS|GOMP|MALLOC"
-    r"|PYTHON|SLURM|TOKENIZERS|HARNESS)_?"
-)
-# Parts of names; a name that only looks like one costs a value in the record, no more.
-SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH", re.IGNORECASE
-)
-CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-REDACTED = "[redacted]"
-SHORTEST_SECRET = 8  # characters; shorter values are too likely to occur in other text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,42 +89,15 @@ class Environment:
     mlflow: str | None = None  # the version at whoever launched the trial
 
 
-def redact(name: str, value: str) -> str:
-    """Return the value of a variable without secrets.
-
-    Credentials are cut out of URLs. If the name speaks of a secret, nothing of the value is left.
-    """
-    if SECRET.search(name):
-        return REDACTED
-    return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", value)
-
-
-def secret_values() -> list[str]:
-    """Return the values of this process's variables whose names speak of secrets.
-
-    They are to be removed from other text, so short ones are left out: removing every `1` would
-    leave nothing readable.
-    """
-    secrets: list[str] = []
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
-            secrets.append(value)
-    return secrets
-
-
-def redact_text(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` without credentials in URLs and without any of `secrets`."""
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    return CREDENTIALS_IN_URL.sub(f"{REDACTED}@", text)
-
-
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that bear on a measurement, redacted and sorted by name."""
+    """Return the environment variables that bear on a measurement, sorted by name.
+
+    Those that are not public are there with their values withheld.
+    """
     relevant: dict[str, str] = {}
     for name, value in sorted(environment.items()):
-        if VARIABLES.match(name):
-            relevant[name] = redact(name, value)
+        if name in PUBLIC_VARIABLES or LIBRARY_VARIABLE.match(name):
+            relevant[name] = redact_variable(name, value)
     return relevant
 
 

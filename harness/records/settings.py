@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from harness.records.environment import redact, redact_text, secret_values
+from harness.core.redaction import redact_text, redact_variable, secret_values
 from harness.records.record import RunSettings
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -24,7 +24,7 @@ def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
     settings = changed_settings(asdict(profile), asdict(Profile()))
     environment = settings.get("environment", {})
     for name, value in environment.items():
-        environment[name] = redact(name, value)
+        environment[name] = redact_variable(name, value)
     return RunSettings(
         sweep_file=str(sweep.source),
         base_folder=str(sweep.base_folder),

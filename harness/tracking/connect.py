@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from harness.core.errors import BadInput, HarnessError, one_line
-from harness.records.environment import CREDENTIALS_IN_URL
+from harness.core.redaction import REDACTED, URL_CREDENTIALS, redact_text, secret_values
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,12 +57,10 @@ def check_uri(uri: str) -> None:
     plugins = metadata.entry_points(group="mlflow.tracking_store").names
     if scheme not in {*SERVERS, *DATABASES, *plugins}:
         allowed = ", ".join(f"{name}://" for name in (*WEB_SCHEMES, *DATABASES))
-        raise BadInput(
-            f"tracking URI: found {without_credentials(uri)!r}; allowed: {allowed}, databricks"
-        )
+        raise BadInput(f"tracking URI: found {shown_uri(uri)!r}; allowed: {allowed}, databricks")
     if scheme in WEB_SCHEMES and not urlsplit(uri).hostname:
         raise BadInput(
-            f"tracking URI: found {without_credentials(uri)!r}, which names no host;"
+            f"tracking URI: found {shown_uri(uri)!r}, which names no host;"
             f" allowed: {scheme}://HOST[:PORT]"
         )
 
@@ -74,12 +73,34 @@ def is_server(uri: str) -> bool:
     return uri.partition(":")[0] in SERVERS
 
 
-def without_credentials(uri: str) -> str:
-    """Return the URI as it may be printed: without a user name or a password.
+def shown_uri(uri: str) -> str:
+    """Return the URI as it may be shown: where the store is, without user, password or query.
 
-    `https://me:secret@host/x` becomes `https://host/x`.
+    `https://me:secret@host/x?token=y` becomes `https://host/x`. Of what can't be parsed, only the
+    scheme is left.
     """
-    return CREDENTIALS_IN_URL.sub("", uri)
+    scheme, separator, _ = uri.partition("://")
+    if scheme.partition("+")[0] in DATABASES and separator:
+        return _shown_database(uri, scheme)
+    address = re.split(r"[?#]", URL_CREDENTIALS.sub("", uri), maxsplit=1)[0]
+    return redact_text(address, ())
+
+
+def _shown_database(uri: str, scheme: str) -> str:
+    """Return the URI of a database as it may be shown."""
+    from sqlalchemy import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    unparsed = f"{scheme}://{REDACTED}"
+    try:
+        url = make_url(uri)
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+        return unparsed
+    host = (url.host or "").rpartition("@")[2]  # what an unquoted @ in the password has left there
+    if host and "@" in (url.database or ""):  # and what an unquoted / in the user's name has
+        return unparsed
+    where = URL.create(url.drivername, host=host or None, port=url.port, database=url.database)
+    return where.render_as_string(hide_password=True)
 
 
 @contextmanager
@@ -125,7 +146,7 @@ def errors_in_one_line(
 
     MLflow raises its own exceptions, SQLAlchemy's for a database, and the operating system's for a
     connection. All other exceptions are programming errors and keep their traceback. Credentials
-    in the URI, and wherever MLflow repeats it, are removed.
+    in the URI are removed, wherever MLflow repeats them too.
 
     Use it inside `quiet` only, because it imports MLflow.
     """
@@ -135,8 +156,10 @@ def errors_in_one_line(
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = one_line(without_credentials(_reason(error)), REASON_LENGTH)
-        raise error_type(f"MLflow at {without_credentials(uri)} {trouble}: {reason}") from error
+        # The URI may come from an option, so that it is not in the environment.
+        secrets = secret_values(dict(os.environ, uri=uri))
+        reason = one_line(redact_text(_reason(error), secrets), REASON_LENGTH)
+        raise error_type(f"MLflow at {shown_uri(uri)} {trouble}: {reason}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
-from harness.records.environment import redact_text, secret_values
+from harness.core.redaction import redact_text, secret_values
 from harness.records.record import Record, read_record
 from harness.spec.cell import WorkloadRef
 from harness.tracking.artifacts import collect_files

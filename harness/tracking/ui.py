@@ -24,7 +24,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.core.processes import TERMINATE_TIMEOUT
 from harness.tracking import Tracker
-from harness.tracking.connect import SETTINGS, is_server, without_credentials
+from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
 DEFAULT_PORT = 5000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -74,7 +74,6 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
     command = [
         sys.executable, "-m", "harness.tracking.ui",
         sys.executable, "-m", "mlflow", "server", "--workers", "1",
-        "--backend-store-uri", tracker.uri,
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", host, "--port", str(port),
     ]  # fmt: skip
@@ -87,7 +86,8 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
     with tempfile.TemporaryFile() as log:
         guard = subprocess.Popen(
             command,
-            env={**variables, **os.environ},
+            # `ps` shows arguments to everybody, so that a password must not be among them.
+            env={**variables, **os.environ, "MLFLOW_BACKEND_STORE_URI": tracker.uri},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -113,9 +113,9 @@ def _address(host: str, port: int) -> str:
 
 def _print_addresses(tracker: Tracker, base: str) -> None:
     """Print the address of the server at `base` and of each sweep's page on it."""
-    print(f"MLflow shows {tracker.results.path}: {without_credentials(base)}")
+    print(f"MLflow shows {tracker.results.path}: {shown_uri(base)}")
     for sweep, address in tracker.pages(base).items():
-        print(f"  {sweep}: {without_credentials(address)}")
+        print(f"  {sweep}: {shown_uri(address)}")
 
 
 def _choose_port(host: str, port: int | None) -> int:

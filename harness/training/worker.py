@@ -32,6 +32,7 @@ import torch
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
+from harness.core.redaction import scrub
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
 from harness.records.assignment import Assignment, read_assignment
@@ -220,15 +221,17 @@ def _describe(error: BaseException, ranks: Ranks) -> Failure:
     """Return what a record says of the error that ended this rank.
 
     A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
-    first, whichever rank reports it.
+    first, whichever rank reports it. Secrets are removed, before what is too long is cut: half a
+    secret would not be recognized.
     """
     kind = type(error).__name__
     if TIMED_OUT.search(str(error)):
         kind = "CollectiveTimeout"
-    trace = "".join(traceback.format_exception(error))
+    message = scrub(str(error))
+    trace = scrub("".join(traceback.format_exception(error)))
     return Failure(
         kind=kind,
-        message=str(error) if isinstance(error, HarnessError) else one_line(error),
+        message=message if isinstance(error, HarnessError) else one_line(message),
         rank=error.rank if isinstance(error, NonFiniteLoss) else ranks.rank,
         host=ranks.host,
         traceback=trace[-TRACEBACK_CHARACTERS:],

@@ -19,8 +19,8 @@ from markupsafe import Markup, escape
 
 from harness.analysis.compare import Comparison, Side
 from harness.core.paths import Results, write_atomically
+from harness.core.redaction import redact_text, secret_values
 from harness.hardware.roofline import machine_of
-from harness.records.environment import redact_text, secret_values
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings

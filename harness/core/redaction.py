@@ -1,0 +1,139 @@
+"""Removes secrets from whatever leaves the process: records, reports, MLflow, messages.
+
+A variable's value is kept if its name is on the list of `harness.core.variables`, and withheld
+otherwise. Free text, such as a log, is searched for the values that were withheld, for passwords in
+URLs, and for tokens of well-known formats. It can't be searched for secrets that look like nothing
+in particular and that this process does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import quote, unquote
+
+from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
+
+REDACTED = "[redacted]"
+# Parts of names that speak of a secret. AUTHOR does not, and PWD by itself is the working folder.
+SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE"
+    r"|AUTH(?!OR(?:_|$))|COOKIE|SIGNATURE|WEBHOOK|CONNECTION_?STR|JWT|BEARER"
+    r"|(?:^|_)(?:PASS|KEY|SIG|PAT|DSN|OTP|CREDS?)(?:_|$)|_PWD(?:_|$)",
+    re.IGNORECASE,
+)
+SECRET_PARAMETERS = {"pwd", "odbc_connect"}  # of a URL's query, besides SECRET_NAME
+SHORTEST_SECRET = 6  # characters; shorter values are too likely to occur in other text
+SHORTEST_LINE = 16  # characters of a line that is searched for by itself, as of a private key
+SHORTEST_TOKEN = 16  # characters of a user name in a URL that has no password
+# Values that texts hold for reasons of their own: folders, numbers, versions and single words.
+COMMON_VALUE = re.compile(r"/.*|[\d.,:x-]*|\d+(\.\d+)+[\w.+-]{0,20}|[A-Za-z]{0,15}", re.DOTALL)
+# Everything between :// and the last @ of a host's part. A password may hold / and @ although it
+# should not. The bounds keep the search linear in the length of the text.
+URL_CREDENTIALS = re.compile(
+    r"(?<=://)[^\s/@:\"'<>]{0,256}+(?::[^\s@\"'<>]{0,512}+)?@(?:[^\s/@:;,\"'<>]{0,256}@)*"
+)
+QUERY_PARAMETER = re.compile(r"(?P<name>[?&;][\w.%-]{1,64}=)(?P<value>[^&;\s\"'<>#]+)")
+# As in an ODBC connection string. A value that begins with / is a folder.
+PASSWORD_ASSIGNMENT = re.compile(
+    r"(?P<name>\b(?:password|passwd|passphrase|pwd)=)(?P<value>[^\s\"'&,;/][^\s\"'&,;]*)",
+    re.IGNORECASE,
+)
+# Tokens that are recognized by their own form, as their issuers document it.
+TOKEN_FORMATS = re.compile(
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON Web Token
+    r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{16,}"
+    r"|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bAKIA[0-9A-Z]{16}\b"
+    r"|\bxox[abprs]-[\w-]{10,}"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=Basic )[\w+/=-]{8,}"
+)
+
+
+def redact_variable(name: str, value: str) -> str:
+    """Return the value of an environment variable as it may be recorded.
+
+    Only the values of public variables are kept, and credentials are cut out of URLs in them.
+    """
+    if name not in PUBLIC_VARIABLES:
+        return REDACTED
+    return redact_text(value, ())
+
+
+def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the texts to remove from whatever may repeat this process's environment.
+
+    They are the values of variables whose names speak of a secret, those of a library's variables
+    that are not public, and the passwords of URLs in any variable; each also as JSON and as a URL
+    spell it, and the longest first, so that none leaves a remainder of another. Short values are
+    left out: removing every `1` would leave nothing readable.
+
+    `environment` is this process's own by default.
+    """
+    secrets: set[str] = set()
+    for name, value in (os.environ if environment is None else environment).items():
+        for secret in _secrets_in(name, value):
+            if len(secret) >= SHORTEST_SECRET:
+                secrets.update((secret, json.dumps(secret)[1:-1], quote(secret, safe="")))
+    return sorted(secrets, key=lambda secret: (-len(secret), secret))
+
+
+def _secrets_in(name: str, value: str) -> Iterator[str]:
+    """Yield the secrets in one variable, of any length."""
+    yield from url_secrets(value)
+    if name in PUBLIC_VARIABLES:
+        return
+    if SECRET_NAME.search(name):
+        yield value
+        for line in value.splitlines():
+            if len(line) >= SHORTEST_LINE:
+                yield line
+    elif LIBRARY_VARIABLE.match(name) and not COMMON_VALUE.fullmatch(value):
+        yield value
+
+
+def url_secrets(text: str) -> Iterator[str]:
+    """Yield the passwords, or else the user names, in front of the hosts of URLs.
+
+    A user name without a password is a token. What is quoted for the URL comes in both spellings.
+    """
+    for match in URL_CREDENTIALS.finditer(text):
+        user, _, password = match[0].removesuffix("@").partition(":")
+        if password or len(user) >= SHORTEST_TOKEN:
+            yield password or user
+            yield unquote(password or user)
+    for match in QUERY_PARAMETER.finditer(text):
+        if _is_secret_parameter(match["name"]):
+            yield match["value"]
+            yield unquote(match["value"])
+
+
+def redact_text(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without any of `secrets`, passwords in URLs, and tokens of known formats."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    text = URL_CREDENTIALS.sub(f"{REDACTED}@", text)
+    text = QUERY_PARAMETER.sub(_redact_parameter, text)
+    text = PASSWORD_ASSIGNMENT.sub(rf"\g<name>{REDACTED}", text)
+    return TOKEN_FORMATS.sub(REDACTED, text)
+
+
+def scrub(text: str) -> str:
+    """Return a text without the secrets of this process's environment, and as `redact_text` does."""
+    return redact_text(text, secret_values())
+
+
+def _redact_parameter(match: re.Match[str]) -> str:
+    """Return a parameter of a URL's query, without its value if its name speaks of a secret."""
+    if _is_secret_parameter(match["name"]):
+        return f"{match['name']}{REDACTED}"
+    return match[0]
+
+
+def _is_secret_parameter(name: str) -> bool:
+    """Return whether a parameter, as in `?password=`, speaks of a secret."""
+    bare = unquote(name[1:-1]).replace("-", "_")
+    return bare.lower() in SECRET_PARAMETERS or SECRET_NAME.search(bare) is not None

@@ -1,0 +1,107 @@
+"""What is withheld of variables, and what is cut out of texts."""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import quote
+
+import pytest
+
+from harness.core.redaction import REDACTED, redact_text, redact_variable, secret_values
+from harness.core.variables import PUBLIC_VARIABLES
+
+SECRET = 'k3ep/th1s "quiet"ü'  # spelled otherwise in JSON and in a URL
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HARNESS_TOKEN", "MLFLOW_TRACKING_PASSWORD", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
+        "SSH_PRIVATE_KEY", "HTTP_AUTHORIZATION", "torch_passwd", "HF_APIKEY", "SLURM_JWT", "DB_PASS",
+        "DB_PWD", "GPG_PASSPHRASE", "SESSION_COOKIE", "URL_SIGNATURE", "SLACK_WEBHOOK", "SIGNING_KEY",
+        "SENTRY_DSN", "GITHUB_PAT", "NCCL_WHATEVER", "SLURM_NEW_THING", "HARNESS_ANYTHING",
+    ],
+)  # fmt: skip
+def test_values_that_are_not_public_are_withheld_and_scrubbed(name: str) -> None:
+    assert redact_variable(name, SECRET) == REDACTED
+    secrets = secret_values({name: SECRET})
+    spellings = f"{SECRET} {json.dumps(SECRET)} {quote(SECRET, safe='')}"
+    cleaned = redact_text(spellings, secrets)
+    assert "th1s" not in cleaned
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PATH", "/usr/local/bin:/usr/bin"),
+        ("PWD", "/home/me/training"),
+        ("GIT_AUTHOR_NAME", "Jane Doe of the cluster team"),
+        ("OMP_NUM_THREADS", "11223344"),
+        ("TOKENIZERS_PARALLELISM", "false-as-ever"),
+        ("PYTHON_VERSION", "3.11.9"),
+        ("PYTORCH_BUILD_VERSION", "2.11.0a0+git32f93b1"),
+        ("NCCL_SOMETHING", "enabled"),
+        ("SLURM_SCRIPT_FOLDER", "/var/spool/slurm"),
+        ("MY_TOKEN", "1"),
+    ],
+)
+def test_common_texts_stay_readable(name: str, value: str) -> None:
+    assert redact_text(f"see {value} there", secret_values({name: value})) == f"see {value} there"
+
+
+def test_public_names_speak_of_no_secret() -> None:
+    """The list is of settings; whoever adds a name that looks like a secret has to think again."""
+    suspicious = {name for name in PUBLIC_VARIABLES if "KEY" in name or "TOKEN" in name}
+    assert suspicious == {"TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:hunter2@host:5000/x", f"https://{REDACTED}@host:5000/x"),
+        ("postgresql://me:hunter2@host/db", f"postgresql://{REDACTED}@host/db"),
+        ("postgresql://u:pa/ss@host/db", f"postgresql://{REDACTED}@host/db"),
+        ("postgresql://u:p@ss@host/db", f"postgresql://{REDACTED}@host/db"),
+        ("https://t0ken@host", f"https://{REDACTED}@host"),
+        ("a=http://u:p@one;b=http://u:p@two", f"a=http://{REDACTED}@one;b=http://{REDACTED}@two"),
+        ("mssql://host/?odbc_connect=DRIVER%3Dx", f"mssql://host/?odbc_connect={REDACTED}"),
+        ("https://h/x?a=1&password=hunter2&b=2", f"https://h/x?a=1&password={REDACTED}&b=2"),
+        ("https://h/x?X-Amz-Signature=abc#y", f"https://h/x?X-Amz-Signature={REDACTED}#y"),
+        ("DRIVER=x;UID=u;PWD=hunter2;", f"DRIVER=x;UID=u;PWD={REDACTED};"),
+        ("Authorization: Bearer abcdefghij", f"Authorization: Bearer {REDACTED}"),
+        ("from ghp_0123456789abcdefghijkl", f"from {REDACTED}"),
+        ("https://host/x@y", "https://host/x@y"),
+        ("git+https://host/repo@v1", "git+https://host/repo@v1"),
+        ("PWD=/home/me", "PWD=/home/me"),
+        ("me@host", "me@host"),
+        ("https://host/x?page=2&sort=name", "https://host/x?page=2&sort=name"),
+    ],
+)
+def test_credentials_are_cut_out_of_texts(text: str, expected: str) -> None:
+    assert redact_text(text, ()) == expected
+
+
+def test_password_of_a_url_is_cut_out_wherever_it_stands_by_itself() -> None:
+    secrets = secret_values({"MLFLOW_TRACKING_URI": "postgresql://me:hun%2Fter2@host/db"})
+    assert redact_text("no entry for hun/ter2 or hun%2Fter2", secrets) == (
+        f"no entry for {REDACTED} or {REDACTED}"
+    )
+
+
+def test_lines_of_a_private_key_are_cut_out_one_by_one() -> None:
+    key = "-----BEGIN KEY-----\nc2VjcmV0IGtleSBtYXRlcmlhbA==\n-----END KEY-----\n"
+    cleaned = redact_text("line 2 is c2VjcmV0IGtleSBtYXRlcmlhbA==", secret_values({"SSH_KEY": key}))
+    assert cleaned == f"line 2 is {REDACTED}"
+
+
+def test_a_secret_within_another_leaves_no_remainder() -> None:
+    secrets = secret_values({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghij"})
+    assert redact_text("abcdefghij", secrets) == REDACTED
+
+
+def test_a_hostile_text_takes_linear_time() -> None:
+    started = time.process_time()
+    for text in ("://" * 30_000, "://u:" + "x" * 100_000, "?a" * 50_000, "://u:p@" + "a@" * 50_000):
+        redact_text(text, ())
+    assert time.process_time() - started < 5  # quadratic: minutes

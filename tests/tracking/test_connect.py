@@ -1,0 +1,52 @@
+"""What a tracking URI looks like where it is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.redaction import REDACTED
+from harness.tracking.connect import TrackerDown, check_uri, errors_in_one_line, quiet, shown_uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("https://host:5000/x", "https://host:5000/x"),
+        ("https://me:hunter2@host/x?token=hunter2#hunter2", "https://host/x"),
+        ("https://hunter2@host/x@y", "https://host/x@y"),
+        ("https://u:hun/ter2@host/x", "https://host/x"),
+        ("https://u:hun?ter2@host/x", "https://host/x"),
+        ("postgresql://u:hunter2@host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql+psycopg2://u:hun/ter2@host/db", "postgresql+psycopg2://host/db"),
+        ("postgresql://u:hunt@er2@host/db", "postgresql://host/db"),
+        ("postgresql://u/v:hunter2@host/db", f"postgresql://{REDACTED}"),
+        ("postgresql://u:12345/hunter2@host/db", "postgresql://host/db"),
+        ("postgresql://host/db?user=u&password=hunter2", "postgresql://host/db"),
+        ("postgresql://u:hunter2@host:port/db", f"postgresql://{REDACTED}"),
+        ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", "mssql+pyodbc:///"),
+        ("mysql://u:hunter2@[::1]:3306/db", "mysql://[::1]:3306/db"),
+        ("sqlite:////home/me/mlflow.db?mode=ro", "sqlite:////home/me/mlflow.db"),
+        ("databricks", "databricks"),
+        ("ftp://u:hunter2@host", "ftp://host"),
+    ],
+)
+def test_uri_is_shown_without_credentials_and_query(uri: str, expected: str) -> None:
+    assert shown_uri(uri) == expected
+
+
+def test_refused_uri_is_named_without_its_password() -> None:
+    with pytest.raises(BadInput, match="'ftp://host'") as refusal:
+        check_uri("ftp://u:hun/ter2@host")
+    assert "ter2" not in str(refusal.value)
+
+
+def test_message_of_a_store_that_fails_repeats_no_password() -> None:
+    uri = "postgresql://u:hun%2Fter2@host/db"
+    with (
+        pytest.raises(TrackerDown, match="MLflow at postgresql://host/db") as trouble,
+        quiet(),
+        errors_in_one_line(uri, "is down"),
+    ):
+        raise OSError(f"can't connect to {uri} with hun/ter2")
+    assert "ter2" not in str(trouble.value)
