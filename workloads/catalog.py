@@ -5,16 +5,12 @@ torch is imported only when a class is loaded.
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from workloads.importing import import_file, import_module, make_importable, suggestion, user_files
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
 from workloads.sources import ImageData, TextData
 
@@ -50,82 +46,52 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     `uses` is one of
 
     - the name of a built-in workload,
-    - `package.module:Class`,
-    - `path/to/file.py:Class`, relative to `base` (by default the working directory),
+    - `package.module:Class`, installed or in `base`,
+    - `path/to/file.py:Class`, relative to `base`,
     - the name of an entry point in the group `harness.workloads`.
 
-    Raises ValueError if there is no such class or if it lacks a method. An error inside the user's
-    module keeps its traceback.
+    `base` is the sweep file's folder, by default the working directory. From then on this process
+    imports from it too, and from a file's own folder, so that a workload may be spread over several
+    modules. Whatever is installed comes before them.
+
+    Raises ValueError if there is no such class, if it lacks a method, and for an error in the
+    user's module, whose file and line it names. A SyntaxError stays as it is.
     """
     if ":" not in uses:
         return _load_by_name(uses)
     location, _, class_name = uses.rpartition(":")
+    folder = (base or Path.cwd()).absolute()
+    make_importable(folder)
     if location.endswith(".py"):
-        folder = base or Path.cwd()
-        module = _import_file(folder / Path(location).expanduser())
+        module = import_file(folder / Path(location).expanduser())
     else:
-        module = _import_module(location)
+        module = import_module(location)
     return _workload_in(module, class_name)
+
+
+def source_files(workload_class: type[Workload]) -> list[Path]:
+    """Return the files of the user's code that have been imported for a workload; none of ours."""
+    return user_files(workload_class.__module__.partition(".")[0])
 
 
 def _load_by_name(name: str) -> type[Workload]:
     """Return a built-in workload or one that an installed package declares as an entry point."""
     if name in BUILT_IN:
-        return load_class(BUILT_IN[name].path)
+        return _load_installed(BUILT_IN[name].path)
     from importlib.metadata import entry_points  # takes 50 ms, as long as planning does
 
     plugins = entry_points(group=ENTRY_POINT_GROUP)
     if name in plugins.names:
-        return load_class(plugins[name].value)
+        return _load_installed(plugins[name].value)
     names = sorted({*BUILT_IN, *plugins.names})
     allowed = ", ".join([*names, "package.module:Class", "path/to/file.py:Class"])
-    raise ValueError(f"found no workload {name!r}{_suggestion(name, names)}; allowed: {allowed}")
+    raise ValueError(f"found no workload {name!r}{suggestion(name, names)}; allowed: {allowed}")
 
 
-def _suggestion(name: str, candidates: list[str]) -> str:
-    """Return ` (did you mean 'mlp'?)`, or nothing if no candidate is similar."""
-    similar = difflib.get_close_matches(name, candidates, n=1)
-    if not similar:
-        return ""
-    return f" (did you mean {similar[0]!r}?)"
-
-
-def _import_module(name: str) -> ModuleType:
-    """Import an installed module; raises ValueError if there is none of that name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # The missing module may be one that the user's module imports: that error is theirs to see.
-        names_itself = error.name is not None and f"{name}.".startswith(f"{error.name}.")
-        if not names_itself:
-            raise
-        raise ValueError(
-            f"{name}: found no such module; allowed: an importable module, or path/to/file.py:Class"
-        ) from None
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a Python file that need not be in any package, once per process."""
-    if not path.is_file():
-        siblings = sorted(sibling.name for sibling in path.parent.glob("*.py"))
-        raise ValueError(
-            f"{path}: found no such file{_suggestion(path.name, siblings)}; allowed: a Python file"
-        )
-    # The path is part of the module's name, so that two files of the same name can be imported.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
-    name = f"{path.stem}_{digest[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def _load_installed(path: str) -> type[Workload]:
+    """Return the class at `package.module:Class`."""
+    location, _, class_name = path.rpartition(":")
+    return _workload_in(import_module(location), class_name)
 
 
 def _workload_in(module: ModuleType, name: str) -> type[Workload]:
@@ -137,7 +103,7 @@ def _workload_in(module: ModuleType, name: str) -> type[Workload]:
         names = sorted(key for key, value in vars(module).items() if _is_complete_workload(value))
         allowed = ", ".join(names) or "a class that derives from workloads.Workload"
         raise ValueError(
-            f"{module.__file__}: found no workload {name!r}{_suggestion(name, names)};"
+            f"{module.__file__}: found no workload {name!r}{suggestion(name, names)};"
             f" allowed: {allowed}"
         )
     if workload.__abstractmethods__:

@@ -229,7 +229,6 @@ class PairStarter:
                 variables={**variables, **rank_variables(rank, world_size)},
                 folder=str(tree.path),
                 log=str(folder.launch_log),
-                import_path=(),
                 cores=cores[rank],
             )
             requests.append(request)

@@ -37,7 +37,7 @@ END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """A process to fork, to run what `python -m MODULE ARGUMENT…` would run.
+    """A process to fork, to run what `python -P -m MODULE ARGUMENT…` would run.
 
     The fields are the parameters of `forkserver_process.become_process`, which explains them.
     """
@@ -47,7 +47,6 @@ class ForkRequest:
     variables: Mapping[str, str]  # its whole environment
     folder: str  # its working directory
     log: str  # the file that its output is added to
-    import_path: Sequence[str]  # folders that it imports from before all others
     cores: Sequence[int] = ()  # CPU cores that it may use; none: those of the forkserver
 
 
@@ -62,14 +61,13 @@ class ForkServer:
         variables: Mapping[str, str],
         *,
         preload: Sequence[str],
-        import_path: Sequence[str] = (),
         blocked_signals: Sequence[int] = (),
         refuse_threads: bool = True,
         log: Path | None = None,
     ) -> None:
         """Start it, with `variables` as its environment, to load the modules `preload`.
 
-        It imports from `import_path` before all else; what it forks inherits `blocked_signals`.
+        What it forks inherits `blocked_signals`.
         Without a `log` it gets one of its own, which is removed when the forkserver is closed,
         unless an error has named it.
         """
@@ -84,11 +82,10 @@ class ForkServer:
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
         self.connection, servers_end = socket.socketpair()
         with servers_end:
-            command = [sys.executable, str(PROGRAM)]
+            command = [sys.executable, "-P", str(PROGRAM)]
             self.process = start_session(command, variables, self.log, stdin=servers_end.fileno())
         setup = {
             "preload": list(preload),
-            "import_path": list(import_path),
             "blocked_signals": list(blocked_signals),
             "refuse_threads": refuse_threads,
         }
@@ -210,7 +207,6 @@ def shared_server(
     variables: Mapping[str, str],
     *,
     preload: Sequence[str],
-    import_path: Sequence[str] = (),
     blocked_signals: Sequence[int] = (),
     refuse_threads: bool = True,
     log: Path | None = None,
@@ -233,7 +229,6 @@ def shared_server(
     server = ForkServer(
         variables,
         preload=preload,
-        import_path=import_path,
         blocked_signals=blocked_signals,
         refuse_threads=refuse_threads,
         log=log,
@@ -248,31 +243,26 @@ _servers: dict[str, ForkServer] = {}
 
 
 def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-    """Start `python -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
+    """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker loaded.
 
     Raises HarnessError if the forkserver does not start.
     """
     from harness.training.interruption import SIGNAL
 
-    _, _, module, *module_arguments = arguments
+    module, *module_arguments = arguments[arguments.index("-m") + 1 :]
     log.parent.mkdir(parents=True, exist_ok=True)
-    folder = str(Path.cwd())
-    # `python -m` imports from its working directory first, unless PYTHONSAFEPATH forbids it.
-    import_path = [] if variables.get("PYTHONSAFEPATH") else [folder]
     request = ForkRequest(
         module=module,
         arguments=module_arguments,
         variables=variables,
-        folder=folder,
+        folder=str(Path.cwd()),
         log=str(log.absolute()),
-        import_path=import_path,
     )
     try:
         server = shared_server(
             variables,
             preload=[*TORCH, "harness.training.worker"],
-            import_path=import_path,
             blocked_signals=[SIGNAL],
             log=log,
         )

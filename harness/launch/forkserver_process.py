@@ -1,13 +1,12 @@
 """The forkserver: a process that loads modules once and then forks processes that have them loaded.
 
-Started as `python forkserver_process.py` with a socket as its standard input. It imports nothing of
-the harness, so that a process that it forks can import the harness from any tree; what to load, the
-starter says.
+Started as `python -P forkserver_process.py` with a socket as its standard input. It imports nothing
+of the harness, so that a process that it forks can import the harness from any tree; what to load,
+the starter says.
 
 Each message is a line of JSON. The starter sends first
 
-    {"preload": [MODULE, ...], "import_path": [FOLDER, ...], "blocked_signals": [NUMBER, ...],
-     "refuse_threads": BOOLEAN}
+    {"preload": [MODULE, ...], "blocked_signals": [NUMBER, ...], "refuse_threads": BOOLEAN}
 
 and then, as often as it likes, a list of processes to fork together, each an object with the
 parameters of `become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same
@@ -50,11 +49,8 @@ def main() -> None:
     requests = Lines(connection)
     setup = json.loads(requests.next_line())
     signal.pthread_sigmask(signal.SIG_BLOCK, setup["blocked_signals"])
-    if not sys.flags.safe_path:
-        del sys.path[0]  # this script's folder, which Python puts first
     inherited = _python_path(os.environ)
     common_path = [entry for entry in sys.path if entry not in inherited]
-    sys.path[:0] = setup["import_path"]
     preload(setup["preload"])
     if setup["refuse_threads"]:
         refuse_threads()
@@ -140,15 +136,14 @@ def become_process(
     variables: Mapping[str, str],
     folder: str,
     log: str,
-    import_path: Sequence[str],
     cores: Sequence[int],
     common_path: Sequence[str],
 ) -> NoReturn:
-    """Run `module` as `python -m` would, in a forked process; end with its exit code.
+    """Run `module` as `python -P -m` would, in a forked process; end with its exit code.
 
-    It runs in `folder` with `variables` as its whole environment. It imports from `import_path`,
-    then from its own PYTHONPATH, then from `common_path`, which is where any process of this
-    interpreter imports from. It uses `cores` only (those of the forkserver if there are none) and
+    It runs in `folder` with `variables` as its whole environment. It imports from its own
+    PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports
+    from. It uses `cores` only (those of the forkserver if there are none) and
     adds its output to `log`. It leads a process group and ends with the forkserver.
     """
     exit_code = 1
@@ -166,7 +161,7 @@ def become_process(
             os.sched_setaffinity(0, cores)
         os.environ.clear()
         os.environ.update(variables)
-        sys.path[:] = [*import_path, *_python_path(variables), *common_path]
+        sys.path[:] = [*_python_path(variables), *common_path]
         importlib.invalidate_caches()
         sys.argv[1:] = arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core.errors import one_line
+from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.launch.launcher import rank_variables
@@ -73,9 +74,7 @@ class Srun:
             "--input=none",
             f"--job-name={folder.path.name}",
             *self.prefix,
-            self.python,
-            "-m",
-            module,
+            *module_command(self.python, module),
             str(folder.path),
             *more,
         ]
@@ -91,6 +90,7 @@ class Srun:
         for name, value in os.environ.items():
             if name not in of_torchrun:
                 variables[name] = value
+        variables.update(import_variables())
         variables.update(self.environment)
         variables["MASTER_ADDR"] = self.address
         variables["MASTER_PORT"] = str(self.free_port())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.launch import forkserver
@@ -35,18 +36,21 @@ class Torchrun:
     ) -> list[str]:
         """Return the command that runs `module` with `folder` and `more` at every rank."""
         failures = str(folder.failures_path)
-        module_arguments = [module, str(folder.path), *more]
+        rank_arguments = [str(folder.path), *more]
         if self.fork:
-            launcher = ["harness.launch.forked", failures, str(ranks)]
-        else:
-            options = ["--standalone", f"--nproc-per-node={ranks}", "-m"]
-            launcher = ["harness.launch.agent", failures, *options]
-        return [sys.executable, "-m", *launcher, *module_arguments]
+            forked = module_command(sys.executable, "harness.launch.forked")
+            return [*forked, failures, str(ranks), module, *rank_arguments]
+        agent = module_command(sys.executable, "harness.launch.agent")
+        # torchrun's own way to run a module would import from the working directory first.
+        options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        rank_command = [*module_command(sys.executable, module), *rank_arguments]
+        return [*agent, failures, *options, *rank_command]
 
     def variables(self, threads: int) -> dict[str, str]:
         """Return the environment of the command, for ranks of so many threads each."""
         return {
             **os.environ,
+            **import_variables(),
             **self.environment,
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",

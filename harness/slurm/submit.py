@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.import_path import import_variables
 from harness.core.paths import SweepFolder
 from harness.launch.sweep import Redo, plan
 from harness.records.record import Record, read_record_if_exists
@@ -227,7 +228,9 @@ def job_executor(
         python = sys.executable  # the leader calls srun, which a container does not have
     try:
         executor = submitit.SlurmExecutor(
-            folder=submission_folder.submitit.absolute(), python=f"exec {shlex.quote(python)}"
+            folder=submission_folder.submitit.absolute(),
+            # -P: the job's working directory comes first on the path otherwise.
+            python=f"exec {shlex.quote(python)} -P",
         )
     except RuntimeError as error:
         raise HarnessError(f"Slurm: {one_line(error)}") from None
@@ -300,6 +303,8 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
         # timed out. So it gets a signal that Slurm never sends; the leader handles USR2.
         "export SUBMITIT_PREEMPT_SIGNAL=URG",
     ]
+    for name, value in import_variables().items():
+        lines.append(f"export {name}={shlex.quote(value)}")
     if setup:
         report = f'echo {SETUP_FAILED}exit code $?: "$BASH_COMMAND"'
         lines += [f"trap '{report}' ERR EXIT", *setup, "trap - ERR EXIT"]

@@ -72,8 +72,8 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
     port = _choose_port(host, port)
     tracker.prepare()
     command = [
-        sys.executable, "-m", "harness.tracking.ui",
-        sys.executable, "-m", "mlflow", "server", "--workers", "1",
+        sys.executable, "-P", "-m", "harness.tracking.ui",
+        sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", host, "--port", str(port),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ import json, os, sys, threading
 print(json.dumps({
     "arguments": sys.argv[1:],
     "folder": os.getcwd(),
-    "import_path": sys.path[0],
+    "import_path": sys.path,
     "mine": os.environ.get("MINE"),
     "other variables": sorted(set(os.environ) - {"MINE"}),
     "leads a group": os.getpgid(0) == os.getpid(),
@@ -47,14 +47,16 @@ print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a module `program` in the working directory."""
+    """The file of a module `program`, which PYTHONPATH leads to."""
     monkeypatch.chdir(tmp_path)
+    entries = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in entries if entry))
     return tmp_path / "program.py"
 
 
 def start(log: Path, *arguments: str, **variables: str) -> Process:
     """Start the module `program` as the ranks of a trial are started."""
-    command = [sys.executable, "-m", "program", *arguments]
+    command = [sys.executable, "-P", "-m", "program", *arguments]
     return forkserver.start_worker(command, {**os.environ, **variables}, log)
 
 
@@ -67,7 +69,7 @@ def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     forked_log = module.with_name("forked.log")
     fresh_log = module.with_name("fresh.log")
     assert start(forked_log, "a b", "c", MINE="1").wait(300) == 7
-    command = [sys.executable, "-m", "program", "a b", "c"]
+    command = [sys.executable, "-P", "-m", "program", "a b", "c"]
     assert start_session(command, {**os.environ, "MINE": "1"}, fresh_log).wait(300) == 7
     forked = printed(forked_log)
     fresh = printed(fresh_log)
@@ -146,7 +148,7 @@ def test_everything_ends_with_the_process_that_started_the_forkserver(module: Pa
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     program = (
         "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
-        "command = [sys.executable, '-m', 'program']\n"
+        "command = [sys.executable, '-P', '-m', 'program']\n"
         "process = forkserver.start_worker(command, dict(os.environ), Path('log'))\n"
         "(server,) = forkserver._servers.values()\n"
         "print(server.process.pid, process.pid, flush=True)\n"
@@ -188,7 +190,6 @@ def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
         variables={**os.environ, "PYTHONPATH": str(tree)},
         folder=str(tree),
         log=str(log),
-        import_path=(),
         cores=cores,
     )
 

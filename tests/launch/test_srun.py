@@ -22,8 +22,8 @@ class TestCommand:
     def test_is_a_list_of_words_that_no_shell_reads(self) -> None:
         folder = TrialFolder(Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0'))
         command = launcher().command("harness.training.worker", folder, 2, ["--write-logs"])
-        assert command[-8:] == [
-            "apptainer", "exec", "an image.sif", "/opt/python", "-m", "harness.training.worker", str(folder.path),
+        assert command[-9:] == [
+            "apptainer", "exec", "an image.sif", "/opt/python", "-P", "-m", "harness.training.worker", str(folder.path),
             "--write-logs",
         ]  # fmt: skip
         assert command[0] == "srun"

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import workloads
+from workloads import importing
 from workloads.base import Classifier, Workload
-from workloads.catalog import BUILT_IN, load_class
+from workloads.catalog import BUILT_IN, load_class, source_files
 
 OWN = """
 from dataclasses import dataclass
@@ -27,6 +32,18 @@ class Mine(Classifier):
 class Unfinished(Classifier):
     def splits(self): ...
 """
+
+
+@pytest.fixture(autouse=True)
+def imports_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what a test has imported, as tests call their modules alike."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(importing, "_user_folders", [])
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "sibling", "broken", "helpers", "models"):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -82,6 +99,7 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, mlp, package.module:Class",
         ),
         ("workloads.mpl:MLP", "workloads.mpl: found no such module"),
+        ("code.mine:Mine", "found no such module .'code' is not a package.; allowed: "),
         ("workloads.mlp:MPL", "found no workload 'MPL' .did you mean 'MLP'..; allowed: MLP"),
         ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
         ("mine.py:Options", "mine.py: found no workload 'Options'"),
@@ -95,10 +113,70 @@ def test_errors_list_the_alternatives(tmp_path: Path, uses: str, message: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_inside_a_users_module_is_not_hidden(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
-    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import not_installed_anywhere", "ModuleNotFoundError: No module named 'not_installed_an"),
+        ("import math\nmath.sqrt(-1)", r"broken.py:2: ValueError: math domain error$"),
+        ("import helpers", r"helpers.py:1: ModuleNotFoundError: No module named 'gone'$"),
+        ("from workloads.mine import X", "'workloads' is a package of the harness: rename yours$"),
+    ],
+)
+@pytest.mark.parametrize("uses", ["broken.py:Mine", "broken:Mine"])
+def test_an_error_inside_a_users_module_names_its_file_and_line(
+    tmp_path: Path, uses: str, code: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    (tmp_path / "helpers.py").write_text("import gone\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        load_class(uses, tmp_path)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_invalid_python_keeps_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def")
+    with pytest.raises(SyntaxError):
         load_class("broken.py:Mine", tmp_path)
+
+
+SIBLING = OWN + "from sibling import DEPTH\nMine.depth = DEPTH\n"
+
+
+@pytest.mark.parametrize("uses", ["models/mine.py:Mine", "models.mine:Mine"])
+def test_a_workload_imports_modules_beside_it_and_beside_the_sweep(
+    tmp_path: Path, uses: str
+) -> None:
+    (tmp_path / "models").mkdir()
+    in_package = "." in uses.partition(":")[0].removesuffix(".py")
+    (tmp_path / ("sibling.py" if in_package else "models/sibling.py")).write_text("DEPTH = 5\n")
+    (tmp_path / "models" / "mine.py").write_text(SIBLING)
+    workload: Any = load_class(uses, tmp_path)
+    assert workload.depth == 5
+    assert {path.name for path in source_files(workload)} >= {"mine.py", "sibling.py"}
+
+
+def test_two_folders_with_modules_of_the_same_name_get_their_own(tmp_path: Path) -> None:
+    for depth in (1, 2):
+        folder = tmp_path / str(depth)
+        folder.mkdir()
+        (folder / "mine.py").write_text(SIBLING)
+        (folder / "sibling.py").write_text(f"DEPTH = {depth}\n")
+    classes: list[Any] = [load_class(f"{depth}/mine.py:Mine", tmp_path) for depth in (1, 2)]
+    assert [workload.depth for workload in classes] == [1, 2]
+
+
+def test_what_is_installed_comes_before_what_lies_beside_the_sweep(tmp_path: Path) -> None:
+    for name in ("workloads", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "mine.py").write_text("import json, torch\n" + OWN)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom workloads.catalog import load_class\n"
+        f"load_class('mine.py:Mine', Path({str(tmp_path)!r}))\nassert sys.path[-1] == {str(tmp_path)!r}"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, check=True)
 
 
 def test_exports_are_loaded_on_first_use() -> None:

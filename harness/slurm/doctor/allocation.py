@@ -110,7 +110,7 @@ def report_command(
     return [
         "srun", "--export=ALL", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
         "--mpi=none", "--label", "--kill-on-bad-exit=0", "--unbuffered", "--input=none",
-        *python, "-m", "harness.slurm.doctor.node", str(folder), address, str(port), *nodes,
+        *python, "-P", "-m", "harness.slurm.doctor.node", str(folder), address, str(port), *nodes,
     ]  # fmt: skip
 
 
