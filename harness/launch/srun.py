@@ -17,6 +17,7 @@ from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
+from harness.launch import controller
 from harness.launch.launcher import rank_variables
 from harness.records.record import Failure
 
@@ -185,11 +186,15 @@ def _task_killed(output: str) -> Failure | None:
 
 
 def _step_not_started(output: str) -> Failure | None:
-    """Return the failure of a step of which no task has started."""
+    """Return the failure of a step of which no task has started.
+
+    srun gives up after about ten seconds without a controller; the allocation outlives that.
+    """
     reason = NOT_STARTED.search(output)
     if reason is None or TASK_ENDED.search(output) is not None:
         return None
-    return Failure(kind="NotStarted", message=one_line(reason["why"]))
+    kind = "ControllerDown" if controller.is_silent(reason["why"]) else "NotStarted"
+    return Failure(kind=kind, message=one_line(reason["why"]))
 
 
 # What ended a step, the more certain cause first.

@@ -45,7 +45,8 @@ class Failure:
     """Why a trial failed: the first error of the rank that caused it."""
 
     # The name of an exception (Interrupted is one of them), or Timeout, CollectiveTimeout, Killed,
-    # Exited, Lost, Invalid; of a Slurm step also OutOfMemory, NodeFailure and NotStarted.
+    # Exited, Lost, Invalid; of a Slurm step also OutOfMemory, NodeFailure, NotStarted and
+    # ControllerDown.
     kind: str
     message: str  # one line
     rank: int | None = None  # None where the cause is no single rank

@@ -1,26 +1,30 @@
 """The leader of a job: it runs once, on the job's first node, and runs the trials as Slurm steps.
 
-submitit calls `lead` in the job and plays no further part. The life of a job:
+The job's batch script runs `python -m harness.slurm.leader lead SWEEP_FOLDER SUBMISSION ARRAY`. The
+life of a job:
 
 - The leader records attempts that an earlier start of the job could not record, and runs the trials
   that are pending, one after the other. Each leaves its record on the shared folder.
 - Slurm sends SIGUSR2 ahead of the time limit and of a preemption. It sends it to the batch script
-  alone, whose place the leader has taken: between two trials there is no step that could receive
-  it. The leader passes the signal on to the running trial, which saves and stops.
+  alone, because between two trials there is no step that could receive it. The script's shell
+  passes it on to the leader, and the leader to the running trial, which saves and stops.
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
 - If a node dies, Slurm kills and requeues the job by itself. The leader has a moment to exclude
   that node, or else the next start finds the attempt without a record.
+- If the leader itself is killed, the script's shell runs `... leader revive ...` instead, which has
+  Slurm requeue the job.
+- While Slurm's controller does not answer, the leader waits for it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
 from harness.hardware import machine
+from harness.launch import controller
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.records.record import Record, read_record_if_exists
@@ -43,23 +48,53 @@ ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job
 EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
 POLL_SECONDS = 0.5  # between looks at a running trial; its files lie on a shared file system
 RETRIES = 2  # of a trial that was lost through no fault of its own
+# The highest exit code of a leader that has ended as it meant to. After any other, such as 137 of
+# one that was killed, the batch script has the job requeued.
+DECIDED = 1
+CRASHED = 70  # EX_SOFTWARE in sysexits.h
+
+
+class JobIsOver(HarnessError):
+    """The job leaves trials undone, and must not come back for them by itself."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Lead the job that this process runs in, or have it requeued, and return the exit code.
+
+    `arguments` are `lead` or `revive`, the folder of the sweep, the id of the submission and the
+    number of the array.
+    """
+    action, sweep_path, submission_id, array = arguments
+    act = {"lead": lead, "revive": revive}[action]
+    index = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    try:
+        act(sweep_path, submission_id, int(array), index)
+    except JobIsOver as error:
+        print(f"harness: {error}", flush=True)
+        return DECIDED
+    except Exception as error:  # whatever it is, the job is to come back
+        if not isinstance(error, HarnessError):
+            traceback.print_exc()
+        print(f"harness: {error}", flush=True)
+        return CRASHED
+    return 0
 
 
 def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """Run the pending trials of this job, and requeue the job if it was interrupted.
 
     `sweep_path` is the folder of the sweep; `array` and `index` say which of the submission's jobs
-    this is. submitit has pickled the arguments when the job was submitted.
+    this is.
 
-    Raises HarnessError, so that Slurm shows the job as failed, if trials stay undone and the job is
-    not requeued.
+    Raises JobIsOver, so that Slurm shows the job as failed, if trials stay undone and the job is
+    not to be requeued.
     """
     sweep_folder = SweepFolder(Path(sweep_path))
     submission_folder = submissions.folder_of(sweep_folder, submission_id)
     submission = submissions.read(submission_folder.file)
     slurm = submission.profile.slurm
     job_array = submission.arrays[array]
-    refuse_cancelled(submission)
+    refuse_cancelled(submission, array)
 
     listener = JobListener(signal_due=time.time() + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
@@ -68,39 +103,104 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
     job_trials = [trials_by_id[trial_id] for trial_id in job_array.trial_ids[index]]
     pending = pending_trials(runner, job_trials)
-    listener.log(
+    log(
         f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
         f" {len(pending)} of {len(job_trials)} trials are pending"
     )
     record_lost_attempts(runner, pending, submission_folder)
-    refuse_too_many_restarts(slurm)
+    restarts = Restarts(submission_folder.restarts(_job_id()))
+    refuse_too_many_restarts(slurm, restarts)
+    job_slurm = replace(slurm, nodes=job_array.nodes)
+    if _finish_exclusion(submission_folder, job_slurm, restarts):
+        return
 
-    interruption = _run_until_interrupted(runner, pending)
+    interruption = _run_until_interrupted(runner, pending, restarts)
     undone = pending_trials(runner, job_trials)
     if not undone:
         return
-    refuse_cancelled(submissions.read(submission_folder.file))  # it may have been meanwhile
+    refuse_cancelled(submissions.read(submission_folder.file), array)  # it may have been meanwhile
+    excluded = _nodes_to_exclude(runner, undone, submission)
+    if excluded:
+        # Slurm accepts the exclusion only of a job that is pending, when this process may be gone.
+        write_atomically(submission_folder.exclusion(_job_id()), "\n".join(excluded))
     to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
-    if to_be_requeued:
-        requeue(slurm)
-    # Slurm requeues a job by itself if a node of it dies: bad nodes are excluded in any case.
-    _exclude_bad_nodes(runner, undone, submission, job_array.nodes)
+    try:
+        if to_be_requeued:
+            requeue(slurm, restarts)
+    finally:
+        # Slurm requeues a job by itself if a node of it dies: bad nodes are excluded in any case.
+        if excluded:
+            exclude_nodes(excluded, job_slurm)
+            submission_folder.exclusion(_job_id()).unlink()
     if not to_be_requeued:
         reason = f": {interruption}" if interruption else ""
-        raise HarnessError(f"{len(undone)} trials are left undone{reason}")
+        raise JobIsOver(f"{len(undone)} trials are left undone{reason}")
 
 
-def _run_until_interrupted(runner: Runner, pending: Sequence[Trial]) -> str | None:
+def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
+    """Have the job requeued, because its leader was killed or has crashed.
+
+    The next leader finds out by itself which trials are pending. Raises JobIsOver if the job was
+    cancelled, or was requeued too often.
+    """
+    submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
+    submission = submissions.read(submission_folder.file)
+    refuse_cancelled(submission, array)
+    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(_job_id())))
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often a job was started again without getting anywhere.
+
+    A job that finishes a trial each time may come back as often as it takes: only restarts since
+    the last start in which a trial has ended count. The file holds how often the job had been
+    started again by then; it is written once in each start.
+    """
+
+    path: Path
+
+    def fruitless(self) -> int:
+        """Return how often the job was started again since a trial has ended in it."""
+        try:
+            fruitful = int(self.path.read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            fruitful = 0
+        return restart_count() - fruitful
+
+    def note_progress(self) -> None:
+        """Remember that a trial has ended in this start of the job."""
+        if self.fruitless():
+            write_atomically(self.path, str(restart_count()))
+
+
+def _run_until_interrupted(
+    runner: Runner, pending: Sequence[Trial], restarts: Restarts
+) -> str | None:
     """Run the trials until one of them ends so that this job can't run another.
 
     Returns the failure of that trial, None if every trial has run. A trial that failed for a reason
-    of its own does not stop the others.
+    of its own does not stop the others. One whose step could not be created because Slurm's
+    controller was away runs again, once the controller answers.
     """
     for record in runner.run(pending):
-        lost = record.failure is not None and record.failure.kind in ALLOCATION_LOST
-        if lost or record.status == "interrupted":
+        kind = record.failure.kind if record.failure else None
+        if kind in ALLOCATION_LOST or record.status == "interrupted":
             return str(record.failure)
+        if kind == "ControllerDown":
+            _wait_for_controller(runner)
+        else:
+            restarts.note_progress()
     return None
+
+
+def _wait_for_controller(runner: Runner) -> None:
+    """Wait until the controller answers, or this process is to stop."""
+    controller.call(
+        ["scontrol", "show", "job", "--oneliner", _job_id()],
+        on_wait=log,
+        is_wanted=lambda: runner.stop_reason() is None,
+    )
 
 
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
@@ -116,37 +216,63 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
     return not cancelled_by_user(interruption)
 
 
-def _exclude_bad_nodes(
-    runner: Runner, undone: Sequence[Trial], submission: Submission, nodes: int
-) -> None:
-    """Have Slurm restart this job without the nodes with which its undone trials were lost.
-
-    `nodes` is how many nodes the job takes.
-    """
+def _nodes_to_exclude(runner: Runner, undone: Sequence[Trial], submission: Submission) -> list[str]:
+    """Return the nodes without which this job is to restart, none if no trial was lost with one."""
     bad = bad_nodes(runner, undone)
-    if bad:
-        excluded = sorted({*submission.excluded_nodes, *bad})
-        exclude_nodes(excluded, replace(submission.profile.slurm, nodes=nodes))
+    if not bad:
+        return []
+    return sorted({*submission.excluded_nodes, *bad})
 
 
-def refuse_cancelled(submission: Submission) -> None:
+def _finish_exclusion(
+    submission_folder: SubmissionFolder, slurm: SlurmOptions, restarts: Restarts
+) -> bool:
+    """Requeue the job without the nodes that its last start was about to exclude, if it was.
+
+    That start was killed after Slurm had requeued the job and before the nodes were excluded.
+    Returns whether the job was requeued, which it is if enough other nodes remain.
+    """
+    path = submission_folder.exclusion(_job_id())
+    if not path.exists():
+        return False
+    nodes = path.read_text(encoding="utf-8").split()
+    if not set(nodes) & set(_job_nodes()) or not partitions.can_exclude_nodes(nodes, slurm):
+        path.unlink()
+        return False
+    log(f"the job is requeued without {', '.join(nodes)}")
+    requeue(slurm, restarts)
+    exclude_nodes(nodes, slurm)
+    path.unlink()
+    return True
+
+
+def _job_nodes() -> list[str]:
+    """Return the names of this job's nodes."""
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    return controller.call(command).stdout.split()
+
+
+def refuse_cancelled(submission: Submission, array: int) -> None:
     """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
 
-    Raises HarnessError.
+    Raises JobIsOver, also if the array was given up because nobody knew of its jobs.
     """
     if submission.cancelled_at is not None:
-        raise HarnessError("the sweep's jobs were cancelled")
+        raise JobIsOver("the sweep's jobs were cancelled")
+    if submission.arrays[array].is_abandoned:
+        raise JobIsOver("the trials of this job were submitted again before it was in the queue")
 
 
-def refuse_too_many_restarts(slurm: SlurmOptions) -> None:
+def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
     """Stop a job that Slurm has started again too often, as it does by itself when a node dies.
 
-    Raises HarnessError.
+    Raises JobIsOver.
     """
-    restarts = restart_count()
-    if restarts > slurm.requeues:
-        raise HarnessError(
-            f"job {_job_id()} was started again {restarts} times; slurm.requeues: {slurm.requeues}"
+    fruitless = restarts.fruitless()
+    if fruitless > slurm.requeues:
+        raise JobIsOver(
+            f"job {_job_id()} was started again {fruitless} times without finishing a trial;"
+            f" slurm.requeues: {slurm.requeues}"
         )
 
 
@@ -256,6 +382,11 @@ def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
     return names
 
 
+def log(text: str) -> None:
+    """Print a line with the time, to the job's log, where the batch script's output goes."""
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
+
+
 class JobListener:
     """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
 
@@ -285,22 +416,22 @@ class JobListener:
     def on_signal(self, number: int, frame: object) -> None:
         """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
         trial.
+
+        SIGTERM comes twice: Slurm sends it to the leader too, and the shell passes it on.
         """
+        if number in self.signals:
+            return
         if self.first_signal_at is None:
             self.first_signal_at = time.time()
         self.signals.add(number)
-        self.log(f"{signal.Signals(number).name}: the running trial is to save and stop")
-
-    def log(self, text: str) -> None:
-        """Print a line with the time, to the job's log, where the batch script's output goes."""
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
+        log(f"{signal.Signals(number).name}: the running trial is to save and stop")
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Do nothing: the leader has logged what is pending."""
 
     def on_trial_start(self, trial: Trial) -> None:
         """Log which trial starts."""
-        self.log(f"{trial.id} starts: {trial.cell.label}")
+        log(f"{trial.id} starts: {trial.cell.label}")
 
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
         """Do nothing: `harness status` reads the trial's own report."""
@@ -309,23 +440,22 @@ class JobListener:
         """Log how the trial ended."""
         reason = record.failure or "; ".join(record.violations)
         suffix = f": {one_line(reason)}" if reason else ""
-        self.log(f"{record.trial.id} {record.status}{suffix}")
+        log(f"{record.trial.id} {record.status}{suffix}")
 
 
-def requeue(slurm: SlurmOptions) -> None:
-    """Have Slurm requeue this job.
+def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
+    """Have Slurm requeue this job, once its controller answers.
 
-    Raises HarnessError if it was requeued as often as the profile allows, or if Slurm refuses.
+    Raises JobIsOver if it was requeued as often as the profile allows without finishing a trial,
+    HarnessError if Slurm refuses.
     """
-    restarts = restart_count()
-    if restarts >= slurm.requeues:
-        raise HarnessError(
-            f"job {_job_id()} was interrupted again after {restarts} requeues;"
-            f" slurm.requeues: {slurm.requeues}"
+    fruitless = restarts.fruitless()
+    if fruitless >= slurm.requeues:
+        raise JobIsOver(
+            f"job {_job_id()} was interrupted again after {fruitless} requeues without finishing"
+            f" a trial; slurm.requeues: {slurm.requeues}"
         )
-    completed = subprocess.run(
-        ["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False
-    )
+    completed = controller.call(["scontrol", "requeue", _job_id()], on_wait=log)
     if completed.returncode:
         raise HarnessError(f"job {_job_id()} can't be requeued: {one_line(completed.stderr)}")
 
@@ -333,11 +463,18 @@ def requeue(slurm: SlurmOptions) -> None:
 def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
     """Have Slurm start this job, which was requeued, without these nodes.
 
-    If too few nodes would remain, nothing is done. A refusal is in the job's log, because scontrol
-    writes there; a job that is not in the queue is not affected.
+    If too few nodes would remain, nothing is done. A refusal is logged; a job that is not in the
+    queue is not affected.
     """
-    if partitions.can_exclude_nodes(nodes, slurm):
-        names = ",".join(nodes)
-        subprocess.run(
-            ["scontrol", "update", f"JobId={_job_id()}", f"ExcNodeList={names}"], check=False
-        )
+    if not partitions.can_exclude_nodes(nodes, slurm):
+        return
+    names = ",".join(nodes)
+    completed = controller.call(
+        ["scontrol", "update", f"JobId={_job_id()}", f"ExcNodeList={names}"], on_wait=log
+    )
+    if completed.returncode:
+        log(f"{names} can't be excluded: {one_line(completed.stderr)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

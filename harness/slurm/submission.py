@@ -4,7 +4,7 @@ Each `harness submit` leaves a folder of its own in the folder of the sweep:
 
     runs/SWEEP/jobs/20261122-104500-3fa2/
         submission.json    the submission: arrays, trials, profile, sweep
-        submitit/          what submitit pickles for each job
+        submitit/          the batch scripts that submitit wrote
         81_0.log           output of job 81_0
         81_0.node          name of the node that leads job 81_0
 
@@ -20,7 +20,7 @@ import pwd
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -47,6 +47,9 @@ class JobArray:
     # The id that sbatch returned. None until then, and for good if whoever submitted was killed
     # before it was written down.
     slurm_id: str | None = None
+    # Whether its trials were submitted again, because sbatch never returned and no job of it was in
+    # the queue. Should Slurm have received it all the same, its jobs end at once.
+    is_abandoned: bool = False
 
     def job_id(self, index: int) -> str | None:
         """Return the id of the job with this index as squeue prints it, such as 12_3; None if
@@ -102,8 +105,13 @@ class Submission:
         return f"{safe_folder_name(self.sweep.name)[:NAME_LENGTH]}-{self.id}-{array}"
 
     def jobs(self) -> Iterator[SubmittedJob]:
-        """Yield every job of every array, in the order in which they were packed."""
+        """Yield every job of every array, in the order in which they were packed.
+
+        Not those of abandoned arrays, whose trials a later submission has.
+        """
         for number, array in enumerate(self.arrays):
+            if array.is_abandoned:
+                continue
             for index, trial_ids in enumerate(array.trial_ids):
                 yield SubmittedJob(
                     array=number,
@@ -112,6 +120,13 @@ class Submission:
                     id=array.job_id(index),
                     name=self.job_name(number),
                 )
+
+    def abandoned(self, arrays: Container[int]) -> Submission:
+        """Return a copy in which the arrays with these numbers are abandoned."""
+        copies = []
+        for number, array in enumerate(self.arrays):
+            copies.append(replace(array, is_abandoned=True) if number in arrays else array)
+        return replace(self, arrays=copies)
 
     def with_slurm_id(self, array: int, slurm_id: str) -> Submission:
         """Return a copy in which an array has the id that sbatch returned for it."""
@@ -133,7 +148,7 @@ class SubmissionFolder:
 
     @property
     def submitit(self) -> Path:
-        """The folder of submitit's own files: what each job calls, and what it returned."""
+        """The folder of submitit's own files: the batch script of each call of sbatch."""
         return self.path / "submitit"
 
     def node(self, job_id: str) -> Path:
@@ -142,6 +157,14 @@ class SubmissionFolder:
         A leader that finds the file when it starts knows which node its predecessor was lost with.
         """
         return self.path / f"{job_id}.node"
+
+    def restarts(self, job_id: str) -> Path:
+        """Return the file that says how often a job had been started again when a trial ended."""
+        return self.path / f"{job_id}.restarts"
+
+    def exclusion(self, job_id: str) -> Path:
+        """Return the file with the nodes that Slurm is about to leave out of a job's next start."""
+        return self.path / f"{job_id}.exclude"
 
     def log(self, job_id: str) -> Path:
         """Return the output of a job's batch script, and so of the leader that the script runs."""

@@ -1,9 +1,10 @@
 """Submits a sweep: packs its pending trials into jobs and hands these to Slurm by submitit.
 
-submitit pickles the call of `leader.lead` for each job, writes the batch script and calls sbatch.
-Of what it offers beyond that, nothing is used: no checkpointing of its own, no srun around the
-call, no waiting for results. The batch script begins with the lines of `setup_lines` and ends with
-the leader.
+submitit writes the batch script and calls sbatch. Of what it offers beyond that, nothing is used:
+no pickles, no checkpointing of its own, no srun around the command, no waiting for results. A job
+needs nothing that is written after sbatch has returned, so that one whose submitter was killed at
+that moment runs as any other. The batch script begins with the lines of `setup_lines` and ends with
+those of `leader_lines`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput, HarnessError, one_line
-from harness.core.import_path import import_variables
+from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
 from harness.launch.sweep import Redo, plan
 from harness.records.record import Record, read_record_if_exists
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.leader import lead
+from harness.slurm.leader import DECIDED
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
 from harness.spec import partitions
@@ -38,6 +39,19 @@ if TYPE_CHECKING:
 
 # Begins a line of the job's log which reports that a line of the profile's setup has failed.
 SETUP_FAILED = "setup: "
+# The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
+# returns early when a signal is passed on, and is called again until the leader has ended.
+LEADER_LINES = """\
+(exec {lead}) &
+leader=$!
+trap 'kill -USR2 $leader' USR2
+trap 'kill -TERM $leader' TERM
+while kill -0 $leader 2>/dev/null; do wait $leader; done
+wait $leader
+code=$?
+[ $code -le {last_code} ] && exit $code
+echo "the leader ended with code $code; the job is to be requeued"
+exec {revive}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +93,7 @@ def submit(
         if not submission.arrays:
             return submission
         write_spec(sweep, sweep_folder)
+        settle_earlier(sweep_folder)
         # Written before the first sbatch, and again after each. Should this process be killed in
         # between, the jobs are still recognized by their names.
         submissions.write(sweep_folder, submission)
@@ -87,6 +102,25 @@ def submit(
             submission = submission.with_slurm_id(number, slurm_id)
             submissions.write(sweep_folder, submission)
     return submission
+
+
+def settle_earlier(sweep_folder: SweepFolder) -> None:
+    """Write down what became of earlier calls of sbatch that nobody saw return.
+
+    Jobs that are in the queue get their ids. If there are none, Slurm may still be about to receive
+    the call; as other jobs are going to have its trials, its jobs are to end at once.
+    """
+    submitted = submissions.read_all(sweep_folder)
+    unseen = []
+    for submission in submitted:
+        if any(array.slurm_id is None and not array.is_abandoned for array in submission.arrays):
+            unseen.append(submission)
+    for submission in queues.recover_job_ids(unseen, queues.query_submitters(unseen)):
+        without_id = set()
+        for number, array in enumerate(submission.arrays):
+            if array.slurm_id is None:
+                without_id.add(number)
+        submissions.write(sweep_folder, submission.abandoned(without_id))
 
 
 def prepare(
@@ -165,33 +199,62 @@ def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int)
 
     Raises HarnessError with sbatch's message.
     """
+    executor = array_executor(sweep_folder, submission, number)
+    try:
+        return call_sbatch(executor, leader_lines(sweep_folder, submission, number))
+    except HarnessError as error:
+        raise HarnessError(
+            f"{error}; {number} of {len(submission.arrays)} arrays were submitted"
+        ) from None
+
+
+def call_sbatch(executor: SlurmExecutor, command: str) -> str:
+    """Submit a batch script that ends with a command, and return the id of the job or the array.
+
+    Raises HarnessError with sbatch's message.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    array = submission.arrays[number]
-    path = str(sweep_folder.path.absolute())
-    calls = [(path, submission.id, number, index) for index in range(len(array.trial_ids))]
     # submitit prints sbatch's message, which the error contains too.
     quiet = contextlib.redirect_stderr(io.StringIO())
     try:
+        executor.folder.mkdir(parents=True, exist_ok=True)
         with quiet:
-            executor = array_executor(sweep_folder, submission, number)
-            jobs = executor.map_array(lead, *zip(*calls, strict=True))
+            # Its public `submit` pickles a function into a file whose name holds the job's id, and
+            # which is therefore missing if this process is killed while sbatch returns.
+            job = executor._submit_command(command)
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise HarnessError(
-            f"{one_line(error)}; {number} of {len(submission.arrays)} arrays were submitted"
-        ) from None
-    array_id, _, _index = str(jobs[0].job_id).partition("_")
-    return array_id
+        raise HarnessError(one_line(error)) from None
+    return str(job.job_id)
 
 
 def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
     """Return the batch script that sbatch gets for an array, without calling it."""
     executor = array_executor(sweep_folder, submission, number)
-    # submitit sets this parameter in `map_array`, which would call sbatch.
-    job_count = len(submission.arrays[number].trial_ids)
-    if job_count > 1:
-        executor.parameters["map_count"] = job_count
-    return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    command = leader_lines(sweep_folder, submission, number)
+    return str(executor._make_submission_file_text(command, ""))
+
+
+def leader_lines(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
+    """Return the lines of the batch script that run the leader of a job of an array.
+
+    The shell stays, because it is small: if the leader is killed, by whatever runs out of memory
+    for example, the shell has Slurm requeue the job.
+    """
+    leader = module_command(leader_python(submission.profile.slurm), "harness.slurm.leader")
+    which_job = [str(sweep_folder.path.absolute()), submission.id, str(number)]
+    return LEADER_LINES.format(
+        lead=shlex.join([*leader, "lead", *which_job]),
+        revive=shlex.join([*leader, "revive", *which_job]),
+        last_code=DECIDED,
+    )
+
+
+def leader_python(slurm: SlurmOptions) -> str:
+    """Return the interpreter that runs in the batch script."""
+    if slurm.prefix:
+        return sys.executable  # the leader calls srun, which a container does not have
+    return slurm.python or sys.executable
 
 
 def array_executor(sweep_folder: SweepFolder, submission: Submission, number: int) -> SlurmExecutor:
@@ -206,6 +269,9 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
         submission.arrays[number],
         submission.job_name(number),
     )
+    job_count = len(submission.arrays[number].trial_ids)
+    if job_count > 1:
+        executor.parameters["map_count"] = job_count  # makes the script that of an array
     excluded = list(submission.excluded_nodes)
     by_profile = slurm.options.get("exclude")
     if by_profile:
@@ -223,15 +289,8 @@ def job_executor(
     """
     import submitit
 
-    python = slurm.python or sys.executable
-    if slurm.prefix:
-        python = sys.executable  # the leader calls srun, which a container does not have
     try:
-        executor = submitit.SlurmExecutor(
-            folder=submission_folder.submitit.absolute(),
-            # -P: the job's working directory comes first on the path otherwise.
-            python=f"exec {shlex.quote(python)} -P",
-        )
+        executor = submitit.SlurmExecutor(folder=submission_folder.submitit.absolute())
     except RuntimeError as error:
         raise HarnessError(f"Slurm: {one_line(error)}") from None
     # use_srun: submitit would run the leader as a step, whose tasks are all ranks of the job.
@@ -299,9 +358,6 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
     lines = [
         f"exec >>{folder}/{job_id}.log 2>&1 || exit 1",  # without `exit`, bash would go on
         "trap '' USR2",
-        # submitit handles this signal itself, and takes a short job that is preempted for one that
-        # timed out. So it gets a signal that Slurm never sends; the leader handles USR2.
-        "export SUBMITIT_PREEMPT_SIGNAL=URG",
     ]
     for name, value in import_variables().items():
         lines.append(f"export {name}={shlex.quote(value)}")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from harness.slurm.submission import JobArray, SubmissionFolder
-from harness.slurm.submit import job_executor
+from harness.slurm.submit import call_sbatch, job_executor
 from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import read_records, trial_rows
@@ -26,7 +26,7 @@ HOSTILE = """it's; $(touch made) `touch made` "é" #SBATCH & | > made *"""
 def test_values_that_a_shell_would_expand(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A comment of sbatch, a folder, and a prefix, for a job that runs a single function."""
+    """A comment of sbatch, a folder, and a prefix, for a job that runs a single command."""
     monkeypatch.chdir(tmp_path)
     folder = SubmissionFolder(path=tmp_path / HOSTILE)
     folder.path.mkdir()
@@ -34,8 +34,8 @@ def test_values_that_a_shell_would_expand(
     prefix = ("env", f"A={HOSTILE} \\ ")
     options = SlurmOptions(options={"comment": HOSTILE}, prefix=prefix, exclusive=False)
     executor = job_executor(folder, options, array, "hostile")
-    job = executor.submit(Path("proof").write_text, "ran")
-    assert slurm.run("squeue", "--noheader", "--jobs", job.job_id, "--format=%k") == HOSTILE
+    job_id = call_sbatch(executor, "exec touch proof")
+    assert slurm.run("squeue", "--noheader", "--jobs", job_id, "--format=%k") == HOSTILE
     wait_until((tmp_path / "proof").exists)
     wait_until(lambda: not slurm.run("squeue", "-h"))
     names = sorted(path.name for path in tmp_path.iterdir())

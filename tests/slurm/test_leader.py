@@ -15,11 +15,12 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
+from harness.launch import controller
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment
 from harness.records.record import Failure, Record, read_record
 from harness.slurm import leader, submission
-from harness.slurm.leader import JobListener
+from harness.slurm.leader import JobIsOver, JobListener, Restarts
 from harness.slurm.packing import PackedArray, PackedJob, Packing
 from harness.slurm.submission import Submission
 from harness.spec import partitions
@@ -179,7 +180,7 @@ class TestLead:
         monkeypatch.setenv("SLURM_JOB_ID", "71")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
-        monkeypatch.setattr(leader, "requeue", lambda slurm: pytest.fail("the job was requeued"))
+        monkeypatch.setattr(leader, "requeue", lambda *_: pytest.fail("the job was requeued"))
         first_attempts = {trial.id: 1 for trial in runner.sweep.trials()}
         submitted = make_submission(runner.sweep, first_attempts)
         submission.write(runner.folder, submitted)
@@ -193,7 +194,14 @@ class TestLead:
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
         submission.write(runner.folder, replace(submitted, cancelled_at=1.0))
-        with pytest.raises(HarnessError, match="were cancelled"):
+        with pytest.raises(JobIsOver, match="were cancelled"):
+            self.lead(runner, submitted)
+
+    def test_of_a_job_whose_trials_were_submitted_again_starts_nothing(
+        self, runner: Runner, submitted: Submission
+    ) -> None:
+        submission.write(runner.folder, submitted.abandoned({0}))
+        with pytest.raises(JobIsOver, match="were submitted again"):
             self.lead(runner, submitted)
 
     def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
@@ -208,7 +216,7 @@ class TestLead:
             return iter(())
 
         monkeypatch.setattr(Runner, "run", run)
-        with pytest.raises(HarnessError, match="were cancelled"):
+        with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
     def test_of_a_job_that_slurm_restarts_too_often_fails(
@@ -223,7 +231,7 @@ class TestLead:
         node_file = submission.folder_of(runner.folder, submitted.id).node("71")
         node_file.write_text("n2", encoding="utf-8")
         with pytest.raises(
-            HarnessError, match=r"job 71 was started again 6 times; slurm.requeues: 5"
+            JobIsOver, match=r"job 71 was started again 6 times without .*; slurm.requeues: 5"
         ):
             self.lead(runner, submitted)
         failure = read_record(trial_folder.record_path).failure
@@ -233,40 +241,78 @@ class TestLead:
         assert node_file.read_text(encoding="utf-8") == "n1"
 
 
-class TestRequeue:
+# What clients of Slurm 22.05.8 print while no controller answers.
+NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
+
+
+class TestCallsOfScontrol:
+    """A fake scontrol, which writes its arguments down."""
+
     @pytest.fixture(autouse=True)
     def scontrol_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The arguments of every call of scontrol, which fails with the text of the variable
-        REFUSAL, if set.
+        """The arguments of every call. A call fails with the first line of a file `refusals`, which
+        is struck out.
         """
         program = tmp_path / "scontrol"
         program.write_text(
-            '#!/bin/sh\necho "$*" >>"$0.log"\n'
-            '[ -z "$REFUSAL" ] || { echo "$REFUSAL" >&2; exit 1; }\n'
+            '#!/bin/sh\necho "$*" >>"$0.log"\ncd "${0%/*}" && [ -s refusals ] || exit 0\n'
+            "head -n 1 refusals >&2; sed -i 1d refusals; exit 1\n"
         )
         program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setenv("SLURM_JOB_ID", "71")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+        monkeypatch.setattr(controller, "FIRST_PAUSE", 0.01)
         return tmp_path / "scontrol.log"
 
-    def test_names_the_job_by_its_own_id(self, scontrol_log: Path) -> None:
-        leader.requeue(SlurmOptions(requeues=3))
+    @pytest.fixture
+    def restarts(self, tmp_path: Path) -> Restarts:
+        """Those of a job that was started again twice."""
+        return Restarts(tmp_path / "71.restarts")
+
+    def test_name_the_job_by_its_own_id(self, scontrol_log: Path, restarts: Restarts) -> None:
+        leader.requeue(SlurmOptions(requeues=3), restarts)
         assert scontrol_log.read_text() == "requeue 71\n"
 
-    def test_is_limited(self, scontrol_log: Path) -> None:
-        with pytest.raises(HarnessError, match=r"after 2 requeues; slurm.requeues: 2"):
-            leader.requeue(SlurmOptions(requeues=2))
+    def test_are_limited_unless_a_trial_has_ended_meanwhile(
+        self, scontrol_log: Path, restarts: Restarts
+    ) -> None:
+        with pytest.raises(JobIsOver, match=r"after 2 requeues without .*; slurm.requeues: 2"):
+            leader.requeue(SlurmOptions(requeues=2), restarts)
         assert not scontrol_log.exists()
+        restarts.note_progress()
+        assert restarts.fruitless() == 0
+        leader.requeue(SlurmOptions(requeues=2), restarts)
+        assert scontrol_log.exists()
 
-    def test_that_slurm_refuses_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("REFUSAL", "Requested operation is presently disabled")
+    def test_that_slurm_refuses_are_an_error(self, tmp_path: Path, restarts: Restarts) -> None:
+        (tmp_path / "refusals").write_text("Requested operation is presently disabled\n")
         with pytest.raises(
             HarnessError, match="job 71 can't be requeued: Requested operation is presently"
         ):
-            leader.requeue(SlurmOptions(requeues=3))
+            leader.requeue(SlurmOptions(requeues=3), restarts)
 
-    def test_excludes_nodes_if_enough_remain(
+    def test_are_repeated_until_the_controller_answers(
+        self,
+        scontrol_log: Path,
+        restarts: Restarts,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 3)
+        leader.requeue(SlurmOptions(requeues=3), restarts)
+        assert scontrol_log.read_text() == "requeue 71\n" * 4
+        assert capsys.readouterr().out.count(NO_CONTROLLER) == 1
+
+    def test_end_when_patience_does(
+        self, restarts: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
+        completed = controller.call(["scontrol", "requeue", "71"], patience=0.1)
+        assert completed.returncode == 1
+
+    def test_exclude_nodes_if_enough_remain(
         self, scontrol_log: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of four nodes, a job of three can't do without two."""

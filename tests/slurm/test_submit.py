@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from harness.slurm.submission import Submission
 from harness.spec import partitions
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
+from tests.support.running import wait_until
 from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load, write
 
@@ -77,8 +81,7 @@ def test_a_thousand_trials_are_one_call_of_sbatch(
     assert "#SBATCH --array=0-499%16" in script
     submission = only_submission(results)
     assert [array.slurm_id for array in submission.arrays] == ["1"]
-    folder = submissions.folder_of(results.sweep_folder("demo"), submission.id)
-    assert len(list(folder.submitit.glob("1_*_submitted.pkl"))) == 500
+    assert list(results.path.rglob("*.pkl")) == [], "the job needs nothing but its script"
 
 
 def test_submitting_twice_runs_nothing_twice(
@@ -145,11 +148,12 @@ def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
         if line.startswith("#SBATCH"):
             directives.add(shlex.split(line)[1])
     assert {f"--account={HOSTILE}", f"--comment={HOSTILE}", "--contiguous"} <= directives
-    command = shlex.split(script[script.rindex("\nexec ") :])
-    assert command[:2] == ["exec", sys.executable]  # the job's leader stays out of a container
+    revival = shlex.split(script[script.rindex("\nexec ") :])
+    assert revival[:2] == ["exec", sys.executable]  # the job's leader stays out of a container
     submission = only_submission(results, HOSTILE)
-    folder = submissions.folder_of(results.sweep_folder(HOSTILE), submission.id)
-    assert command[-1] == str(folder.submitit)
+    sweep_path = str(results.sweep_folder(HOSTILE).path)
+    assert revival[-4:] == ["revive", sweep_path, submission.id, "0"]
+    assert shlex.join(["lead", *revival[-3:]]) in script
 
 
 def test_jobs_are_recognized_whose_ids_were_never_written_down(
@@ -165,6 +169,22 @@ def test_jobs_are_recognized_whose_ids_were_never_written_down(
     submissions.write(results.sweep_folder("demo"), replace(submission, arrays=without_id))
     assert "0 trials; 2 are in the queue already" in submit(sweep, results).out
     assert "2 queued" in status(results, "demo").out
+
+
+def test_jobs_that_nobody_saw_are_abandoned_when_their_trials_are_submitted_again(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    """Whoever submitted was killed before sbatch had returned, and Slurm received the job late."""
+    sweep = write(tmp_path)
+    submit(sweep, results)
+    first = only_submission(results)
+    without_id = [replace(first.arrays[0], slurm_id=None)]
+    submissions.write(results.sweep_folder("demo"), replace(first, arrays=without_id))
+    assert "1 trial\n" in submit(sweep, results).out
+    abandoned, _ = submissions.read_all(results.sweep_folder("demo"))
+    assert abandoned.arrays[0].is_abandoned
+    slurm.set_queue(f"1|PENDING|N/A||{first.job_name(0)}|Priority\n")
+    assert "1 lost" in status(results, "demo").out, "the late job will not run the trial"
 
 
 def test_what_sbatch_refuses_is_reported_in_its_words(
@@ -279,6 +299,54 @@ def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_
     assert numbers[-2:] == ["1", "59"]
     assert any(f"{cell.id}-s3-r0" in line and "no such thing" in line for line in lines)
     assert len(status(results, "demo", "--all").out.splitlines()) > 120
+
+
+class TestTheEndOfABatchScript:
+    """The shell that runs the leader, which a script in place of Python plays."""
+
+    @pytest.fixture
+    def script(self, slurm: FakeSlurm, results: Results, tmp_path: Path) -> Path:
+        """A batch script whose leader does what the variable LEADER says, and is then revived."""
+        python = tmp_path / "python"
+        python.write_text(
+            f'#!/bin/bash\necho "$4" >>{tmp_path}/actions\n[ "$4" = revive ] || eval "$LEADER"\n'
+        )
+        python.chmod(0o755)
+        submit(write(tmp_path), results, python=str(python))
+        return slurm.folder / "sbatch.1"
+
+    @pytest.mark.parametrize(
+        ("leader", "code", "actions"),
+        [
+            ("exit 0", 0, ["lead"]),
+            ("exit 1", 1, ["lead"]),  # it has decided that the job is over
+            ("kill -9 $$", 0, ["lead", "revive"]),
+            ("exit 70", 0, ["lead", "revive"]),
+        ],
+    )
+    def test_requeues_a_job_whose_leader_did_not_mean_to_end(
+        self, leader: str, code: int, actions: list[str], script: Path, tmp_path: Path
+    ) -> None:
+        environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": leader}
+        ended = subprocess.run(["bash", script], env=environment, check=False)
+        assert ended.returncode == code
+        assert (tmp_path / "actions").read_text().split() == actions
+
+    def test_passes_signals_on(self, script: Path, tmp_path: Path) -> None:
+        """Slurm may send several; the leader handles them as long as it needs."""
+        leader = (
+            f"trap 'echo USR2 >>{tmp_path}/signals' USR2; touch {tmp_path}/ready;"
+            f" until [ -e {tmp_path}/signals ]; do sleep 0.01; done; sleep 0.1; exit 1"
+        )
+        # A trap can't be set for what is ignored when a shell starts, as it is for the leader, who
+        # is no shell.
+        leader = f"exec env --default-signal=USR2 bash -c {shlex.quote(leader)}"
+        environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": leader}
+        with subprocess.Popen(["bash", script], env=environment) as process:
+            wait_until((tmp_path / "ready").exists)
+            process.send_signal(signal.SIGUSR2)
+            assert process.wait(10) == 1
+        assert (tmp_path / "signals").read_text().split() == ["USR2"]
 
 
 class TestANodeWithWhichATrialWasLost:

@@ -1,7 +1,8 @@
 """What the doctor's job does with its nodes.
 
-Every node reports about itself, as a task of one step, and then all ranks sum up, as another.
-`lead` leaves what the job has seen in FOLDER/report.json. The reports come back as output of the
+Every node reports about itself, as a task of one step, and then all ranks sum up, as another. The
+job's batch script runs `python -m harness.slurm.doctor.allocation FOLDER`, which takes the profile
+from FOLDER/profile.json and leaves what it has seen in FOLDER/report.json. The reports come back as output of the
 step, not by files, because the nodes may not share the folder.
 """
 
@@ -30,6 +31,7 @@ from harness.spec.cluster import Profile
 STEP_SECONDS = 120.0  # that the reports may take
 LABELED_LINE = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")  # as srun prints it with --label
 
+PROFILE_FORMAT = FileFormat(name="profile of a doctor's job")
 EXAMINATION_FORMAT = FileFormat(name="report of a doctor's job")
 NODE_REPORT_FORMAT = FileFormat(name="report of a node")
 
@@ -49,14 +51,23 @@ def report_path(folder: Path) -> Path:
     return folder / "report.json"
 
 
-def lead(folder: str, profile: Profile) -> None:
-    """Examine the nodes of this job and leave the result.
+def profile_path(folder: Path) -> Path:
+    """Return where the job gets the profile from."""
+    return folder / "profile.json"
 
-    submitit calls this on the job's first node; `folder` is the one that is to be shared.
-    """
-    examination = examine_nodes(Path(folder), profile)
+
+def write_profile(folder: Path, profile: Profile) -> None:
+    """Leave the profile for the job; nobody else may read the variables in it."""
+    profile_path(folder).touch(mode=0o600)
+    profile_path(folder).write_text(json.dumps(asdict(profile), default=str), encoding="utf-8")
+
+
+def lead(folder: Path) -> None:
+    """Examine the nodes of this job and leave the result in `folder`, which is to be shared."""
+    profile = decode_file(Profile, profile_path(folder), PROFILE_FORMAT)
+    examination = examine_nodes(folder, profile)
     content = json.dumps(asdict(examination), indent=1) + "\n"
-    write_atomically(report_path(Path(folder)), content)
+    write_atomically(report_path(folder), content)
 
 
 def read_examination(folder: Path) -> Examination:
@@ -158,3 +169,7 @@ def _parse_report(text: str) -> NodeReport | None:
         return decode_text(NodeReport, text, "a node", NODE_REPORT_FORMAT)
     except BadInput:
         return None
+
+
+if __name__ == "__main__":
+    lead(Path(sys.argv[1]))

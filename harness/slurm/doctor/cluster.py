@@ -8,12 +8,11 @@ Slurm answers, the job runs, and the job has seen no problem.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import pwd
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
@@ -22,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError, last_log_line, one_line
+from harness.core.import_path import module_command
 from harness.core.paths import Results
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
@@ -30,7 +30,13 @@ from harness.slurm.doctor.machine import make_folder
 from harness.slurm.doctor.node import answer_path, installed_software, token_path
 from harness.slurm.queue import QueuedJob
 from harness.slurm.submission import JobArray, SubmissionFolder
-from harness.slurm.submit import SETUP_FAILED, check_folder, job_executor
+from harness.slurm.submit import (
+    SETUP_FAILED,
+    call_sbatch,
+    check_folder,
+    job_executor,
+    leader_python,
+)
 from harness.spec.cluster import Profile
 
 POLL_SECONDS = 0.5  # between looks at the queue
@@ -128,8 +134,6 @@ def _submit(folder: SubmissionFolder, profile: Profile) -> str:
 
     Raises HarnessError with sbatch's message.
     """
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
     slurm = profile.slurm
     # The warning ahead of the limit is of no use here, and has to be shorter than the limit.
     if slurm.time_limit_seconds > 60 * MAX_MINUTES:
@@ -140,15 +144,11 @@ def _submit(folder: SubmissionFolder, profile: Profile) -> str:
         trial_ids=[[]],
         estimated_seconds=[None],
     )
-    # submitit prints sbatch's message, which the error contains too.
-    quiet = contextlib.redirect_stderr(io.StringIO())
-    try:
-        with quiet:
-            executor = job_executor(folder, slurm, array, "harness-doctor")
-            job = executor.submit(allocation.lead, str(folder.path), profile)
-    except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise HarnessError(one_line(error)) from None
-    return str(job.job_id)
+    allocation.write_profile(folder.path, profile)
+    module = module_command(leader_python(slurm), "harness.slurm.doctor.allocation")
+    command = [*module, str(folder.path)]
+    executor = job_executor(folder, slurm, array, "harness-doctor")
+    return call_sbatch(executor, f"exec {shlex.join(command)}")
 
 
 def _wait(

@@ -1,0 +1,73 @@
+"""Slurm's controller: calls of its clients that are patient while it is away.
+
+A controller that is restarted, or overloaded, does not answer for seconds or minutes. Jobs go on
+meanwhile, and a job that gave up would lose its nodes for nothing. So what a job asks the
+controller is asked again until it answers.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from harness.core.errors import one_line
+
+# How clients of Slurm 20.11 to 24.05 report that no controller answers, as opposed to one that
+# refuses.
+SILENT = re.compile(
+    r"unable to contact slurm controller|socket timed out|connect failure|in standby mode"
+    r"|connection (?:refused|timed out|reset)|zero bytes were transmitted",
+    re.IGNORECASE,
+)
+PATIENCE_SECONDS = 900.0  # for which a silent controller is asked again
+CALL_SECONDS = 60.0  # that one call may take; clients themselves give up after MessageTimeout
+FIRST_PAUSE = 1.0  # seconds between the first two calls; every pause is twice as long as the last
+MAX_PAUSE = 30.0
+
+
+def is_silent(message: str) -> bool:
+    """Return whether a client's message says that no controller answered."""
+    return SILENT.search(message) is not None
+
+
+def call(
+    command: Sequence[str],
+    *,
+    patience: float = PATIENCE_SECONDS,
+    on_wait: Callable[[str], None] = lambda message: None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> subprocess.CompletedProcess[str]:
+    """Run a client of Slurm, again and again while no controller answers.
+
+    It is given up after `patience` seconds, or once `is_wanted` says so; then the result of the last
+    call is returned. `on_wait` gets a line about the wait, once. A client that is not installed, or
+    takes longer than CALL_SECONDS, has exit code 127 or 124 and says so in `stderr`.
+    """
+    deadline = time.monotonic() + patience
+    pause = FIRST_PAUSE
+    is_waiting = False
+    while True:
+        completed = _run(command)
+        answered = completed.returncode == 0 or not is_silent(completed.stderr + completed.stdout)
+        if answered or time.monotonic() + pause > deadline or not is_wanted():
+            return completed
+        if not is_waiting:
+            is_waiting = True
+            on_wait(f"{command[0]}: {one_line(completed.stderr)}; asking again for {patience:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a client once."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=CALL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        message = f"socket timed out: no answer within {CALL_SECONDS:g} s"
+        return subprocess.CompletedProcess(command, 124, "", message)
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")
