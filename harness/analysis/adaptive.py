@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.core.errors import BadInput, parse_percentage
 from harness.records.record import Record
-from harness.spec.sweep import MOST_REPEATS, Sweep
+from harness.spec.sweep import MAX_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
 
 FEWEST = 3  # trials; with fewer, luck is mistaken for precision
@@ -64,7 +64,7 @@ def run_until(
         if goal.budget is not None:
             seconds_left = goal.budget - (clock() - started)
         out_of_time = next_repeat_seconds(sweep, records) > seconds_left
-        if out_of_time or sweep.repeats >= MOST_REPEATS or not _all_measured(sweep, records):
+        if out_of_time or sweep.repeats >= MAX_REPEATS or not _all_measured(sweep, records):
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)

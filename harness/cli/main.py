@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 
 import harness
 from harness.cli import baseline, data, gate, guide, jobs, machine, results, run
-from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, one_line
 from harness.core.redaction import scrub
 
 BROKEN_PIPE = 1  # exit code
@@ -97,7 +97,7 @@ def _fail(message: str, code: int) -> int:
     Line breaks and control characters are removed: a path or a message of a rank may have any. So
     are secrets, which messages of other libraries may repeat.
     """
-    print(f"harness: {one_line(scrub(message), 1000)}", file=sys.stderr)
+    print(f"harness: {one_line(scrub(message), MAX_MESSAGE)}", file=sys.stderr)
     return code
 
 

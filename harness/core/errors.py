@@ -12,11 +12,20 @@ from pathlib import Path
 
 from harness.core.redaction import scrub
 
+MAX_MESSAGE = 1000  # characters of an error
+
 
 class HarnessError(Exception):
     """Base of errors that are shown to the user as one line; the command ends with `exit_code`."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        """Make the error of a message, which may quote files, paths and other programs.
+
+        Its line breaks and control characters are removed, wherever it is shown then.
+        """
+        super().__init__(one_line(message, MAX_MESSAGE))
 
 
 class BadInput(HarnessError):

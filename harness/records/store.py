@@ -38,10 +38,31 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, and the ids of its trials.
 
     The ids follow from the rest; they are for readers that decode no cells, such as the tracker.
+    Raises BadInput for a folder that another sweep has.
     """
+    _check_owner(sweep, folder)
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     content["trials"] = [trial.id for trial in sweep.trials()]
     write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
+
+
+def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:
+    """Raise BadInput if the folder has the results of a sweep of another name.
+
+    That is so where one name is spelled like the folder of the other, and on a disk that does not
+    tell `Sweep` from `sweep`.
+    """
+    if not folder.spec_path.exists():
+        return
+    try:
+        owner = read_spec_content(folder.spec_path).get("name", sweep.name)
+    except BadInput:
+        return  # a broken file, which the next one replaces
+    if owner != sweep.name:
+        raise BadInput(
+            f"{sweep.source}: name: found {sweep.name!r}, whose folder {folder.path} has the results"
+            f" of {owner!r}; allowed: another name"
+        )
 
 
 def recorded_sweep_names(results: Results) -> list[str]:

@@ -17,6 +17,7 @@ from harness.spec import partitions
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.document import Document, read_document
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
+from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
 from workloads.options import Count, Strict
 
@@ -106,6 +107,10 @@ def load_profile(name: str) -> Profile:
 
     Raises BadInput, also for what the cluster can't do, if this machine can ask it.
     """
+    if find_control_character(name):
+        raise BadInput(
+            f"--cluster {name!r}: found a control character; allowed: a name without any"
+        )
     path: Path | None = Path(name)
     if Path(name).suffix not in (".yaml", ".yml"):
         path = profile_paths().get(name)

@@ -1,9 +1,10 @@
 """YAML files, read strictly: every mistake is one line with file, line, key, found and allowed.
 
-A file is read in three steps. PyYAML parses it with `_Loader`, which takes scalars as YAML 1.2
-mostly does. A second look at the nodes of the text notes the line of each key, and refuses keys
-that YAML would silently merge or convert. Then `Document.validate` turns the content into
-dataclasses through pydantic, whose errors are put into our words, at the line of the key.
+A file is read in three steps. PyYAML composes its nodes with `_Loader`, which refuses what JSON can't
+hold and stops at bounds on size and depth, so that a small file can't become a large one. A second
+look at the nodes notes the line of each key, and refuses keys that YAML would silently merge or
+convert. Then `Document.validate` turns the content into dataclasses through pydantic, whose errors
+are put into our words, at the line of the key.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -21,9 +23,17 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.spec.text import problem_of_text
 
 # The way to a value: keys of mappings and indexes of lists; () is the file as a whole.
 Key = tuple[str | int, ...]
+
+# What a file may hold. The largest sweep that makes sense, a list of inclusions, has some thousands
+# of values, five levels deep.
+MAX_BYTES = 2**20
+MAX_NODES = 20_000  # values, keys included; PyYAML composes some 20,000 in a second
+MAX_DEPTH = 32  # mappings and lists inside each other; deeper ones would end in a RecursionError
+MAX_INTEGER = 2**63 - 1  # what every reader of JSON takes
 
 TAG = "tag:yaml.org,2002:"  # begins the names of YAML's own types
 # PyYAML's integers without those to the base 60: it reads 1:30:00, a time limit, as 5400.
@@ -33,12 +43,67 @@ INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"
 PLAIN = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
+class _OutOfBounds(yaml.MarkedYAMLError):
+    """Valid YAML that no file of ours needs; `problem` is the whole message."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Loads what JSON can hold and no more: a date stays text.
+    """Loads what JSON can hold and no more: a date stays text, and nothing is an alias.
 
     As in YAML 1.2, 1e-3 is a number and 1:30:00 is not. As in YAML 1.1, unquoted on, off, yes and
     no are booleans: `_explain` adds a hint where one of them stands for a word.
     """
+
+    def __init__(self, text: str) -> None:
+        """Make a loader of a text, at its beginning."""
+        super().__init__(text)
+        self._nodes = 0  # composed so far
+        self._depth = 0  # of the node that is being composed
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose the next node; raises _OutOfBounds for an alias, a tag, and beyond the bounds.
+
+        Aliases of aliases double a value with every line. A tag chooses a constructor that its text
+        need not fit.
+        """
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._nodes += 1
+        problem = _problem_of_event(event)
+        if self._nodes > MAX_NODES:
+            problem = f"found more than {MAX_NODES:,} values; allowed: at most as many"
+        if self._depth > MAX_DEPTH:
+            problem = f"found nesting deeper than {MAX_DEPTH} levels; allowed: at most as many"
+        if problem is not None:
+            raise _OutOfBounds(problem=problem, problem_mark=event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        """Return the integer of a node; raises _OutOfBounds for one that JSON's readers refuse.
+
+        PyYAML takes 0x and 0b_ for integers too. Python refuses more than 4,300 decimal digits, and
+        can't write an integer out that has as many, so the text is what is shown.
+        """
+        try:
+            value = int(self.construct_yaml_int(node))
+        except ValueError:
+            value = MAX_INTEGER + 1
+        if abs(value) <= MAX_INTEGER:
+            return value
+        problem = f"found {one_line(node.value, 40)}; allowed: an integer of at most 63 bits"
+        raise _OutOfBounds(problem=problem, problem_mark=node.start_mark)
+
+
+def _problem_of_event(event: yaml.Event) -> str | None:
+    """Return why a node that begins with `event` is refused, None if it is not."""
+    if isinstance(event, yaml.AliasEvent):
+        return f"found the alias *{event.anchor}; allowed: the value itself"
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        return f"found the tag {tag.replace(TAG, '!!')}; allowed: values without tags"
+    return None
 
 
 _Loader.yaml_constructors = {
@@ -46,6 +111,7 @@ _Loader.yaml_constructors = {
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag in PLAIN
 }
+_Loader.yaml_constructors[f"{TAG}int"] = _Loader.construct_integer
 
 
 def _plain_resolvers(resolvers: list[tuple[str, re.Pattern[str]]]) -> list[Any]:
@@ -140,15 +206,15 @@ class Document:
         JSON rather than Python objects, because only then does its strict mode take a list for a
         tuple and text for a path.
         """
-        for path, number in _numbers_without_json(value):
-            raise self.error(key + path, f"found {number}; allowed: a finite number")
+        for path, problem in _problems_of_scalars(value):
+            raise self.error(key + path, problem)
         try:
             return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
             error = problems.errors()[0]
         path = error["loc"]  # below `key`; ends in the unknown key, if that is the error
         if error["type"] == "unexpected_keyword_argument":
-            allowed = [field.name for field in fields(_kind_at(kind, path[:-1]))]
+            allowed = [key_field.name for key_field in fields(_kind_at(kind, path[:-1]))]
             raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
         raise self.error(key + path, _explain(error))
 
@@ -158,11 +224,9 @@ def read_document(path: Path) -> Document:
 
     A byte order mark, with which some editors begin a file, is skipped.
     """
+    content = _read_bytes(path)
     try:
-        content = path.read_bytes()
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{path}: can't be read: {error.strerror}; allowed: a YAML file") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadInput(
@@ -171,87 +235,144 @@ def read_document(path: Path) -> Document:
     return parse_document(text, str(path))
 
 
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of a file; raises BadInput if it can't be read or is too large.
+
+    Reading a pipe or a terminal would wait for whoever writes it.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise BadInput(f"{path}: found no regular file; allowed: a YAML file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read: {error.strerror}; allowed: a YAML file") from None
+    except ValueError:  # of a path with a NUL, which no file system takes
+        raise BadInput(f"{path}: found a path with a NUL; allowed: a YAML file") from None
+    if len(content) > MAX_BYTES:
+        raise BadInput(f"{path}: found more than {MAX_BYTES:,} bytes; allowed: at most as many")
+    return content
+
+
 def parse_document(text: str, source: str) -> Document:
     """Return the YAML mapping in `text`.
 
     Raises BadInput for anything else, and for a key that is there twice. `source` is what errors
-    call the text: the file's path. The text is parsed twice, because PyYAML drops the lines when it
-    makes objects of nodes, and silently takes the last of equal keys.
+    call the text: the file's path.
     """
-    sources: dict[Key, str] = {}
+    keys = _KeySources(source)
+    content = _load(text, keys)
+    if not keys.sources:
+        raise BadInput(f"{source}: found nothing; allowed: keys with values")
+    if not isinstance(content, dict):
+        raise BadInput(f"{source}: found no mapping; allowed: keys with values")
+    return Document(content, {**keys.sources, (): source})
+
+
+def _load(text: str, keys: _KeySources) -> Any:
+    """Return the value of a text, None of an empty one, and note its keys; raises BadInput.
+
+    Keys are noted before objects are made of the nodes, which drops the lines and silently takes
+    the last of equal keys.
+    """
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
         if root is None:
-            raise BadInput(f"{source}: found nothing; allowed: keys with values")
-        if not isinstance(root, yaml.MappingNode):
-            raise BadInput(f"{source}: found no mapping; allowed: keys with values")
-        _note_sources(root, (), sources, source)
-        content = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = source if mark is None else f"{source}:{mark.line + 1}"
-        raise _yaml_error(line, error) from None
-    except RecursionError:  # PyYAML builds such a loop, and `_note_sources` follows it
+            return None
+        keys.note(root, ())
+        return loader.construct_document(root)
+    # PyYAML lets through what `chr` raises, as for "\UFFFFFFFF".
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise _yaml_error(keys, error) from None
+
+
+def _yaml_error(keys: _KeySources, error: Exception) -> BadInput:
+    """Return the error for text that is no YAML, at its line if PyYAML names one."""
+    mark = getattr(error, "problem_mark", None)
+    location = keys.source if mark is None else keys.at(mark)
+    problem = one_line(getattr(error, "problem", None) or error)
+    if isinstance(error, _OutOfBounds):
+        return BadInput(f"{location}: {problem}")
+    return BadInput(f"{location}: no valid YAML: {problem}")
+
+
+@dataclass(frozen=True)
+class _KeySources:
+    """The keys of a text, each with where it comes from; keys that YAML would change are refused."""
+
+    source: str  # the file's path, or a flag with its text
+    has_lines: bool = True  # a flag has one line, whose number says nothing
+    sources: dict[Key, str] = field(default_factory=dict)
+
+    def at(self, mark: yaml.Mark) -> str:
+        """Return what errors call a position in the text: `sweep.yaml:7`."""
+        if self.has_lines:
+            return f"{self.source}:{mark.line + 1}"
+        return self.source
+
+    def note(self, node: yaml.Node, key: Key) -> None:
+        """Note every key below a node, which is at `key`.
+
+        Raises BadInput for a key that is no text, or given twice.
+        """
+        self.sources[key] = self.at(node.start_mark)
+        if isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self.note(value, (*key, index))
+        if not isinstance(node, yaml.MappingNode):
+            return
+        names: set[str] = set()
+        for name_node, value in node.value:
+            name = self._name(name_node, key)
+            location = self.at(name_node.start_mark)
+            if name in names:
+                raise BadInput(f"{location}: {dotted((*key, name))}: given twice; allowed: once")
+            names.add(name)
+            self.note(value, (*key, name))
+            self.sources[(*key, name)] = location
+
+    def _name(self, node: yaml.Node, key: Key) -> str:
+        """Return the text of a key below `key`; raises BadInput for a key of another type.
+
+        An unquoted `on:`, for instance, would be the key True.
+        """
+        name = "?"  # a key may also be a list or a mapping
+        if isinstance(node, yaml.ScalarNode):
+            name = str(node.value)
+            if node.tag == f"{TAG}str":
+                return name
+        kind = node.tag.removeprefix(TAG)
         raise BadInput(
-            f"{source}: found an alias inside its own anchor, or endless nesting; allowed: neither"
-        ) from None
-    return Document(content, {**sources, (): source})
+            f"{self.at(node.start_mark)}: {dotted((*key, name))}: found a key of YAML type {kind};"
+            " allowed: text (quote it)"
+        )
 
 
-def _yaml_error(source: str, error: Exception) -> BadInput:
-    """Return the error for text that is no YAML."""
-    problem = getattr(error, "problem", None) or error
-    return BadInput(f"{source}: no valid YAML: {one_line(problem)}")
-
-
-def _note_sources(node: yaml.Node, key: Key, sources: dict[Key, str], source: str) -> None:
-    """Note the line of every key below a node in `sources`; `source` is the file.
-
-    Raises BadInput for a key that is no text, or given twice.
-    """
-    sources[key] = f"{source}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            _note_sources(value, (*key, index), sources, source)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    names: set[str] = set()
-    for name_node, value in node.value:
-        line = f"{source}:{name_node.start_mark.line + 1}"
-        name = _key_name(name_node, key, line)
-        if name in names:
-            raise BadInput(f"{line}: {dotted((*key, name))}: given twice; allowed: once")
-        names.add(name)
-        _note_sources(value, (*key, name), sources, source)
-        sources[(*key, name)] = line
-
-
-def _key_name(node: yaml.Node, key: Key, line: str) -> str:
-    """Return the text of a key below `key`; raises BadInput for a key of another type.
-
-    An unquoted `on:`, for instance, would be the key True. `line` is where the key stands.
-    """
-    name = "?"  # a key may also be a list or a mapping
-    if isinstance(node, yaml.ScalarNode):
-        name = str(node.value)
-        if node.tag == f"{TAG}str":
-            return name
-    kind = node.tag.removeprefix(TAG)
-    raise BadInput(
-        f"{line}: {dotted((*key, name))}: found a key of YAML type {kind}; allowed: text (quote it)"
-    )
-
-
-def _numbers_without_json(value: Any, key: Key = ()) -> Iterator[tuple[Key, float]]:
-    """Yield NaN and infinities in `value`, each with its key: JSON has no such numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield key, value
+def _problems_of_scalars(value: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
+    """Yield what no value of a file may be, each with its key, whatever the type of the key is."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _numbers_without_json(item, (*key, name))
-    if isinstance(value, list):
+            problem = problem_of_text(name)
+            if problem is not None:
+                yield key, problem
+            yield from _problems_of_scalars(item, (*key, name))
+    elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _numbers_without_json(item, (*key, index))
+            yield from _problems_of_scalars(item, (*key, index))
+    else:
+        problem = _problem_of_scalar(value)
+        if problem is not None:
+            yield key, problem
+
+
+def _problem_of_scalar(value: Any) -> str | None:
+    """Return why a scalar is refused, None if it is not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"found {value}; allowed: a finite number"  # JSON has no others
+    if isinstance(value, str):
+        return problem_of_text(value)
+    return None
 
 
 def dotted(key: Key) -> str:
@@ -334,9 +455,7 @@ def choose(kind: Any, value: Mapping[str, Any]) -> Any:
 def parse_value(text: str, source: str) -> Any:
     """Return one YAML value from the command line, such as `3`, `eager` or `[1, 2]`.
 
-    Raises BadInput, which begins with `source`, for text that is no YAML.
+    Raises BadInput, which begins with `source`, for text that is no YAML, and for a key that is
+    there twice.
     """
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise _yaml_error(source, error) from None
+    return _load(text, _KeySources(source, has_lines=False))

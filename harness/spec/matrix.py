@@ -8,6 +8,7 @@ rule). Checks make sure that no axis is set twice among the sweep's own keys.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from harness.spec.document import Document, Key
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
+MAX_POINTS = 20_000  # of a sweep, those that are left out included; planning as many takes seconds
 CONFLICT = "conflict"  # the rule of points whose axes make no sense together
 
 
@@ -63,6 +65,14 @@ class Matrix:
             axes = _axes(values)
             yield axes, self._matching_exclusion(workload, axes)
 
+    def count_points(self, workload: str) -> int:
+        """Return how many combinations a workload has, inclusions too, without making any."""
+        count = math.prod(len(column) for column in self._columns())
+        for rule in self.include:
+            if workload in rule.get("workload", [workload]):
+                count += math.prod(len(values) for values in _options_of(rule).values())
+        return count
+
     def _columns(self) -> list[Sequence[Values]]:
         """Return the factors of the product: each a list of alternatives, values of some axes.
 
@@ -87,7 +97,7 @@ class Matrix:
         for number, rule in enumerate(self.include):
             if workload not in rule.get("workload", [workload]):
                 continue
-            options = {axis: values for axis, values in rule.items() if axis != "workload"}
+            options = _options_of(rule)
             for row in itertools.product(*options.values()):
                 included = dict(zip(options, row, strict=True))
                 yield number, _axes({**self.fixed, **axes_of_workload, **included})
@@ -103,6 +113,11 @@ class Matrix:
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
+
+
+def _options_of(rule: Options) -> Options:
+    """Return the axes of a rule, without the workloads that it holds for."""
+    return {axis: values for axis, values in rule.items() if axis != "workload"}
 
 
 def _axes(values: Values) -> Axes:
@@ -132,7 +147,7 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
         zipped.append(_read_zip(document, ("zip", number), group))
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
-    return Matrix(
+    matrix = Matrix(
         fixed=fixed,
         product=product,
         zipped=zipped,
@@ -140,6 +155,20 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
         include=_read_rules(document, "include", workloads),
         unused=set(range(len(exclude))),
     )
+    _check_size(document, matrix, workloads)
+    return matrix
+
+
+def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) -> None:
+    """Raise BadInput for more points than can be planned, before any of them is made."""
+    count = sum(matrix.count_points(workload) for workload in workloads)
+    if count <= MAX_POINTS:
+        return
+    problem = (
+        f"found {count:,} combinations of workloads and values of axes; allowed: at most"
+        f" {MAX_POINTS:,}"
+    )
+    raise document.error(("matrix",), problem)
 
 
 def _read_zip(document: Document, key: Key, group: Mapping[str, Any]) -> Options:

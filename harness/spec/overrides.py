@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec.axes import AXIS_TYPES
-from harness.spec.document import Document, parse_value
+from harness.spec.document import MAX_DEPTH, Document, parse_value
+from harness.spec.text import find_control_character
 
 
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
@@ -21,6 +22,8 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     `text` is what follows `--set`, and `sweep_keys` are the keys of a sweep file. Raises BadInput
     for an unknown key or a value that is no YAML. Values are checked when the document is.
     """
+    if find_control_character(text, besides="\n\t"):
+        raise BadInput(f"--set {text!r}: found a control character; allowed: text without any")
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name:
@@ -67,6 +70,8 @@ def _replace_key(
     unknown parts further down are found when the document is checked.
     """
     key = tuple(name.split("."))
+    if len(key) > MAX_DEPTH:
+        raise BadInput(f"{source}: found a key of {len(key)} parts; allowed: at most {MAX_DEPTH}")
     labels = document.content["workloads"]
     if key[0] not in sweep_keys:
         hint = did_you_mean(name, [*AXIS_TYPES, *sweep_keys])
@@ -95,6 +100,8 @@ def apply_data(document: Document, text: str) -> None:
     Raises BadInput for an unknown label, and where no workload reads files. That the files exist is
     checked when the workload is planned.
     """
+    if find_control_character(text):
+        raise BadInput(f"--data {text!r}: found a control character; allowed: a path without any")
     label, equals, path = text.partition("=")
     entries = document.content["workloads"]
     if equals and label not in entries:

@@ -8,12 +8,12 @@ character before they get there.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from harness.spec.text import find_control_character
 from workloads.options import Between, Count, Strict
 
 # `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
@@ -26,7 +26,6 @@ MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's d
 # Names of environment variables and, without their --, of sbatch's long options.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
-CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph breaks
 # Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness
 # decides.
 RESERVED_OPTIONS = {
@@ -48,11 +47,11 @@ def reject_control_characters(key: str, text: str) -> None:
     No line of a job script may hold one. Unicode's own line breaks count too: editors that show a
     script treat them as ends of lines.
     """
-    for character in text:
-        if unicodedata.category(character) in CONTROL_CATEGORIES:
-            raise ValueError(
-                f"{key}: found {text!r}, with the character {character!r}; allowed: one line of text"
-            )
+    character = find_control_character(text)
+    if character is not None:
+        raise ValueError(
+            f"{key}: found {text!r}, with the character {character!r}; allowed: one line of text"
+        )
 
 
 def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:

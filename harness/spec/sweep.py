@@ -18,6 +18,7 @@ from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Profiling, Trial
 from harness.spec.document import Document, Key, read_document
 from harness.spec.overrides import apply_data, apply_set
+from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import PlannedWorkload, Seeds, WorkloadEntry, plan_workload
 from workloads.catalog import BUILT_IN
 from workloads.options import Between, Strict
@@ -25,7 +26,10 @@ from workloads.options import Between, Strict
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
-MOST_REPEATS = 10_000  # a slip of the finger must not fill the memory with trials
+# A slip of the finger must not fill the memory with trials.
+MAX_REPEATS = 10_000
+MAX_TRIALS = 100_000
+MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
 MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
@@ -37,13 +41,13 @@ class SweepFile(Strict):
     workloads: dict[str, WorkloadEntry | None]  # by label; null: as the workload is declared
     description: str = ""
     seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
-    repeats: Annotated[int, Between(1, MOST_REPEATS)] = 1  # trials of each cell and seed
+    repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
-    timeout: Annotated[float, Between(1)] = 3600.0  # seconds that one trial may take
+    timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
     axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
@@ -125,6 +129,8 @@ def find_sweep_file(name: str) -> Path:
 
     A path that ends in .yaml or .yml need not exist: reading it says what is wrong with it.
     """
+    if find_control_character(name):
+        raise BadInput(f"{name!r}: found a control character; allowed: a path without any")
     path = Path(name)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return path
@@ -157,7 +163,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells += planner.cells(excluded)
     if not cells:
         raise _nothing_to_run(document, excluded)
-    return Sweep(
+    sweep = Sweep(
         name=file.name,
         description=file.description,
         source=path,
@@ -171,6 +177,19 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=_workload_seeds(file),
     )
+    _check_trial_count(document, sweep)
+    return sweep
+
+
+def _check_trial_count(document: Document, sweep: Sweep) -> None:
+    """Raise BadInput for more trials than can be listed, before any of them is made."""
+    count = sum(sweep.count_trials(cell) for cell in sweep.cells)
+    if count > MAX_TRIALS:
+        problem = (
+            f"found {count:,} trials over all cells, seeds and repeats; allowed: at most"
+            f" {MAX_TRIALS:,}"
+        )
+        raise document.error((), problem)
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepFile:
@@ -193,18 +212,25 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
 def _check_file(document: Document, file: SweepFile) -> None:
     """Raise BadInput for what the types of the keys can't rule out.
 
-    That is an empty name, no workloads, and seeds that repeat.
+    That is a name that would not be safe to show, no workloads, and seeds that repeat.
     """
-    if not file.name.strip():
-        raise document.error(("name",), "found an empty name; allowed: any text")
+    _check_name(document, ("name",), file.name)
     if not file.workloads:
         raise document.error(
             ("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours"
         )
     _check_seeds(document, ("seeds",), file.seeds)
     for label, entry in file.workloads.items():
+        _check_name(document, ("workloads", label), label)
         if entry is not None and entry.seeds is not None:
             _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
+
+
+def _check_name(document: Document, key: Key, name: str) -> None:
+    """Raise BadInput for the name of a sweep or of a workload that is not safe to show."""
+    problem = problem_of_name(name)
+    if problem is not None:
+        raise document.error(key, problem)
 
 
 def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:

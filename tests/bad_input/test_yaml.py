@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,56 @@ YAML = [
     param(
         "tag",
         GOOD + "axes: !!python/name:os.system\n",
-        "sweep.yaml:4: no valid YAML: could not determine",
+        "sweep.yaml:4: found the tag !!python/name:os.system; allowed: values without tags",
     ),
-    param("set", GOOD + "axes: !!set {ddp}\n", "sweep.yaml:4: no valid YAML: could not determine"),
+    param("set", GOOD + "axes: !!set {ddp}\n", "sweep.yaml:4: found the tag !!set; allowed: "),
+    param("empty-number", GOOD + "warmup: !!int ''\n", "sweep.yaml:4: found the tag !!int; allo"),
     param(
-        "not-a-number",
-        GOOD + "warmup: !!int ten\n",
-        "sweep.yaml: no valid YAML: invalid literal for int()",
+        "digits",
+        GOOD + "warmup: 0b_\n",
+        "sweep.yaml:4: found 0b_; allowed: an integer of at most 63 bits",
+    ),
+    param("no-character", 'name: "\\UFFFFFFFF"\n', "sweep.yaml: no valid YAML: "),
+    param(
+        "many-digits",
+        GOOD + f"warmup: {'9' * 5000}\n",
+        "sweep.yaml:4: found 999999999999999999999999999999999999999…; allowed: an integer of at",
+    ),
+    param(
+        "many-hexadecimal-digits",
+        GOOD + f"warmup: 0x{'f' * 5000}\n",
+        "sweep.yaml:4: found 0xfffffffffffffffffffffffffffffffffffff…; allowed: an integer of at",
+    ),
+    param(
+        "escape",
+        'name: "\\x1b[2J"\n',
+        "sweep.yaml:1: name: found '\\x1b[2J', with the character '\\x1b'; allowed: text without it",
+    ),
+    param(
+        "escape-in-key",
+        'name: demo\nworkloads: {"\\x1b[2J": {uses: mlp}}\n',
+        "sweep.yaml:2: workloads: found '\\x1b[2J', with the character '\\x1b'; allowed: text",
+    ),
+    param("surrogate", 'name: "\\uD800"\n', "sweep.yaml:1: name: found '\\ud800', with the chara"),
+    param(
+        "many-values",
+        GOOD + f"seeds: [{'1,' * 20_001}]\n",
+        "sweep.yaml:4: found more than 20,000 values; allowed: at most as many",
+    ),
+    param(
+        "deep",
+        GOOD + f"axes: {'[' * 5000}{']' * 5000}\n",
+        "sweep.yaml:4: found nesting deeper than 32 levels; allowed: at most as many",
+    ),
+    param(
+        "large",
+        GOOD + "#" * 2**20,
+        "sweep.yaml: found more than 1,048,576 bytes; allowed: at most as many",
+    ),
+    param(
+        "aliases",
+        GOOD + "axes:\n  a: &a [1, 1]\n  b: &b [*a, *a]\n",
+        "sweep.yaml:6: found the alias *a; allowed: the value itself",
     ),
     param(
         "control-character",
@@ -46,7 +90,7 @@ YAML = [
     param(
         "endless",
         GOOD + "axes: &a {x: *a}\n",
-        "sweep.yaml: found an alias inside its own anchor, or endless nesting",
+        "sweep.yaml:4: found the alias *a; allowed: the value itself",
     ),
     param(
         "twice",
@@ -102,6 +146,11 @@ def test_sweep_file_that_is_a_folder() -> None:
         refused("run", "sweep.yaml")
         == "sweep.yaml: can't be read: Is a directory; allowed: a YAML file"
     )
+
+
+def test_sweep_file_that_is_a_pipe() -> None:
+    os.mkfifo("sweep.yaml")
+    assert refused("run", "sweep.yaml") == "sweep.yaml: found no regular file; allowed: a YAML file"
 
 
 def test_sweep_file_that_is_not_utf8() -> None:

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from harness.core.errors import BadInput
-from harness.spec.document import choose, dotted, parse_document, parse_value, read_document
+from harness.spec.document import (
+    choose,
+    dotted,
+    parse_document,
+    parse_value,
+    read_document,
+)
 from workloads.options import Between, Count, Settings, Strict
 
 
@@ -124,8 +130,14 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     assert read_document(path).content == {"name": "x", "count": 3}
 
 
-def test_alias_is_what_it_stands_for() -> None:
-    assert outer("name: x\ninner: &one {kind: right}\nmany: [*one]\n").many == [Inner(kind="right")]
+def test_anchor_without_an_alias_changes_nothing() -> None:
+    assert outer("name: x\ninner: &right {kind: right}\n").inner == Inner(kind="right")
+
+
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "{1: 2}", "{on: 2}", "*a", "!!int 3", "[" * 5000])
+def test_value_of_a_flag_is_read_as_strictly_as_a_file(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^--set x: [^\n]*$"):
+        parse_value(text, "--set x")
 
 
 def test_value_that_a_flag_has_set_is_blamed_on_the_flag() -> None:

@@ -311,3 +311,21 @@ def test_axis_stands_in_one_place(tmp_path: Path, keys: dict[str, Any]) -> None:
         BadInput, match="num_threads: found a second time; allowed: an axis in one place"
     ):
         load(tmp_path, **keys)
+
+
+def test_huge_product_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    axes = ("num_threads", "batch_size", "num_workers", "world_size", "prefetch_factor", "lr")
+    with pytest.raises(BadInput, match=r"sweep.yaml:6: matrix: found 729,000,000 combinations of"):
+        load(tmp_path, matrix={axis: list(range(1, 31)) for axis in axes[:5]} | {"lr": [0.1] * 30})
+
+
+def test_combinations_of_all_workloads_and_inclusions_count(tmp_path: Path) -> None:
+    many = list(range(1, 151))
+    rule = {"num_threads": many, "num_workers": many[:130]}  # 19,500, for one workload
+    with pytest.raises(BadInput, match=r"found 39,002 combinations .* allowed: at most 20,000$"):
+        load(tmp_path, TWO, include=[rule])
+
+
+def test_many_trials_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"found 200,000 trials over all .* at most 100,000$"):
+        load(tmp_path, seeds=list(range(20)), repeats=10_000)

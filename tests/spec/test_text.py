@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput, HarnessError
+from harness.core.paths import Results
+from harness.records.store import read_recorded_spec, write_spec
+from harness.spec.cluster import load_profile
+from harness.spec.sweep import find_sweep_file
+from harness.spec.text import find_control_character, problem_of_name
+from tests.support.sweeps import DIGITS, load
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp[small]", "mlp[/x]", "数据", "naïve 2×", ":fire:", "a:b", "'"]
+)
+def test_names_in_characters_that_can_be_seen_are_free(name: str) -> None:
+    assert problem_of_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", " ", "a\nb", "a\tb", "a\x1b[31mb", "a\x7f", "a\x9b2J", "a\u2028b", "\u202eplm", "a\u200bb", "a\ud800",
+        "::error::no", "a ::set-output name=x::y", "##[error]no", "x" * 201,
+    ],
+)  # fmt: skip
+def test_names_that_a_terminal_or_a_log_of_ci_takes_for_commands(name: str) -> None:
+    problem = problem_of_name(name)
+    assert problem is not None
+    assert "found" in problem
+    assert "; allowed: " in problem
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"name": "a\nb"}, r"^\S*sweep.yaml:1: name: found 'a\\nb'; allowed: a name in one line"),
+        (
+            {"workloads": {"::error::": DIGITS["mlp"] | {"uses": "mlp"}}},
+            r"^\S*sweep.yaml:3: workloads.::error::: found '::error::'; allowed: a name without ::",
+        ),
+    ],
+)
+def test_sweep_with_such_a_name_is_refused(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        load(tmp_path, **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J.yaml", "a\nb", "\udcff.yaml"])
+def test_paths_and_profiles_with_control_characters_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="found a control character"):
+        find_sweep_file(name)
+    with pytest.raises(BadInput, match=r"--cluster .*: found a control character"):
+        load_profile(name)
+
+
+def test_control_characters_are_found_by_unicode_category() -> None:
+    assert find_control_character("naïve\u00a0[x]\n", besides="\n") is None
+    assert find_control_character("ab\x85") == "\x85"
+
+
+@pytest.mark.parametrize("kind", [HarnessError, BadInput])
+def test_error_is_one_line_whatever_it_quotes(kind: type[HarnessError]) -> None:
+    message = str(kind("a\n::error::b\x1b[2J\u202e" + "x" * 5000))
+    assert message.startswith("a ::error::b[2Jxxx")
+    assert message.isprintable()
+    assert len(message) == 1000
+
+
+@pytest.mark.parametrize("other", ["a-b-c8687a08", "Sweep"])
+def test_folder_of_results_belongs_to_one_sweep(tmp_path: Path, other: str) -> None:
+    sweep = replace(load(tmp_path), name="a b")
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder("a b")
+    write_spec(sweep, folder)
+    write_spec(sweep, folder)  # its own
+    with pytest.raises(
+        BadInput, match=r"name: found '.*', whose folder .* the results of 'a b'; al"
+    ):
+        write_spec(replace(sweep, name=other), folder)  # as a disk that ignores case would have it
+    assert read_recorded_spec(results, "a b").name == "a b"
+
+
+def test_folder_with_a_broken_file_is_written_anew(tmp_path: Path) -> None:
+    sweep = load(tmp_path)
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder(sweep.name)
+    folder.path.mkdir(parents=True)
+    folder.spec_path.write_text("{", encoding="utf-8")
+    write_spec(sweep, folder)
+    assert read_recorded_spec(results, sweep.name).trials() != []
