@@ -2,6 +2,9 @@
 
 A process is started in a session of its own: it leads a group, so that everything that it starts
 can be ended with it, and a Ctrl-C in the terminal reaches only the command, which then decides.
+
+Processes that a starter must not leave behind, however it ends, call `die_with_parent` before they
+import anything that takes long. So this module imports little, and nothing that is not of the standard library.
 """
 
 from __future__ import annotations
@@ -14,12 +17,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from harness.core.errors import HarnessError
+
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 TERMINATE_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
+KILL_TIMEOUT = 5.0  # seconds that the kernel may take to end processes that were killed
+# The variable by which a starter gives its id to a process that is to end with it.
+PARENT_VARIABLE = "HARNESS_PARENT_PID"
 
 
 class Process(Protocol):
@@ -43,13 +52,54 @@ class Process(Protocol):
         ...
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
+def die_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> None:
     """Have the kernel send this process a signal when its parent ends, however that ends.
 
-    Linux only. Nothing is sent if the parent has ended already.
+    Linux only. If the parent has ended already, the kernel sends nothing, so this process sends the
+    signal to itself. That takes the id of the parent that it was started by: `parent`, or the
+    variable of `parent_variables`. Without either, a parent that has ended is not noticed.
+    """
+    variable = os.environ.pop(PARENT_VARIABLE, None)  # it does not hold for what this one starts
+    if sys.platform != "linux":
+        return
+    if parent is None and variable is not None:
+        parent = int(variable)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def parent_variables() -> dict[str, str]:
+    """Return what the environment of a process needs whose `die_with_parent` means this process."""
+    return {PARENT_VARIABLE: str(os.getpid())}
+
+
+@contextmanager
+def ending_descendants() -> Iterator[None]:
+    """End all that was started below this process in the block, sessions of their own included.
+
+    Linux only. Such processes become children of this one when their own parents end, rather than
+    of init, so that they are found. Only for a process whose children are all to end.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _kill_descendants()
+
+
+def _kill_descendants() -> None:
+    """Kill all descendants of this process, and wait until they are gone."""
+    import psutil
+
+    deadline = time.monotonic() + KILL_TIMEOUT
+    # Again and again, because a process may fork while it is looked for.
+    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=0.1)
 
 
 def wait_for_idle_threads(timeout: float = 1.0) -> None:
@@ -108,17 +158,60 @@ def start_session(
 def end_process_group(process: Process) -> None:
     """End a process that leads a group, and everything that it started in the group.
 
-    The group gets SIGTERM, and SIGKILL if the process still runs TERMINATE_TIMEOUT seconds later.
-    Returns once the process has ended; nothing happens if it has already.
+    The group gets SIGTERM, and SIGKILL once the process has ended or TERMINATE_TIMEOUT seconds have
+    passed. What a process that has ended already has left in its group is killed too.
     """
-    for ending in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, ending)
-        try:
+    if process.poll() is None:
+        signal_group(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(TERMINATE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            continue
+    signal_group(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_TIMEOUT)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every process of a group; nothing happens if none is left."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    timeout: float,
+    variables: Mapping[str, str] | None = None,
+    remedy: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and return its exit code and what it wrote to either stream.
+
+    It has no input, so it can't ask for a password. `variables` are its whole environment, by
+    default this process's own. Raises HarnessError if it takes longer than `timeout` seconds, after
+    ending it with everything that it started; `remedy` ends the message. Raises OSError if it can't
+    be started.
+    """
+    process = subprocess.Popen(
+        command,
+        env=None if variables is None else dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        name = " ".join(command[:3])
+        reason = f"; {remedy}" if remedy else ""
+        raise HarnessError(f"waited {timeout:g} s for `{name}`, which was ended{reason}") from None
+    finally:
+        end_process_group(process)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def output_lines(

@@ -19,12 +19,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.core.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+
 import torch
 import torch.distributed as dist
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
-from harness.core.processes import die_with_parent
 from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
 from harness.hardware.repeat import Run, repeat, runner
 from harness.records import environment
@@ -345,7 +349,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path, help="the folder that holds trial.json")
     folder = TrialFolder(parser.parse_args(arguments).folder)
-    die_with_parent()  # so that no rank outlives the command that started it
     ranks = Ranks.from_environment()
 
     def report_progress(measured_now: str) -> None:

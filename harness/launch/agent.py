@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
+from harness.core.processes import die_with_parent, ending_descendants, parent_variables
 from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
+    die_with_parent()  # first, as importing torch takes seconds
     # Before torch is imported: ranks inherit the mask, so a signal cannot end them before they
     # block it themselves.
     block_signal()
@@ -20,15 +23,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from harness.core.paths import write_atomically
-from harness.core.processes import die_with_parent
 
 
 def main() -> None:
-    """End with torchrun's exit code; write each failed rank's exit code to FAILURES."""
-    die_with_parent()
+    """End with torchrun's exit code; write each failed rank's exit code to FAILURES.
+
+    Ranks end with this process, also by SIGKILL, and so does all that they have started.
+    """
     failures_path, *arguments = sys.argv[1:]
+    os.environ.update(parent_variables())
     try:
-        torchrun(arguments)
+        with ending_descendants():
+            torchrun(arguments)
     except ChildFailedError as error:
         failed_ranks = {}
         for rank, failure in error.failures.items():

@@ -22,7 +22,7 @@ from typing import NoReturn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.paths import write_atomically
-from harness.core.processes import die_with_parent
+from harness.core.processes import die_with_parent, ending_descendants
 from harness.launch.launcher import rank_variables
 
 LOOPBACK = "127.0.0.1"
@@ -44,17 +44,30 @@ def main() -> None:
     """Run all ranks; exit with 1 if one has failed, and write how the failed ones ended to
     FAILURES.
     """
-    die_with_parent()
     failures_path, world_size, module, *arguments = sys.argv[1:]
+    with ending_descendants():
+        failed = run_ranks(int(world_size), module, arguments)
+    if failed:
+        content = {str(rank): asdict(ended) for rank, ended in failed.items()}
+        write_atomically(Path(failures_path), json.dumps(content))
+        sys.exit(1)
+    sys.exit(0)
+
+
+def run_ranks(world_size: int, module: str, arguments: Sequence[str]) -> dict[int, FailedRank]:
+    """Fork the ranks and wait until they have ended; return those that failed, by rank."""
+    launcher = os.getpid()
     listening = socket.create_server((LOOPBACK, 0))
     port = listening.getsockname()[1]
     ranks: dict[int, int] = {}
-    for rank in range(int(world_size)):
+    for rank in range(world_size):
         pid = os.fork()
         if not pid:
+            die_with_parent(parent=launcher)
             listening.close()
-            become_rank(rank, int(world_size), port, module, arguments)
+            become_rank(rank, world_size, port, module, arguments)
         ranks[pid] = rank
+    signal.signal(signal.SIGTERM, _exit_on_signal)  # so that nothing is left behind either
     # The port is open before any rank exists: no other process can take it, and a rank that
     # connects before the store answers waits in the socket's queue.
     store = TCPStore(
@@ -62,11 +75,12 @@ def main() -> None:
     )
     failed = watch(ranks)
     del store
-    if failed:
-        content = {str(rank): asdict(ended) for rank, ended in failed.items()}
-        write_atomically(Path(failures_path), json.dumps(content))
-        sys.exit(1)
-    sys.exit(0)
+    return failed
+
+
+def _exit_on_signal(number: int, frame: object) -> NoReturn:
+    """End this process in order, with the exit code that shells give a process that was signaled."""
+    sys.exit(128 + number)
 
 
 def become_rank(
@@ -102,6 +116,8 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
     deadline = 0.0
     while ranks:
         pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+        if pid and pid not in ranks:
+            continue  # a rank started it, and ended before it did
         if pid:
             rank = ranks.pop(pid)
             exit_code = os.waitstatus_to_exitcode(status)

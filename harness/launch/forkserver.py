@@ -23,8 +23,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from harness.core.errors import HarnessError, last_log_line
-from harness.core.processes import Process, end_process_group, start_session
+from harness.core.processes import (
+    Process,
+    end_process_group,
+    parent_variables,
+    signal_group,
+    start_session,
+)
 
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
@@ -33,6 +41,13 @@ TORCH = (
     "torch.distributed.fsdp",
 )  # DDP, FSDP2 and optimizers import these one by one
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
+START_TIMEOUT = 300.0  # seconds that a forkserver may take to load its modules and to fork
+STALL_TIMEOUT = 15.0  # seconds without CPU time, after which a forkserver counts as stalled
+POLL = 1.0  # seconds between two looks at a forkserver that is waited for
+
+
+class ForkServerStalled(HarnessError):
+    """A forkserver that does not answer; another one may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +96,11 @@ class ForkServer:
         self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
         self.connection, servers_end = socket.socketpair()
+        self.connection.settimeout(STALL_TIMEOUT)  # of sending: `select` precedes what is received
         with servers_end:
             command = [sys.executable, "-P", str(PROGRAM)]
-            self.process = start_session(command, variables, self.log, stdin=servers_end.fileno())
+            environment = {**variables, **parent_variables()}
+            self.process = start_session(command, environment, self.log, stdin=servers_end.fileno())
         setup = {
             "preload": list(preload),
             "blocked_signals": list(blocked_signals),
@@ -92,21 +109,42 @@ class ForkServer:
         self._send(setup)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
-        """Return new processes in the order of the requests; raises HarnessError if the forkserver
-        has ended.
+        """Return new processes in the order of the requests.
+
+        Raises HarnessError if the forkserver has ended, ForkServerStalled if it does not answer.
         """
-        self._send([asdict(request) for request in requests])
         try:
-            while not self._forked:
-                self.receive(None)
-                if self.has_ended:
-                    raise self.error()
+            self._send([asdict(request) for request in requests])
+            self._wait_for_answer()
         except BaseException:
             # The answer to this request must not be taken for the answer to the next.
             self.has_ended = True
-            end_process_group(self.process)
+            signal_group(self.process.pid, signal.SIGKILL)
+            self.process.wait(END_TIMEOUT)
             raise
         return [ForkedProcess(self, pid) for pid in self._forked.pop()]
+
+    def _wait_for_answer(self) -> None:
+        """Wait until the forkserver has forked what it was last asked for.
+
+        How long it takes to load torch depends on the file system. A process that is stopped, or
+        hangs, shows by its CPU time long before any limit that is fair to slow ones.
+        """
+        start = time.monotonic()
+        stall = StallDetector(self.process.pid)
+        while not self._forked:
+            self.receive(POLL)
+            if self.has_ended:
+                raise self.error()
+            waited = time.monotonic() - start
+            stalled_for = stall.seconds()
+            if self._forked or (waited < START_TIMEOUT and stalled_for < STALL_TIMEOUT):
+                continue
+            self._log_folder = None  # the user is to find the log
+            raise ForkServerStalled(
+                f"waited {waited:.0f} s for the process that ranks are forked from, which used no"
+                f" CPU time for {stalled_for:.0f} s and was ended; log: {self.log}"
+            )
 
     def error(self) -> HarnessError:
         """Return the error that says that the forkserver has ended.
@@ -149,8 +187,39 @@ class ForkServer:
             shutil.rmtree(self._log_folder, ignore_errors=True)
 
     def _send(self, message: object) -> None:
-        with suppress(BrokenPipeError):  # it has ended, which the next `receive` notices
+        """Send a line; raises ForkServerStalled if there is no room for it in the socket."""
+        try:
             self.connection.sendall((json.dumps(message) + "\n").encode())
+        except BrokenPipeError:
+            pass  # it has ended, which the next `receive` notices
+        except TimeoutError:
+            raise ForkServerStalled(
+                f"waited {STALL_TIMEOUT:g} s for the process that ranks are forked from to read"
+                f" a request; log: {self.log}"
+            ) from None
+
+
+class StallDetector:
+    """Tells for how long a process has made no progress: it neither computes nor waits for a disk."""
+
+    def __init__(self, pid: int) -> None:
+        self.process = psutil.Process(pid)
+        self.cpu_seconds = -1.0
+        self.last_progress = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds since the last call that saw progress."""
+        now = time.monotonic()
+        try:
+            times = self.process.cpu_times()
+            waits_for_disk = self.process.status() == psutil.STATUS_DISK_SLEEP
+        except psutil.NoSuchProcess:  # its connection says so too
+            return 0.0
+        cpu_seconds = times.user + times.system
+        if cpu_seconds != self.cpu_seconds or waits_for_disk:
+            self.cpu_seconds = cpu_seconds
+            self.last_progress = now
+        return now - self.last_progress
 
 
 class ForkedProcess:
@@ -187,7 +256,8 @@ class ForkedProcess:
     def send_signal(self, sig: int) -> None:
         """Send it a signal if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, sig)
 
 
 def kill_all(processes: Sequence[ForkedProcess]) -> None:
@@ -196,11 +266,16 @@ def kill_all(processes: Sequence[ForkedProcess]) -> None:
     They are gone when this returns, so they take no time from what is measured next.
     """
     for process in processes:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        process.poll()
+        signal_group(process.pid, signal.SIGKILL)
     for process in processes:
-        process.wait(END_TIMEOUT)
+        try:
+            process.wait(END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise ForkServerStalled(
+                f"waited {END_TIMEOUT:g} s for the end of process {process.pid}, which was killed;"
+                f" log: {process.server.log}"
+            ) from None
 
 
 def shared_server(
@@ -259,7 +334,9 @@ def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Pa
         folder=str(Path.cwd()),
         log=str(log.absolute()),
     )
-    try:
+
+    def fork() -> ForkedProcess:
+        """Fork it from the forkserver that runs, or from a new one."""
         server = shared_server(
             variables,
             preload=[*TORCH, "harness.training.worker"],
@@ -267,6 +344,11 @@ def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Pa
             log=log,
         )
         (process,) = server.fork([request])
+        return process
+
+    try:
+        with suppress(ForkServerStalled):
+            return fork()
+        return fork()  # once more, from a new one
     except HarnessError as error:
         raise HarnessError(f"{error}; `forkserver: false` in the profile does without it") from None
-    return process

@@ -37,12 +37,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+PARENT_VARIABLE = "HARNESS_PARENT_PID"  # as in harness.core.processes
 OPENBLAS = "OPENBLAS_NUM_THREADS"
 
 
 def main() -> None:
     """Fork what each line of the starter asks for until the starter closes the socket."""
-    _end_with_parent()
+    starter = os.environ.pop(PARENT_VARIABLE, None)
+    _end_with_parent(os.getppid() if starter is None else int(starter))
     connection = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -120,8 +122,10 @@ def refuse_threads() -> None:
 
 def fork(process: Mapping[str, Any], common_path: Sequence[str]) -> int:
     """Return the number of a new process that runs a module; see `become_process`."""
+    forkserver = os.getpid()
     pid = os.fork()
     if not pid:
+        _end_with_parent(forkserver)
         become_process(**process, common_path=common_path)
     # Both sides set the group: it exists before the child does anything and before the starter
     # hears of the number.
@@ -144,12 +148,11 @@ def become_process(
     It runs in `folder` with `variables` as its whole environment. It imports from its own
     PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports
     from. It uses `cores` only (those of the forkserver if there are none) and
-    adds its output to `log`. It leads a process group and ends with the forkserver.
+    adds its output to `log`. It leads a process group.
     """
     exit_code = 1
     try:
         os.setpgid(0, 0)
-        _end_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -206,9 +209,14 @@ def _python_path(variables: Mapping[str, str]) -> list[str]:
     return [os.path.abspath(entry) for entry in text.split(os.pathsep)]  # noqa: PTH100
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end it now if that has happened.
+
+    This is `harness.core.processes.die_with_parent`, which can't be imported here.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch_children() -> socket.socket:

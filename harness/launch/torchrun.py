@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, start_session
+from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
 from harness.records.record import Failure
 from harness.records.running import read_failed_ranks
@@ -63,7 +63,7 @@ class Torchrun:
         """
         if self.fork:
             return forkserver.start_worker(arguments, variables, log)
-        return start_session(arguments, variables, log)
+        return start_session(arguments, {**variables, **parent_variables()}, log)
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return a failure of each rank that was killed or exited by itself.

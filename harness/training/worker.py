@@ -21,9 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.core.processes import die_with_parent
 from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
     block_signal()  # before NumPy starts threads
 
 import numpy as np
@@ -31,7 +33,6 @@ import torch
 
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, one_line
 from harness.core.paths import TrialFolder
-from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
@@ -64,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can go on.
     """
     options = _parse(arguments)
-    die_with_parent()
     ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
     ranks.export()
     if options.write_logs:

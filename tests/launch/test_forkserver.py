@@ -220,3 +220,30 @@ def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) ->
     assert [process.poll() for process in processes] == [-signal.SIGKILL, -signal.SIGKILL]
     for process in processes:
         assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_a_forkserver_that_is_stopped_is_replaced_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be waited for until somebody wakes it."""
+    starts = tmp_path / "starts"
+    program = tmp_path / "stops.py"
+    program.write_text(
+        "import os, signal\n"
+        f"with open({str(starts)!r}, 'a') as file:\n"
+        "    print(os.getpid(), file=file)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(forkserver, "PROGRAM", program)
+    monkeypatch.setattr(forkserver, "STALL_TIMEOUT", 0.3)
+    monkeypatch.setattr(forkserver, "POLL", 0.1)
+    with pytest.raises(
+        HarnessError,
+        match=r"^waited \d+ s for the process that ranks are forked from, which used no CPU time"
+        r" for \d+ s and was ended; log: \S+; `forkserver: false` in the profile",
+    ):
+        start(tmp_path / "log", MINE="stopped")
+    pids = starts.read_text(encoding="utf-8").split()
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
