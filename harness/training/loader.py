@@ -7,6 +7,7 @@ what it was meant to train on.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from harness.core.errors import NotApplied
-from harness.core.processes import wait_for_idle_threads
+from harness.core.errors import LoaderTimeout, NotApplied
+from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.spec.axes import Axes
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
@@ -27,6 +28,7 @@ from workloads.base import Batch, Samples
 # them, and the batch itself.
 Fetched = tuple[list[int], int, Batch]
 NO_WORKER = -1  # fetched in this process
+WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
 
 
 def make_loader(
@@ -49,6 +51,8 @@ def make_loader(
         num_workers=axes.num_workers,
         prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
         persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
+        timeout=WORKER_TIMEOUT if axes.num_workers else 0,
+        worker_init_fn=_end_with_rank,
         pin_memory=device.type == "cuda" and axes.pin_memory != "never",
         generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
     )
@@ -97,6 +101,12 @@ def _seed_worker(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def _end_with_rank(worker: int) -> None:
+    """Have a worker process end with its rank at once, which torch's own would notice in 5 s."""
+    parent = multiprocessing.parent_process()
+    die_with_parent(parent=parent.pid if parent else None)
+
+
 def _identity(fetched: Any) -> Any:
     """Stand in for torch's collate function, as a batch is complete already."""
     return fetched
@@ -109,9 +119,24 @@ class _Loader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Any:
-        if self.num_workers and sys.version_info < (3, 12):
+        if not self.num_workers:
+            return super().__iter__()
+        if sys.version_info < (3, 12):
             wait_for_idle_threads()
-        return super().__iter__()
+        return _name_timeouts(super().__iter__())
+
+
+def _name_timeouts(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of workers; raises LoaderTimeout for torch's error about a late one."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "DataLoader timed out" not in str(error):
+            raise
+        raise LoaderTimeout(
+            f"waited {WORKER_TIMEOUT:g} s for a batch of a loader's worker; look for what the data"
+            " set waits for, or set num_workers to 0"
+        ) from None
 
 
 def _make_resident(samples: Samples, order: BatchOrder, device: torch.device) -> _ResidentLoader:

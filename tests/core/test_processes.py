@@ -178,5 +178,7 @@ class TestRunCommand:
             HarnessError, match=r"^waited 0\.2 s for `sh -c .*`, which was ended; look into it$"
         ):
             run_command(["sh", "-c", f"{mark} & wait"], timeout=0.2, remedy="look into it")
-        commands = [" ".join(process.cmdline()) for process in psutil.process_iter(["cmdline"])]
+        commands = [
+            " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+        ]
         assert mark not in commands

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.records.record import Record
-from tests.support.running import by_label, line_sweep, processes_below, run
+from tests.support.running import by_label, line_sweep, processes_below, run, wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -107,6 +109,29 @@ def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Re
 
 def test_no_process_is_left_behind(records: dict[str, Record], folder: Path) -> None:
     assert processes_below(folder) == []
+
+
+@pytest.mark.parametrize("victims", [2, 4], ids=["agent-starts", "ranks-start"])
+def test_torchrun_and_its_ranks_end_with_a_starter_that_is_killed(
+    tmp_path: Path, victims: int
+) -> None:
+    """While they still import torch, too, which takes seconds.
+
+    There are four processes at most: the starter, torchrun, and two ranks.
+    """
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from harness.core.paths import TrialFolder\n"
+        "from harness.launch.torchrun import Torchrun\n"
+        "folder, launcher = TrialFolder(Path(sys.argv[1])), Torchrun(environment={})\n"
+        "command = launcher.command('harness.training.worker', folder, 2)\n"
+        "launcher.start(command, launcher.variables(1), folder.launch_log)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "trial")]) as starter:
+        wait_until(lambda: len(processes_below(tmp_path)) >= victims, every=0.01)
+        starter.kill()
+    wait_until(lambda: processes_below(tmp_path) == [], 2)
 
 
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:

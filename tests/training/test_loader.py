@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
+from harness.core.errors import LoaderTimeout
 from harness.spec.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
@@ -92,3 +94,14 @@ def test_every_batch_has_its_own_seed_which_is_the_same_again() -> None:
     assert fetch(2, seed=3) == fetched
     assert len(drawn_numbers(fetched)) == 4 * 3  # batches and generators
     assert not drawn_numbers(fetched) & drawn_numbers(fetch(2, seed=4))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.training.loader.WORKER_TIMEOUT", 0.2)
+    monkeypatch.setattr(RandomSamples, "batch", lambda *_: time.sleep(1))
+    with pytest.raises(
+        LoaderTimeout,
+        match=r"^waited 0\.2 s for a batch of a loader's worker; .* set num_workers to 0$",
+    ):
+        fetch(1, 0)
