@@ -88,9 +88,14 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     width = half_width(logs)
     target = f"--until: ±{goal.half_width:.1%}"
     if not math.isfinite(width):
-        return f"{label}: {len(logs)} trials, no interval before {FEWEST}; {target}"
+        return f"{label}: {_trials(logs)}, no interval before {FEWEST}; {target}"
     least = " least precise:" if len(sweep.cells) > 1 else ""
-    return f"{label}:{least} ±{width:.1%} after {len(logs)} trials, every look counted; {target}"
+    return f"{label}:{least} ±{width:.1%} after {_trials(logs)}, every look counted; {target}"
+
+
+def _trials(logs: Sequence[float]) -> str:
+    """Return how many trials there are a value of: `1 trial`, `2 trials`."""
+    return f"{len(logs)} trial" if len(logs) == 1 else f"{len(logs)} trials"
 
 
 def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:

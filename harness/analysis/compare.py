@@ -467,8 +467,13 @@ def _missing(
     for letter, side in match.sides:
         for status, count in side.left_out.items():
             if status != "invalid":
-                missing.append(f"{label}: {count} {status} trials of {letter}")
+                missing.append(f"{label}: {_trials(count, status)} of {letter}")
     return missing
+
+
+def _trials(count: int, status: str) -> str:
+    """Return how many trials have a status: `1 failed trial`, `2 failed trials`."""
+    return f"{count} {status} trial" if count == 1 else f"{count} {status} trials"
 
 
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
@@ -488,7 +493,7 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     for letter, side in match.sides:
         invalid = side.left_out.get("invalid")
         if invalid:
-            notes.append(f"{label}: left out {invalid} invalid trials of {letter}")
+            notes.append(f"{label}: left out {_trials(invalid, 'invalid')} of {letter}")
     return notes
 
 

@@ -95,13 +95,12 @@ def gate(
     measurement is inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
-    from rich.console import Console
-
     from harness.core.paths import Results, write_atomically
     from harness.gate.against import GateOptions
     from harness.gate.against import gate as measure
     from harness.gate.certify import describe_conditions
     from harness.render.terminal import gate as view
+    from harness.render.terminal.console import TerminalConsole
 
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
@@ -117,7 +116,7 @@ def gate(
     conditions = describe_conditions(Results(results), profile)
     # Progress goes to stderr: stdout has nothing but the result, which may be JSON. It is redrawn
     # rarely, since this process shares the machine with what it measures.
-    with Console(stderr=True, highlight=False).status("starting", refresh_per_second=2) as status:
+    with TerminalConsole(stderr=True).status("starting", refresh_per_second=2) as status:
 
         def report_progress(cell: Cell, text: str) -> None:
             """Show which cell is being measured and how far that is."""

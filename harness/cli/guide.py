@@ -70,11 +70,12 @@ def _show(page: Page) -> None:
         print(page.text, end="")  # byte for byte the file: it ends with a line break itself
         return
     # Imported here because the list of topics does not need them.
-    from rich.console import Console
     from rich.markdown import Markdown
+
+    from harness.render.terminal.console import TerminalConsole
 
     # less needs -R to pass colors on; -F and -X make it leave a page that fits on the screen there.
     os.environ.setdefault("LESS", "-FRX")
-    console = Console(highlight=False)
+    console = TerminalConsole()
     with console.pager(styles=True):
         console.print(Markdown(name_commands(page.text)))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.text import Text
 
 from harness.analysis import baseline
 from harness.analysis.compare import Comparison, Row, Rules, Side, certified_drifts, compare
@@ -30,6 +29,8 @@ from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
 from harness.records.record import Record
+from harness.render.format import counted
+from harness.render.terminal.console import from_markup
 from harness.render.terminal.run import trial_line
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec import cluster
@@ -326,7 +327,9 @@ class TrialReporter:
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Print how many trials will run."""
         self.planned_count = len(pending)
-        self.print_line(f"harness: {len(pending)} trials to run, {len(finished)} already there")
+        self.print_line(
+            f"harness: {counted(len(pending), 'trial')} to run, {len(finished)} already there"
+        )
 
     def on_trial_start(self, trial: Trial) -> None: ...
 
@@ -336,7 +339,7 @@ class TrialReporter:
         """Print the trial's line as `harness run` does, without its colors."""
         self.finished_count += 1
         markup = trial_line(record, folder, self.finished_count, self.planned_count)
-        self.print_line(Text.from_markup(markup).plain)
+        self.print_line(from_markup(markup).plain)
 
     def print_line(self, text: str) -> None:
         """Print a line of its own.
@@ -356,7 +359,7 @@ def _announce_replacement(sweep: Sweep, folder: SweepFolder, reporter: TrialRepo
         count += folder.trial_folder(trial.id).record_path.exists()
     if count:
         reporter.print_line(
-            f"harness: {count} records in {folder.path} are replaced;"
+            f"harness: {counted(count, 'record')} in {folder.path} will be replaced;"
             f" to deliver the new ones to MLflow: harness collect {shlex.quote(sweep.name)}"
         )
 

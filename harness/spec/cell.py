@@ -47,9 +47,10 @@ class Length(Strict):
         return (self.epochs or 0) * steps_per_epoch
 
     def __str__(self) -> str:
+        count, unit = self.epochs, "epoch"
         if self.steps is not None:
-            return f"{self.steps} steps"
-        return f"{self.epochs} epochs"
+            count, unit = self.steps, "step"
+        return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,7 +242,7 @@ def test_trials_that_are_not_done_are_named(status: str, code: int) -> None:
     comparison = compare_cells(
         make_result(STEADY), make_result(faster(1.001), left_out={status: 1})
     )
-    assert f"1 {status} trials of B" in " ".join([*comparison.missing, *comparison.notes])
+    assert f"1 {status} trial of B" in " ".join([*comparison.missing, *comparison.notes])
     assert comparison.exit_code == code
 
 

@@ -72,7 +72,7 @@ def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
 def test_plan_for_people_shows_a_profile(tmp_path: Path) -> None:
     assert "profile:" not in harness("plan", str(write(tmp_path))).out
     shown = harness("plan", str(write(tmp_path, profile={"steps": 5}))).out
-    assert "profile: 5 further steps of each trial are traced after its last" in shown
+    assert "profile: a trace of 5 steps follows the last step of each trial" in shown
 
 
 def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:

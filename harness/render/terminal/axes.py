@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.render.terminal.console import TerminalConsole
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from workloads.options import Between
 
@@ -30,7 +30,7 @@ def show() -> None:
             allowed.append(f"  default {as_yaml(DEFAULTS[axis])}", style="dim")
         needs = f" (needs {about.needs})" if about.needs else ""
         table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
-    Console(highlight=False).print(table)
+    TerminalConsole().print(table)
 
 
 def as_yaml(value: Any) -> str:

@@ -10,11 +10,11 @@ import json
 from dataclasses import asdict
 from typing import Self
 
-from rich.console import Console
 from rich.markup import escape
 
 from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.history import Commit
+from harness.render.terminal.console import TerminalConsole
 
 STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}  # by the mark of a finding
 
@@ -27,7 +27,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = TerminalConsole(stderr=True, soft_wrap=True)
         # Redrawn rarely: this process shares the machine with what it measures.
         self.status = self.console.status("starting", refresh_per_second=2)
         self.comparison = ""  # which revisions are being measured
@@ -63,7 +63,7 @@ class Progress:
 
 def show(outcome: BisectOutcome) -> None:
     """Print the result; subjects of commits are escaped, as they may have any character."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(soft_wrap=True)
     for line in lines(outcome):
         console.print(escape(line))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -20,6 +19,7 @@ from harness.hardware.certificate import (
     CertifySettings,
     certificate_path,
 )
+from harness.render.terminal.console import TerminalConsole
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -41,7 +41,7 @@ def run(
 
     Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     certificate = prepare(results, profile, settings, anew=anew)
     previous_count = len(certificate.comparisons)
     # With all of them there already, the summary is printed without measuring anything.
@@ -70,7 +70,7 @@ def _measure(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=TerminalConsole(stderr=True), transient=True) as progress:
         bar = progress.add_task(
             describe(certificate), total=count, completed=len(certificate.comparisons)
         )

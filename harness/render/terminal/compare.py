@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from harness.analysis.baseline import Saved
 from harness.analysis.compare import Comparison, Match, Row, identity_settings
 from harness.analysis.result import CellResult, TrialResult
 from harness.render import format as fmt
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
@@ -48,7 +48,7 @@ def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str])
 
     With several sides B, a column says which of them a row is about.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     heading = f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}"
     console.print(heading, soft_wrap=True)
     table = make_table(["cell", *COLUMNS], NUMBERS)
@@ -248,7 +248,7 @@ def _finite(value: float | None) -> float | None:
 
 def show_saved(saved: Sequence[Saved]) -> None:
     """Print a line for each baseline that was written."""
-    console = Console(highlight=False)
+    console = TerminalConsole()
     for baseline in saved:
         action = "replaced" if baseline.replaced else "saved"
         path = escape(str(baseline.path))
@@ -274,7 +274,7 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
             str(len(result.trials)),
             " and ".join(result.conditions["code"]),
         )
-    show(Console(highlight=False), table)
+    show(TerminalConsole(), table)
 
 
 def _geometric_mean_throughput(result: CellResult) -> float | None:
@@ -291,7 +291,7 @@ def show_baseline(path: Path, result: CellResult) -> None:
 
     The standard error is that of a trial's throughput, as a share of it.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     console.print(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}", soft_wrap=True)
     for kind, values in result.conditions.items():
         console.print(f"{kind:9}{escape(' and '.join(values))}", soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.core.paths import Results
+from harness.render.terminal.console import TerminalConsole
 from harness.slurm.doctor.checks import Check
 from harness.slurm.doctor.cluster import examine_cluster
 from harness.slurm.doctor.machine import examine_machine
@@ -34,7 +35,7 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
 
     Raises BadInput if results can't be written.
     """
-    console = Console(highlight=False, stderr=as_json)
+    console = TerminalConsole(stderr=as_json)
     with console.status("") as spinner:
 
         def report_progress(text: str) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.render import format as fmt
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
@@ -35,7 +36,7 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
             content[label] = asdict(attribution)
         print(json.dumps(content, indent=1, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = TerminalConsole()
     for label, attribution in attributions.items():
         _print_attribution(console, label, attribution)
     console.print(f"[dim]{LEGEND}[/]", soft_wrap=True)

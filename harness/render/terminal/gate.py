@@ -12,13 +12,13 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.statistics.verdict import ALPHA
 
@@ -34,7 +34,7 @@ SHORT_COMMIT = 7  # characters, as git abbreviates
 
 def show_outcome(outcome: GateOutcome) -> None:
     """Print the table, the certificate of this machine, what is wrong, and the gate's verdict."""
-    console = Console(highlight=False)
+    console = TerminalConsole()
     table = make_table(COLUMNS, NUMBER_COLUMNS)
     for cell_outcome in outcome.cells:
         _add_row(table, cell_outcome.cell.label, cell_outcome.measured)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.launch import probe
 from harness.render import chart
 from harness.render.format import MISSING, byte_size, counted
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile
 
@@ -41,7 +41,7 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
 
     Raises BadInput for more ranks than the machine has slots, and what else `probe` raises.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     count = probe.choose_rank_count(profile, ranks)
     with console.status("starting") as status:
         path, machine = probe.measure(

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import NUMERIC_AXES, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -49,7 +49,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     Shares are of the measured steps' time, in the mean over ranks and over the trials that are
     done. A cell without such a trial has a row of dashes and an empty bar.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     summaries = _summaries_by_cell(sweep, records)
     shares = {}
     for cell in sweep.cells:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.cells import varying_axes
@@ -17,6 +16,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.records.record import Record
 from harness.render import format as fmt
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import NUMERIC_AXES, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -36,7 +36,7 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
 
     Raises BadInput for an axis in which the sweep's cells do not differ.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     show(console, pivot_table(sweep, records, across))
     console.print()
     show(console, ratio_table(sweep, records, across))

@@ -11,13 +11,13 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results
 from harness.records.record import read_record
 from harness.render.format import changed_axes, counted, duration
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import plan_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell
@@ -33,14 +33,15 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(sweep.name)}[/]  {escape(sweep.description)}", soft_wrap=True)
+    console = TerminalConsole()
+    description = escape(one_line(sweep.description))
+    console.print(f"[bold]{escape(sweep.name)}[/]  {description}", soft_wrap=True)
     show_table(console, plan_table(sweep, estimates))
     console.print(f"\n{_describe_trials(sweep)}", soft_wrap=True)
     console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
-        steps = sweep.profile.steps
-        console.print(f"profile: {steps} further steps of each trial are traced after its last")
+        steps = counted(sweep.profile.steps, "step")
+        console.print(f"profile: a trace of {steps} follows the last step of each trial")
     for point in sweep.excluded:
         axes = changed_axes(dict(point.axes))
         line = f"left out by {point.rule}: {point.workload} {axes} ({point.reason})"
@@ -94,7 +95,7 @@ def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
     unknown_count = len(sweep.cells) - len(estimates)
     if unknown_count:
         return (
-            f"time: {total} for the {len(estimates)} cells that have records,"
+            f"time: {total} for {counted(len(estimates), 'cell')} with records,"
             f" unknown for {unknown_count}"
         )
     return f"time: {total} by earlier records"

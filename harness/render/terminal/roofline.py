@@ -78,7 +78,8 @@ def roofline_lines(
     line = f"roofline: {describe_shares(cells)}; {escape(str(path))}"
     omitted = len({record.trial.cell.id for record in done}) - len(cells)
     if omitted:
-        line += f" [dim](not placed: {omitted} cells, whose traffic or roof is not known)[/]"
+        cells_omitted = counted(omitted, "cell")
+        line += f" [dim](not placed: {cells_omitted}, whose traffic or roof is not known)[/]"
     return [line]
 
 

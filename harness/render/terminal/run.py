@@ -22,6 +22,7 @@ from harness.core.paths import Results, TrialFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
 from harness.render.format import counted, duration
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import result_table
 from harness.render.terminal.table import show as show_table
@@ -43,7 +44,7 @@ class RunView:
     def __init__(self, sweep: Sweep, results: Results, tracking_uri: str | None) -> None:
         self.sweep = sweep
         self.results = results
-        self.console = Console(highlight=False)
+        self.console = TerminalConsole()
         self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
         self.trouble: str | None = None  # what MLflow failed with
         self.planned_count = 0  # trials to run
@@ -51,10 +52,10 @@ class RunView:
         self.finished_count = 0
         self.start_time = time.monotonic()  # seconds
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", markup=False),
         )
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.bar = self.progress.add_task("trials", total=None, news="")
@@ -97,7 +98,7 @@ class RunView:
         if self.started_count > self.planned_count:  # an invalid trial runs again
             self.planned_count = self.started_count
             self.progress.update(self.bar, total=self.planned_count)
-        self.progress.update(self.bar, description=escape(trial.cell.label), news="starting")
+        self.progress.update(self.bar, description=trial.cell.label, news="starting")
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """Show the step, the throughput and the loss that rank 0 has reported, and the time left.
@@ -180,7 +181,7 @@ def show_results(
     `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
     steady state, and the labels of those that never reached one.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
     show_table(console, result_table(sweep, records))
     folder = escape(str(results.sweep_folder(sweep.name).path))
@@ -296,7 +297,7 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
     numbers = _describe_numbers(record, record.summary)
     seconds = duration(record.ended - record.started)
     remarks = [*record.violations, *_remarks(record, record.summary)]
-    remark_lines = "".join(f"\n    {remark}" for remark in remarks)
+    remark_lines = "".join(f"\n    {escape(remark)}" for remark in remarks)
     details = f"[dim]({seconds}){remark_lines}[/]"
     if record.violations:
         return f"[magenta]![/] {heading}: [magenta]invalid[/]: {numbers} {details}"

@@ -11,12 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import selftest
 from harness.measure.selftest import TOLERANCE, Check, check_record
 from harness.records.record import Record
 from harness.render.format import MISSING
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -49,7 +51,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
     `ranks` are the world sizes, a trial each. Returns whether every trial is done and every
     quantity within the tolerance. Raises BadInput for numbers of ranks that are not allowed.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     listener = _Listener(console)
     try:
         records = selftest.run(results, profile, ranks, listener)
@@ -84,7 +86,9 @@ def _check_table(checks: Sequence[Check]) -> Table:
     for check in checks:
         measured = MISSING if check.measured is None else f"{check.measured:.4f}"
         error = MISSING if check.error is None else f"{check.error:+.2%}"
-        mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
+        mark = Text("✗", style="red")
+        if check.passed:
+            mark = Text("✓", style="green")
         truth = f"{check.expected:.4f}"
         table.add_row(str(check.ranks), check.quantity, truth, measured, error, mark)
     return table

@@ -29,6 +29,7 @@ from harness.core.paths import Results
 from harness.records.record import read_record
 from harness.records.store import read_recorded_sweep
 from harness.render.format import counted, duration
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table
 from harness.slurm.rules import OPEN_STATES
@@ -66,7 +67,7 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Sweep
     if as_json:
         print(json.dumps(_as_json(status), indent=1))
         return status
-    console = Console(highlight=False)
+    console = TerminalConsole()
     rows = list(status.trials)
     if len(rows) > MAX_ROWS and not every:
         show_table(console, cell_table(rows))
@@ -97,7 +98,7 @@ def summary(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
 
     A folder without sweeps is no error, but most likely the wrong one: the line says where it is.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     if not sweeps:
         folder = escape(str(results.runs))
         console.print(
@@ -130,7 +131,7 @@ def watch(
 
     `interval` is the number of seconds between two looks.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     deliverer = RecordDeliverer(results, tracking_uri)
     patience = LagPatience()
     with _display(console) as show_statuses:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import Redo
 from harness.render.format import counted, duration
+from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.plan import estimate_cells
 from harness.render.terminal.table import make_table, show
 from harness.slurm import submit
@@ -34,7 +35,7 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
 
     Raises BadInput and HarnessError as `harness.slurm.submit` does.
     """
-    console = Console(highlight=False)
+    console = TerminalConsole()
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
     estimates = estimate_cells(sweep, results)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.analysis.cells import summary_values, varying_axes
 from harness.records.record import Record
 from harness.render import format as fmt
+from harness.render.terminal.console import TerminalConsole
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -48,7 +49,16 @@ def show(console: Console, table: Table) -> None:
     """
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
-    Console(width=max(console.width, natural_width), highlight=False).print(table)
+    TerminalConsole(width=max(console.width, natural_width)).print(table)
+
+
+class PlainTable(Table):
+    """A table whose texts are shown as they are: rich would take `[small]` in them for a style."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a row; a text that has a style is a `Text`."""
+        plain = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*plain, **options)
 
 
 def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -57,11 +67,11 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
     They may name columns that the table does not have: `NUMERIC_AXES` has all such axes, of which
     a sweep may vary none. Only errors wrap, other texts being names and numbers.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right_aligned = set(numbers)
     for column in columns:
         table.add_column(
-            column,
+            Text(column),
             justify="right" if column in right_aligned else "left",
             no_wrap=column != "error",
         )

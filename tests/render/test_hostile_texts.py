@@ -1,0 +1,110 @@
+"""Texts of users and of ranks: shown as they are, by every command, and never as commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from harness.core.paths import Results
+from harness.records.record import Failure
+from harness.render.terminal.console import TerminalConsole, from_markup
+from harness.render.terminal.table import make_table, show
+from tests.factories import make_record
+from tests.support.commands import harness
+from tests.support.reports import make_sweep, write_run
+from tests.support.sweeps import write
+
+# Labels that rich's markup and its names of pictures would change; the first crashes it.
+LABELS = ["mlp[/x]", "mlp[small]", "mlp[large]", "[bold]", ":fire:", "a\\"]
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+
+
+def test_every_label_is_planned_and_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    workloads = {}
+    for number, label in enumerate(LABELS):
+        options = {"hidden": [16 + number]}
+        workloads[label] = {"uses": "mlp", "data": {"source": "digits"}, "options": options}
+    path = write(tmp_path, workloads, name="[red] :fire:", description="[/] ::error::\n::error::no")
+    planned = harness("plan", str(path))
+    assert planned.code == 0
+    assert planned.out.startswith("[red] :fire:  [/] ::error:: ::error::no\n")
+    rows = planned.out.splitlines()[2 : 2 + len(LABELS)]
+    assert [row.split()[1] for row in rows] == LABELS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "demo"],
+        ["show", "demo", "--phases"],
+        ["show", "demo", "--across", "precision"],
+        ["status", "demo"],
+        ["compare", "demo", "--by", "precision"],
+        ["compare", "demo", "--effects"],
+        ["baseline", "save", "demo"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("label", LABELS[:2])
+def test_results_are_shown_with_their_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], label: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    results = Results(tmp_path / "results")
+    sweep = make_sweep(tmp_path, label=label)
+    records = [make_record(trial.cell, seed=trial.seed, sweep="demo") for trial in sweep.trials()]
+    write_run(results, sweep, records)
+    ended = harness(*arguments, "--results", str(results.path))
+    assert (ended.code, ended.err) in [(0, ""), (3, "")]
+    assert label in ended.out
+
+
+def test_an_error_of_a_rank_sends_no_escape_sequences(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    sweep = make_sweep(tmp_path, seeds=1)
+    failure = Failure(
+        kind=f"Error{ESCAPE}",
+        message=f"[/x] {ESCAPE}\n::error::owned",
+        rank=0,
+        host=ESCAPE,
+        log="logs/rank0.log",
+        traceback=ESCAPE,
+    )
+    records = []
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=0, sweep="demo", status="failed", failure=failure)
+        records.append(replace(record, sweep="demo"))
+    write_run(results, sweep, records)
+    for command in (["show", "demo"], ["status", "demo"], ["show", "demo", "--verbose"]):
+        ended = harness(*command, "--results", str(results.path))
+        shown = ended.out.replace("\n", "")
+        assert shown.isprintable()
+        assert "\n::error::" not in ended.out
+
+
+def test_console_removes_control_characters_and_keeps_its_own_styles() -> None:
+    console = TerminalConsole(force_terminal=True, color_system="standard", width=80)
+    with console.capture() as captured:
+        console.print(f"[red]a{ESCAPE}b[/]", soft_wrap=True)
+        console.print(Text(f"c{ESCAPE}\u202ed"))
+    assert captured.get() == "\x1b[31ma]0;owned[2J31mb\x1b[0m\nc]0;owned[2J31md\n"
+
+
+def test_table_takes_texts_as_they_are_and_styles_only_as_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = make_table(["[bold]", ":fire:"], [])
+    table.add_row("[/x]", Text("styled", style="red"))
+    show(TerminalConsole(), table)
+    assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
+
+
+def test_markup_has_no_pictures() -> None:
+    assert from_markup("[bold]a[/] :fire:").plain == "a :fire:"
