@@ -205,24 +205,28 @@ def safe_folder_name(name: str) -> str:
     return f"{safe or 'sweep'}-{digest}"
 
 
-def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomically(
+    path: Path, content: str | bytes, *, durable: bool = True, mode: int = 0o644
+) -> None:
     """Write a file so that a reader sees either the old content or the new one, never half of it.
 
     The content goes to a temporary file in the same folder, which is renamed: within one file
     system, a rename is atomic. With `durable`, the content is on the disk before that, and survives
-    a loss of power. Text is written as UTF-8. Folders that are missing are made.
+    a loss of power. Text is written as UTF-8. Folders that are missing are made. `mode` are the
+    file's permissions, whatever the umask.
     """
     if isinstance(content, str):
         content = content.encode("utf-8")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp lets nobody but the owner read the file until it has its own permissions.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            os.fchmod(file.fileno(), mode)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp lets nobody but the owner read it
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -16,8 +17,10 @@ from typing import Any, Protocol
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.core.processes import Process, end_process_group
+from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
+from harness.launch.logs import scrub_logs
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
@@ -98,6 +101,13 @@ class Runner:
         It is found out once and handed to the ranks, which then need no git.
         """
         return describe_code()
+
+    @cached_property
+    def secrets(self) -> list[str]:
+        """Return the texts that no log and no record may hold: secrets of this process and of the
+        profile, which adds to the variables of the ranks.
+        """
+        return secret_values(os.environ, self.profile.environment)
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Give each trial's record once it is on disk and the listener has been called.
@@ -191,7 +201,7 @@ class Runner:
             ended_by = self._wait(process, folder, trial, started + self.sweep.timeout)
         finally:
             end_process_group(process)
-        output = _launcher_output(folder, log_start)
+        output = redact_text(_launcher_output(folder, log_start), self.secrets)
         record = self._assemble(
             folder,
             assignment,
@@ -227,10 +237,11 @@ class Runner:
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
     ) -> Record:
-        """Return the record of an attempt that has just ended."""
+        """Return the record of an attempt that has just ended, and clean its logs of secrets."""
         # Imported only now, because a process that only looks at trials needs no NumPy.
         from harness.launch.assemble import assemble
 
+        scrub_logs(folder, self.secrets)
         record = assemble(
             folder,
             self.sweep.name,
@@ -243,7 +254,8 @@ class Runner:
             observed_failures=observed_failures,
             peaks=self.peaks,
         )
-        return replace(record, settings=run_settings(self.sweep, self.profile))
+        settings = run_settings(self.sweep, self.profile)
+        return replace(_without_secrets(record, self.secrets), settings=settings)
 
     def _assignment(self, trial: Trial, attempt: int) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
@@ -299,6 +311,24 @@ def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any]) -> Failur
         message=f"took longer than its time-out; it had reached {reached}",
         log=str(folder.rank_log(0).relative_to(folder.path)),
     )
+
+
+def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
+    """Return the record with its failures clean: they quote exceptions and logs."""
+    ranks = [
+        replace(result, failure=_clean_failure(result.failure, secrets)) for result in record.ranks
+    ]
+    return replace(record, failure=_clean_failure(record.failure, secrets), ranks=ranks)
+
+
+def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure | None:
+    """Return a failure without secrets in its texts."""
+    if failure is None:
+        return None
+    traceback = failure.traceback
+    if traceback is not None:
+        traceback = redact_text(traceback, secrets)
+    return replace(failure, message=redact_text(failure.message, secrets), traceback=traceback)
 
 
 def _last_attempt(folder: TrialFolder) -> int | None:

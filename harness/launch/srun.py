@@ -6,7 +6,6 @@ Slurm itself starts, binds, signals and ends them on every node, so no torchrun 
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
+from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import rank_variables
 from harness.records.record import Failure
@@ -84,11 +84,12 @@ class Srun:
         """Return the environment of the command.
 
         The job may have been submitted by a process that torchrun had started. What torchrun told
-        that one about its rank would mislead ours.
+        that one about its rank would mislead ours. Options of srun in variables would change the
+        step; only those that the profile sets are kept.
         """
         of_torchrun = rank_variables(0, 1)
         variables = {}
-        for name, value in os.environ.items():
+        for name, value in client_variables().items():
             if name not in of_torchrun:
                 variables[name] = value
         variables.update(import_variables())

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder
+from harness.core.slurm_environment import client_variables
 from harness.records.store import lock
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -59,6 +60,9 @@ def _scancel(job_ids: Sequence[str]) -> None:
 
     Raises HarnessError with Slurm's message if it refuses.
     """
-    completed = subprocess.run(["scancel", *job_ids], capture_output=True, text=True, check=False)
+    # Variables such as SCANCEL_STATE would have it leave out jobs.
+    completed = subprocess.run(
+        ["scancel", *job_ids], env=client_variables(), capture_output=True, text=True, check=False
+    )
     if completed.returncode:
         raise HarnessError(f"scancel: {one_line(completed.stderr)}")

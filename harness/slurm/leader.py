@@ -28,9 +28,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError, one_line
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
+from harness.core.private import refuse_foreign
 from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.runner import Runner
@@ -91,6 +92,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """
     sweep_folder = SweepFolder(Path(sweep_path))
     submission_folder = submissions.folder_of(sweep_folder, submission_id)
+    refuse_foreign_files(submission_folder)
     submission = submissions.read(submission_folder.file)
     slurm = submission.profile.slurm
     job_array = submission.arrays[array]
@@ -250,6 +252,20 @@ def _job_nodes() -> list[str]:
     """Return the names of this job's nodes."""
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     return controller.call(command).stdout.split()
+
+
+def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:
+    """Stop if somebody else could have written what this job is to run.
+
+    The submission names programs and variables, and lies on a folder that others may share. Raises
+    JobIsOver.
+    """
+    try:
+        # The folder first: if nobody else may write there, nobody can replace the file.
+        for path in (submission_folder.path, submission_folder.file):
+            refuse_foreign(path)
+    except BadInput as error:
+        raise JobIsOver(str(error)) from None
 
 
 def refuse_cancelled(submission: Submission, array: int) -> None:

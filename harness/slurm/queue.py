@@ -10,7 +10,6 @@ has ended; how its trials ended is in their records.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
+from harness.core.slurm_environment import client_variables
 from harness.slurm.submission import Submission, SubmittedJob, read_all
 
 ANSWER_SECONDS = 30.0  # that the controller has to answer
@@ -136,13 +136,10 @@ def query(users: Iterable[str]) -> dict[str, QueuedJob]:
     if not names:
         return {}
     # Variables such as SQUEUE_STATES change what squeue prints, and would hide jobs.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")
-    }
     try:
         completed = subprocess.run(
             squeue_command(names),
-            env=environment,
+            env=client_variables(),
             capture_output=True,
             text=True,
             timeout=ANSWER_SECONDS,

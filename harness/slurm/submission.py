@@ -24,7 +24,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
+from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.slurm.packing import PackedArray, Packing
 from harness.spec.cluster import Profile
@@ -219,10 +221,13 @@ def _job_array(packed: PackedArray) -> JobArray:
 def write(sweep_folder: SweepFolder, submission: Submission) -> None:
     """Write the submission into its folder, or replace the one that is there.
 
-    The file is replaced in one step, so that a job that starts meanwhile reads a whole one.
+    The file is replaced in one step, so that a job that starts meanwhile reads a whole one. Only
+    its owner can read it: it holds the values of the profile's variables.
     """
+    folder = folder_of(sweep_folder, submission.id)
+    make_private_folder(folder.path)
     content = json.dumps(asdict(submission), indent=1, default=str) + "\n"
-    write_atomically(folder_of(sweep_folder, submission.id).file, content)
+    write_atomically(folder.file, content, mode=FILE_MODE)
 
 
 def read(path: Path) -> Submission:
@@ -236,8 +241,26 @@ def read(path: Path) -> Submission:
 def read_all(sweep_folder: SweepFolder) -> list[Submission]:
     """Read every submission of a sweep, oldest first.
 
-    Raises BadInput as `read` does.
+    Raises BadInput as `read` does, and for a submission of somebody else, whose jobs may be in the
+    queue.
     """
-    paths = sweep_folder.path.glob("jobs/*/submission.json")
-    submissions = [read(path) for path in paths]
+    submissions = []
+    for folder in sweep_folder.path.glob("jobs/*"):
+        path = SubmissionFolder(path=folder).file
+        if _exists(path):
+            submissions.append(read(path))
     return sorted(submissions, key=lambda submission: submission.created_at)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a submission was written; raises BadInput if only somebody else can know."""
+    try:
+        path.stat()
+    except PermissionError:
+        owner = user_name(path.parent.stat().st_uid)
+        raise BadInput(
+            f"{path.parent}: only {owner}, who submitted it, may read it; allowed: by {owner}"
+        ) from None
+    except OSError:
+        return False
+    return True

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
+from harness.core.private import make_private_folder, private_umask
+from harness.core.slurm_environment import ignored_variables, submission_environment
 from harness.launch.sweep import Redo, plan
 from harness.records.record import Record, read_record_if_exists
 from harness.records.store import lock, write_spec
@@ -167,8 +169,16 @@ def prepare(
         submission=submissions.new(sweep, profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_ids),
-        remarks=[*packing.remarks, *remarks],
+        remarks=[*packing.remarks, *remarks, *_remarks_on_shell()],
     )
+
+
+def _remarks_on_shell() -> list[str]:
+    """Return a remark on variables of the shell that would change the jobs, if there are any."""
+    names = ignored_variables()
+    if not names:
+        return []
+    return [f"the profile alone says what jobs ask for; ignored: {', '.join(names)}"]
 
 
 def _nodes_to_exclude(
@@ -211,6 +221,9 @@ def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int)
 def call_sbatch(executor: SlurmExecutor, command: str) -> str:
     """Submit a batch script that ends with a command, and return the id of the job or the array.
 
+    The script is private, as it may hold secrets of the profile, and the shell's variables for
+    sbatch and srun count for nothing.
+
     Raises HarnessError with sbatch's message.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -218,8 +231,8 @@ def call_sbatch(executor: SlurmExecutor, command: str) -> str:
     # submitit prints sbatch's message, which the error contains too.
     quiet = contextlib.redirect_stderr(io.StringIO())
     try:
-        executor.folder.mkdir(parents=True, exist_ok=True)
-        with quiet:
+        make_private_folder(executor.folder)
+        with quiet, private_umask() as umask, submission_environment(umask):
             # Its public `submit` pickles a function into a file whose name holds the job's id, and
             # which is therefore missing if this process is killed while sbatch returns.
             job = executor._submit_command(command)

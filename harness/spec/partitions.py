@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import did_you_mean
+from harness.core.slurm_environment import client_variables
 from harness.spec.slurm import SlurmOptions, time_limit
 
 # Partition (the default one with *), limit, nodes, CPUs, MiB and GPUs of a node: man sinfo,
@@ -65,7 +66,12 @@ def query() -> list[Partition]:
     """Return the cluster's partitions, none where there is no Slurm or where it does not answer."""
     try:
         completed = subprocess.run(
-            COMMAND, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            COMMAND,
+            env=client_variables(),  # variables such as SINFO_PARTITION hide partitions
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

@@ -56,7 +56,7 @@ def test_a_sweep_whose_names_are_all_hostile(
     content: dict[str, Any] = {
         "launcher": "slurm",
         "device": "cpu",
-        "environment": {"HARNESS_HOSTILE": HOSTILE},
+        "environment": {"CUDA_CACHE_PATH": HOSTILE},
         "slurm": {
             "account": HOSTILE,
             "setup": ["# it's"],
@@ -74,7 +74,7 @@ def test_a_sweep_whose_names_are_all_hostile(
     (record,) = read_records(results, name).values()
     assert (record.status, record.sweep) == ("done", name)
     assert record.rank0 is not None
-    assert record.rank0.environment.variables["HARNESS_HOSTILE"] == HOSTILE
+    assert record.rank0.environment.variables["CUDA_CACHE_PATH"] == HOSTILE
     logs = harness("logs", record.trial.id, "--rank", "0", "--results", str(results))
     assert logs.code == 0
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -322,3 +322,13 @@ class TestCallsOfScontrol:
         assert not scontrol_log.exists()
         leader.exclude_nodes(["n2", "n3"], SlurmOptions(nodes=2))
         assert scontrol_log.read_text() == "update JobId=71 ExcNodeList=n2,n3\n"
+
+
+def test_job_runs_nothing_that_somebody_else_could_have_written(tmp_path: Path) -> None:
+    """It would start the programs that the submission names."""
+    folder = submission.folder_of(SweepFolder(tmp_path), "7")
+    folder.path.mkdir(parents=True)
+    folder.file.write_text("{}", encoding="utf-8")
+    folder.file.chmod(0o660)
+    with pytest.raises(JobIsOver, match="found mode 0660, so that others may write it"):
+        leader.lead(str(tmp_path), "7", 0, 0)

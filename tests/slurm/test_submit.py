@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -199,6 +200,70 @@ def test_what_sbatch_refuses_is_reported_in_its_words(
     assert "1 lost" in status(results, "demo").out
     monkeypatch.delenv("MAX_SBATCH_CALLS")
     assert "1 trial" in submit(write(tmp_path), results).out
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_files_of_a_submission_are_private_whatever_the_umask(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, umask: int
+) -> None:
+    """Jobs run what they unpickle, and the profile's variables are in clear in submission.json."""
+    previous = os.umask(umask)
+    try:
+        assert submit(write(tmp_path, seeds=[0, 1]), results).code == 0
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(previous)
+    folder = submissions.folder_of(results.sweep_folder("demo"), only_submission(results).id)
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.path.rglob("*")}
+    assert any(path.suffix == ".sh" for path in modes)
+    readable = {path for path, mode in modes.items() if mode & 0o077 and not path.is_symlink()}
+    assert readable == set()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    # The job itself writes records as the user would.
+    assert slurm.variables("sbatch")["SLURM_UMASK"] == f"{umask:04o}"
+
+
+def test_the_shells_variables_change_no_job(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a cancellation; where Slurm is, the shell still says."""
+    shell = {
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_PARTITION": "tiny",
+        "SBATCH_NO_REQUEUE": "1",
+        "SLURM_MEM_PER_CPU": "1",
+        "SRUN_CPUS_PER_TASK": "1",
+        "SCANCEL_STATE": "PENDING",
+    }
+    for name, value in {**shell, "SLURM_CONF": "/etc/ours.conf", "MINE": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    ended = submit(write(tmp_path), results)
+    assert "ignored: SBATCH_NO_REQUEUE, SBATCH_PARTITION, SBATCH_TIMELIMIT" in ended.out
+    variables = slurm.variables("sbatch")
+    assert shell.keys() & variables.keys() == set()
+    assert (variables["SLURM_CONF"], variables["MINE"]) == ("/etc/ours.conf", "kept")
+    assert os.environ["SBATCH_TIMELIMIT"] == "1"
+    slurm.set_queue(squeue_output(results))
+    harness("cancel", "demo", "--results", str(results.path))
+    assert "SCANCEL_STATE" not in slurm.variables("scancel")
+
+
+def test_submission_of_somebody_else_is_named(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their jobs may be in the queue: the trials must not run twice."""
+    submit(write(tmp_path), results)
+    file_stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "submission.json":
+            raise PermissionError(13, "Permission denied")
+        return file_stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    ended = submit(write(tmp_path), results)
+    assert ended.code == 2
+    assert "who submitted it, may read it" in ended.err
 
 
 def test_status_calls_squeue_once(slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:

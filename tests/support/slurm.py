@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Counts its calls in sbatch.count, and keeps the script of each as sbatch.1, sbatch.2, ...
+# Counts its calls in sbatch.count, and keeps the script of each as sbatch.1, sbatch.2, ..., and its
+# variables as sbatch.env.
 SBATCH = """#!/bin/sh
 n=$(($(cat "$0.count" 2>/dev/null || echo 0) + 1))
 [ "$n" -gt "${MAX_SBATCH_CALLS:-1000}" ] && { echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1; }
 echo $n >"$0.count"
 cp "$1" "$0.$n"
+env >"$0.env"
 echo "Submitted batch job $n"
 """
 PROGRAMS = {
@@ -20,7 +22,7 @@ PROGRAMS = {
     "srun": "#!/bin/sh\nexit 1\n",
     "sinfo": "#!/bin/sh\nexit 1\n",
     "squeue": '#!/bin/sh\necho "$*" >>"$0.log"; cat "${0%/*}/queue"\n',
-    "scancel": '#!/bin/sh\necho "$*" >>"$0.log"\n',
+    "scancel": '#!/bin/sh\necho "$*" >>"$0.log"; env >"$0.env"\n',
 }
 
 
@@ -38,6 +40,11 @@ class FakeSlurm:
     def set_queue(self, text: str) -> None:
         """Set what squeue prints from now on."""
         (self.folder / "queue").write_text(text, encoding="utf-8")
+
+    def variables(self, program: str) -> dict[str, str]:
+        """Return the variables of the last call of sbatch or scancel."""
+        lines = (self.folder / f"{program}.env").read_text(encoding="utf-8").splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def calls(self, program: str) -> list[str]:
         """Return the arguments of every call of squeue or scancel."""

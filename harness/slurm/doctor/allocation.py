@@ -20,6 +20,7 @@ from pathlib import Path
 from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
 from harness.core.ports import node_address
+from harness.core.private import refuse_foreign
 from harness.core.processes import output_lines
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
@@ -64,6 +65,8 @@ def write_profile(folder: Path, profile: Profile) -> None:
 
 def lead(folder: Path) -> None:
     """Examine the nodes of this job and leave the result in `folder`, which is to be shared."""
+    for path in (folder, profile_path(folder)):  # nobody else may say what this job runs
+        refuse_foreign(path)
     profile = decode_file(Profile, profile_path(folder), PROFILE_FORMAT)
     examination = examine_nodes(folder, profile)
     content = json.dumps(asdict(examination), indent=1) + "\n"

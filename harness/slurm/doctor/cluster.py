@@ -23,6 +23,7 @@ from pathlib import Path
 from harness.core.errors import BadInput, HarnessError, last_log_line, one_line
 from harness.core.import_path import module_command
 from harness.core.paths import Results
+from harness.core.slurm_environment import client_variables
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
 from harness.slurm.doctor.checks import Check, checks_of_job, make_check
@@ -254,6 +255,8 @@ def _run_client(*command: str) -> subprocess.CompletedProcess[str]:
     One that is not installed counts as one that failed, with that message.
     """
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=client_variables(), capture_output=True, text=True, check=False
+        )
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

@@ -1,0 +1,73 @@
+"""Folders and files that nobody but their owner may read or write.
+
+What a job is started from decides which code runs, and holds the values of variables that a profile
+sets. A shared folder, on which a group may write, is the usual home of results. So permissions are
+set whatever the umask, and checked before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.core.errors import BadInput
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+ROOT = 0
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may enter; one that exists gets the same permissions.
+
+    Folders above it that are missing are made as the umask has it. Raises BadInput if the folder
+    can't be made private, as on file systems without permissions.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.chmod(FOLDER_MODE)
+    except OSError as error:
+        raise BadInput(f"{folder}: can't be made private: {error.strerror}") from None
+    refuse_foreign(folder)
+
+
+@contextmanager
+def private_umask() -> Iterator[int]:
+    """Let nobody else read what the block writes; yields the umask that is restored after it."""
+    previous = os.umask(0o777 & ~FOLDER_MODE)
+    try:
+        yield previous
+    finally:
+        os.umask(previous)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise BadInput for a file or folder that somebody else owns or may write.
+
+    Root may be the owner: it can change everything anyway. A link counts by itself.
+    """
+    status = path.lstat()
+    if status.st_uid not in (os.geteuid(), ROOT):
+        raise BadInput(
+            f"{path}: found owner {user_name(status.st_uid)}; allowed: {user_name(os.geteuid())}"
+        )
+    if stat.S_ISLNK(status.st_mode):
+        raise BadInput(f"{path}: found a link; allowed: a file or folder of its own")
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
+        raise BadInput(
+            f"{path}: found mode {mode:04o}, so that others may write it; allowed: {mode & 0o755:04o}"
+        )
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user, or its number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,70 @@
+"""The variables with which Slurm's programs are called.
+
+Each program reads variables that stand for its options. They go before what a batch script says,
+so that `SBATCH_TIMELIMIT` of the submitter's shell would replace the time limit of the profile
+without a word. sbatch also hands the shell's variables on to the job, where srun reads some, such
+as `SLURM_MEM_PER_CPU`, as options again. See "INPUT ENVIRONMENT VARIABLES" in the manual pages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+OPTION_PREFIXES = (
+    "SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEUE_", "SRUN_",
+)  # fmt: skip
+JOB_PREFIXES = ("SLURM_", "SLURMD_")  # what a job has, and what srun and sbatch read
+# Where Slurm is and who asks, which is not for a profile to say.
+CONNECTION = {"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+
+
+def client_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for a program that asks Slurm or controls a job, without its options.
+
+    `environment` is this process's own by default. A job's own variables stay.
+    """
+    variables = {}
+    for name, value in (os.environ if environment is None else environment).items():
+        if not name.startswith(OPTION_PREFIXES):
+            variables[name] = value
+    return variables
+
+
+def submission_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for sbatch, without options and without those of a job around us."""
+    variables = {}
+    for name, value in client_variables(environment).items():
+        if name in CONNECTION or not name.startswith(JOB_PREFIXES):
+            variables[name] = value
+    return variables
+
+
+def ignored_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names of the shell's variables that would have changed a submission, sorted.
+
+    Inside a job, the variables that Slurm itself has set are not the user's and left out.
+    """
+    variables = os.environ if environment is None else environment
+    prefixes = ["SBATCH_"]
+    if "SLURM_JOB_ID" not in variables:
+        prefixes += JOB_PREFIXES
+    names = [name for name in variables if name.startswith(tuple(prefixes))]
+    return sorted(set(names) - CONNECTION)
+
+
+@contextmanager
+def submission_environment(umask: int) -> Iterator[None]:
+    """Have the block call sbatch with `submission_variables`: submitit takes them from os.environ.
+
+    `umask` is that of the job, which sbatch would otherwise take from this process.
+    """
+    previous = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(submission_variables(previous), SLURM_UMASK=f"{umask:04o}")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(previous)
