@@ -81,7 +81,9 @@ def make_record(
     """One trial's record: consistent in itself, and the same every time for the same arguments."""
     cell = cell or make_cell()
     trial = Trial(cell=cell, seed=seed, repeat=repeat)
-    done = status != "failed"
+    done = status in ("done", "invalid")
+    if status == "invalid":
+        invalid = invalid or ["1 of 20 steps took longer than ten others"]
     learned = _rank0_report(cell, seed)
     ranks = [
         _rank(rank, trial, started, step_seconds, learned if rank == 0 else None)
@@ -89,7 +91,8 @@ def make_record(
     ]
     if not done:
         failure = failure or Failure(
-            kind="ValueError", message="no such thing", rank=0, host="node1", log="logs/rank0.log",
+            kind="Interrupted" if status == "interrupted" else "ValueError",
+            message="no such thing", rank=0, host="node1", log="logs/rank0.log",
             traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
         )  # fmt: skip
         blank = [

@@ -22,6 +22,14 @@ class Between:
     low: float | None = None
     high: float | None = None
 
+    def __str__(self) -> str:
+        """Return the numbers within the bounds: `1 or more`, `0 to 0.99`."""
+        if self.high is None:
+            return f"{self.low:.12g} or more"
+        if self.low is None:
+            return f"at most {self.high:.12g}"
+        return f"{self.low:.12g} to {self.high:.12g}"
+
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Add the bounds to pydantic's schema of the number, as `ge` and `le`."""
         schema = dict(handler(source))

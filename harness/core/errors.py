@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from pathlib import Path
-
-from harness.core.redaction import scrub
 
 MAX_MESSAGE = 1000  # characters of an error
 
@@ -35,6 +32,21 @@ class BadInput(HarnessError):
     """
 
     exit_code = 2
+
+
+class BadFile(BadInput):
+    """A file that the harness has written and can't use: damaged, changed, or of another schema.
+
+    The message ends with the remedy. A command that reads many such files may name one of them,
+    leave it out and go on.
+    """
+
+
+class FileUnavailable(BadFile):
+    """A file that the file system does not hand out now; it may well be whole.
+
+    Unlike other bad files, it must not be removed or replaced for that.
+    """
 
 
 class Inconclusive(HarnessError):
@@ -105,22 +117,6 @@ def one_line(text: object, limit: int = 300) -> str:
     if len(flat) <= limit:
         return flat
     return flat[: limit - 1] + "…"
-
-
-def last_log_line(log: Path) -> str:
-    """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
-
-    torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
-    be read. Secrets are removed from the line, because it goes into records and messages.
-    """
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "none"
-    for line in reversed(lines):
-        if line.strip(" =-"):
-            return one_line(scrub(line))
-    return "none"
 
 
 def parse_percentage(text: str, option: str) -> float:

@@ -13,6 +13,7 @@ No other module puts together the name of such a file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -211,13 +212,13 @@ def write_atomically(
     """Write a file so that a reader sees either the old content or the new one, never half of it.
 
     The content goes to a temporary file in the same folder, which is renamed: within one file
-    system, a rename is atomic. With `durable`, the content is on the disk before that, and survives
-    a loss of power. Text is written as UTF-8. Folders that are missing are made. `mode` are the
-    file's permissions, whatever the umask.
+    system, a rename is atomic. With `durable`, the file and its name are on the disk on return, and
+    survive a loss of power. Text is written as UTF-8. Folders that are missing are made. `mode` are
+    the file's permissions, whatever the umask.
     """
     if isinstance(content, str):
         content = content.encode("utf-8")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new_folders = _make_folders(path.parent)
     # mkstemp lets nobody but the owner read the file until it has its own permissions.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -231,3 +232,35 @@ def write_atomically(
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    if durable:
+        for folder in (path.parent, *new_folders):
+            fsync_folder(folder)
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it that are missing.
+
+    Returns the folders whose list of names has changed by that.
+    """
+    changed = []
+    for missing in (folder, *folder.parents):
+        if missing.exists():
+            break
+        changed.append(missing.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    return changed
+
+
+def fsync_folder(folder: Path) -> None:
+    """Put on the disk which names a folder has.
+
+    Without it, a loss of power may take back the renaming of a file whose content is on the disk.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems can't, and need not
+            raise
+    finally:
+        os.close(handle)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.errors import BadInput, Interrupted, last_log_line
+from harness.core.errors import BadInput, Interrupted
+from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu

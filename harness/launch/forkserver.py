@@ -25,7 +25,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.core.errors import HarnessError, last_log_line
+from harness.core.errors import HarnessError
+from harness.core.logs import last_log_line
 from harness.core.processes import (
     Process,
     end_process_group,

@@ -11,6 +11,9 @@ everything else raises the major number. A file of the same major number can alw
 that it lacks take their defaults, and fields of a later minor number are ignored. In a file of our
 own or an earlier minor number an unknown field is damage, and an error.
 
+Most of these files are sealed (`harness.records.seal`). The seal is checked before the content is
+looked at: whatever else is wrong with a file that was changed follows from the change.
+
 Files that users write are read by `harness.spec.document`, which also knows lines and bounds.
 """
 
@@ -19,14 +22,16 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadFile, FileUnavailable, did_you_mean, one_line
+from harness.records import seal
+from harness.records.checks import check_of
 
 T = TypeVar("T")
 
@@ -57,6 +62,11 @@ WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]+)`(?P<length> of length \d
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 PATH_PART = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 LONGEST_VALUE = 60  # characters of a value that an error shows
+LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
+MAX_BYTES = 2**30  # of a file that is read
+MAX_NESTING = (
+    50  # lists and objects around a value; what recurses over it must not run out of stack
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +76,34 @@ class FileFormat:
     name: str  # as in "not a valid record"
     schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
     remedy: str = ""  # as in "harness peak measures it again"
+    # The minor number of the first schema whose files are sealed, 0 for all; None for no seal.
+    sealed_since: int | None = None
 
-    def error(self, source: object, problem: str) -> BadInput:
+    def error(self, source: object, problem: str) -> BadFile:
         """Return the error for a problem in `source`, with the remedy."""
+        return BadFile(self._message(source, problem))
+
+    def unavailable(self, source: object, error: OSError) -> FileUnavailable:
+        """Return the error for a file that could not be read, which says nothing of its content."""
+        problem = f"can't be read as a {self.name}: {error.strerror or error}"
+        return FileUnavailable(self._message(source, problem))
+
+    def _message(self, source: object, problem: str) -> str:
+        """Return the problem in one line, with the remedy if there is any."""
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return BadInput(f"{source}: {problem}{remedy}")
+        return f"{source}: {one_line(problem, LONGEST_PROBLEM)}{remedy}"
 
 
 def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
     """Read the file at `path` as a `kind`, such as Record.
 
-    Raises BadInput if it is missing, incomplete, damaged or of another major schema.
+    Raises BadFile if it is missing, incomplete, damaged or of another major schema.
     """
     return decode_content(kind, read_json(path, file_format), str(path), file_format)
 
 
 def decode_text(kind: type[T], text: str | bytes, source: str, file_format: FileFormat) -> T:
-    """Decode `text` as a `kind`; raises BadInput as `decode_file` does.
+    """Decode `text` as a `kind`; raises BadFile as `decode_file` does.
 
     `source` is what errors call the text: a path, or the name of a run in MLflow.
     """
@@ -90,29 +111,67 @@ def decode_text(kind: type[T], text: str | bytes, source: str, file_format: File
 
 
 def read_json(path: Path, file_format: FileFormat) -> Any:
-    """Return the JSON value in a file; raises BadInput if there is no file or if it is no JSON."""
+    """Return the JSON value in a file; raises BadFile if there is no file or if it is no JSON."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        problem = f"can't be read as a {file_format.name}: {error.strerror or error}"
-        raise file_format.error(path, problem) from None
+        raise file_format.unavailable(path, error) from None
+    if len(text) > MAX_BYTES:
+        problem = f"can't be read as a {file_format.name}: found more than {MAX_BYTES} bytes"
+        raise file_format.error(path, problem)
     return parse_json(text, path, file_format)
 
 
 def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:
-    """Return the JSON value in a text from `source`; raises BadInput if it is none.
+    """Return the JSON value in a text from `source`; raises BadFile if it is none.
 
     NaN and Infinity, which Python's own JSON writer would put there, are refused too.
     """
+    prefix = f"can't be read as a {file_format.name}: "
+    too_deep = f"{prefix}found lists or keys in more than {MAX_NESTING} others"
     try:
-        return msgspec.json.decode(text)
+        content = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError) as error:
-        problem = f"can't be read as a {file_format.name}: {one_line(error)}"
-        raise file_format.error(source, problem) from None
+        raise file_format.error(source, prefix + one_line(error)) from None
+    except RecursionError:
+        raise file_format.error(source, too_deep) from None
+    if _is_nested_deeper(content, MAX_NESTING):
+        raise file_format.error(source, too_deep)
+    return content
 
 
-def decode_content(kind: type[T], content: Any, source: str, file_format: FileFormat) -> T:
-    """Decode a JSON value that was read from `source` as a `kind`; raises BadInput.
+def _is_nested_deeper(content: Any, limit: int) -> bool:
+    """Return whether any value is inside of more than `limit` lists and objects."""
+    level = [content]
+    for _ in range(limit + 1):
+        level = _items_with_items(level)
+        if not level:
+            return False
+    return True
+
+
+def _items_with_items(containers: Iterable[Any]) -> list[Any]:
+    """Return the lists and objects that are items of lists or values of objects."""
+    inner: list[Any] = []
+    for container in containers:
+        values: Iterable[Any] = ()
+        if isinstance(container, dict):
+            values = container.values()
+        elif isinstance(container, list):
+            values = container
+        for value in values:
+            if isinstance(value, (list, dict)):
+                inner.append(value)
+    return inner
+
+
+def decode_content(
+    kind: type[T], content: Any, source: str, file_format: FileFormat, *, is_part: bool = False
+) -> T:
+    """Decode a JSON value that was read from `source` as a `kind`; raises BadFile.
+
+    With `is_part`, the kind has some of the file's keys, and the others are ignored.
 
     The schema is checked first, if the format has any: of a file of another major number, the first
     field that differs would be a misleading error.
@@ -120,9 +179,11 @@ def decode_content(kind: type[T], content: Any, source: str, file_format: FileFo
     is_later_minor = False
     if file_format.schema is not None:
         is_later_minor = check_schema(content, source, file_format)
+    content = unsealed(content, source, file_format)
+    if file_format.schema is not None:
         content = _with_our_schema(kind, content, file_format.schema)
     try:
-        decoded: T = decode_value(kind, content, ignore_unknown_fields=is_later_minor)
+        decoded: T = decode_value(kind, content, ignore_unknown_fields=is_part or is_later_minor)
     except ValueError as error:
         problem = f"not a valid {file_format.name}: {one_line(error)}"
         raise file_format.error(source, problem) from None
@@ -132,7 +193,7 @@ def decode_content(kind: type[T], content: Any, source: str, file_format: FileFo
 def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
     """Return whether a file is of a later minor schema than ours.
 
-    Raises BadInput for another major one. `content` is its JSON value, whatever that is. A schema
+    Raises BadFile for another major one. `content` is its JSON value, whatever that is. A schema
     that is a bare whole number, as files had before there were minor numbers, is that major
     number's first.
     """
@@ -149,11 +210,30 @@ def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
     major, minor = numbers
     if major > our_major:
         problem += "; a newer version of the harness wrote it: upgrade this one"
-        raise BadInput(f"{source}: {problem}")
+        raise BadFile(f"{source}: {problem}")
     if major < our_major:
         remedy = file_format.remedy or "read it with that version"
-        raise BadInput(f"{source}: {problem}; an older version of the harness wrote it: {remedy}")
+        raise BadFile(f"{source}: {problem}; an older version of the harness wrote it: {remedy}")
     return minor > our_minor
+
+
+def unsealed(content: Any, source: str, file_format: FileFormat) -> Any:
+    """Return the content of a file without its seal; raises BadFile if the seal is not its own.
+
+    Files of schemas that had no seals yet have none, and neither have formats without seals. The
+    schema has been checked.
+    """
+    if file_format.sealed_since is None or not isinstance(content, dict):
+        return content
+    numbers = _schema_numbers(content.get("schema")) or (0, 0)
+    found = content.get(seal.KEY)
+    if found is None and file_format.schema is not None and numbers[1] < file_format.sealed_since:
+        return content
+    expected = seal.digest_of(content)
+    if found != expected:
+        problem = f"seal: found {_shown(found)}; allowed: {expected[:12]}…, that of its content"
+        raise file_format.error(source, f"{problem}: it was changed after it was written")
+    return {key: value for key, value in content.items() if key != seal.KEY}
 
 
 def _with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[str, Any]:
@@ -193,12 +273,9 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
         decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error), kind, value)) from None
-    if not ignore_unknown_fields:
-        # msgspec refuses unknown fields for its own Structs only, and ignores those of dataclasses.
-        expected = msgspec.to_builtins(decoded, enc_hook=str)
-        unknown = _unknown_field(value, expected)
-        if unknown is not None:
-            raise ValueError(unknown)
+    check = check_of(kind, ignore_unknown_keys=ignore_unknown_fields)
+    if check is not None:
+        check(value, "")
     return decoded
 
 
@@ -236,27 +313,6 @@ def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
         if get_origin(hint) is Literal and name in value and value[name] not in get_args(hint):
             return False
     return True
-
-
-def _unknown_field(content: Any, expected: Any, path: str = "") -> str | None:
-    """Return what is wrong with the first key of `content` that `expected` lacks, if any.
-
-    `expected` is the same value decoded and encoded again, so it has every field that its
-    dataclasses have. `path` is where both are, and ends in a dot unless it is empty.
-    """
-    if isinstance(content, dict) and isinstance(expected, Mapping):
-        for key, value in content.items():
-            if key not in expected:
-                return f"{path}{key}: unknown key; {did_you_mean(key, map(str, expected))}"
-            problem = _unknown_field(value, expected[key], f"{path}{key}.")
-            if problem is not None:
-                return problem
-    if isinstance(content, list) and isinstance(expected, Sequence):
-        for index, (value, decoded) in enumerate(zip(content, expected, strict=True)):
-            problem = _unknown_field(value, decoded, f"{path.removesuffix('.')}[{index}].")
-            if problem is not None:
-                return problem
-    return None
 
 
 def _explain(error: str, kind: Any, content: Any) -> str:

@@ -4,34 +4,65 @@ Each rank writes a RankResult when it ends, even by an error. The launcher assem
 trial's Record (`harness.launch.assemble`), which is written before any tracker is asked. Raw
 samples of every step are kept, as Series, so that every figure can be computed again.
 
+What has the right types and an intact seal may still contradict itself, if a faulty program has put
+it together. What readers rely on, such as series of equal lengths and figures that are those of
+their series, is checked where a record is read.
+
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
 measured is None, or absent, and never 0.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from harness.core.paths import write_atomically
-from harness.records.decode import FileFormat, decode_file, decode_text
+import msgspec
+
+from harness.core.paths import TrialFolder, write_atomically
+from harness.records import seal
+from harness.records.decode import (
+    FileFormat,
+    decode_content,
+    decode_file,
+    parse_json,
+    read_json,
+)
 from harness.records.environment import Environment
-from harness.records.series import Series
+from harness.records.series import Numbers, Series
 from harness.spec.cell import Profiling, Trial
+from workloads.options import Between
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
-# on has records in tests/records/schemas, which must always be readable.
-SCHEMA = "5.0"
+# on has records in tests/records/schemas, which must always be readable. 5.1 has a seal.
+SCHEMA = "5.1"
 RECORD_FORMAT = FileFormat(
     name="record",
     schema=SCHEMA,
-    remedy="harness run --force measures it again",
+    remedy="harness run --force measures it again, or delete it",
+    sealed_since=1,
 )
 # Without a schema: the same version of the harness reads it, minutes later.
-RANK_RESULT_FORMAT = FileFormat(name="rank's result")
+RANK_RESULT_FORMAT = FileFormat(
+    name="rank's result", remedy="harness run --force measures it again", sealed_since=0
+)
+RECORD_FILE = TrialFolder(Path()).record_path.name
+TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
+
+Number = Annotated[int, Between(0)]  # of anything that is counted, or counted from 0
+Attempt = Annotated[int, Between(1)]  # counted from 1
+Amount = Annotated[float, Between(0)]  # seconds, samples/s and the like
+Share = Annotated[float, Between(0, 1)]
+Moment = Annotated[float, Between(0, 2**40)]  # seconds since the epoch; clocks may be wrong
+
+# The figures of a summary that the times of its steps come to, and by how much they may differ:
+# another version of NumPy adds in another order.
+WINDOW_FIGURES = ("throughput", "step_p50", "step_p90", "step_p99")
+TOLERANCE = 1e-6
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -49,11 +80,11 @@ class Failure:
     # ControllerDown.
     kind: str
     message: str  # one line
-    rank: int | None = None  # None where the cause is no single rank
+    rank: Number | None = None  # None where the cause is no single rank
     host: str | None = None  # where the rank ran
     log: str | None = None  # the log to look into; path relative to the trial's folder
     traceback: str | None = None  # the end of Python's, if it is long
-    at: float = 0.0  # when it happened, seconds since the epoch
+    at: Moment = 0.0  # when it happened, seconds since the epoch
 
     @property
     def bad_node(self) -> str | None:
@@ -75,10 +106,10 @@ class Failure:
 class Evaluation:
     """The test set's metrics after `step` optimizer steps."""
 
-    step: int  # optimizer steps so far
-    epoch: float  # the same in epochs
+    step: Number  # optimizer steps so far
+    epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
-    seconds: float  # that the evaluation took
+    seconds: Amount  # that the evaluation took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,36 +132,36 @@ class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
     target: Target
-    steps_per_epoch: int  # optimizer steps
-    parameter_count: int  # of the whole model, also where ranks hold shards
-    flops_per_sample: float  # of forward and backward, as the workload states them
+    steps_per_epoch: Number  # optimizer steps
+    parameter_count: Number  # of the whole model, also where ranks hold shards
+    flops_per_sample: Amount  # of forward and backward, as the workload states them
     evaluations: Sequence[Evaluation]  # in their order
     parameter_digest: str  # of the parameters at the end
     environment: Environment
     # Of the best evaluation; path relative to the trial's folder. None where none was saved.
     checkpoint: str | None = None
     # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
-    bytes_per_sample: float | None = None
+    bytes_per_sample: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """What torch.compile did at one rank."""
 
-    graphs: int  # that were compiled
-    graph_breaks: Mapping[str, int]  # reason -> how often
-    recompiles: int  # because a guard failed, such as another shape
-    seconds: float  # that compiling took
-    cache_hits: int  # graphs whose code was in Inductor's cache
-    cache_misses: int
+    graphs: Number  # that were compiled
+    graph_breaks: Mapping[str, Number]  # reason -> how often
+    recompiles: Number  # because a guard failed, such as another shape
+    seconds: Amount  # that compiling took
+    cache_hits: Number  # graphs whose code was in Inductor's cache
+    cache_misses: Number
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
     """What the loss scaling of fp16 did at one rank."""
 
-    scale: float  # at the end
-    skipped_steps: int  # whose gradients were not finite
+    scale: Amount  # at the end
+    skipped_steps: Number  # whose gradients were not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +174,16 @@ class Telemetry:
     enough for the GPU's energy counter (`harness.measure.telemetry.METERED`).
     """
 
-    seconds: float  # of the segments
-    steps: int  # optimizer steps in the segments
+    seconds: Amount  # of the segments
+    steps: Number  # optimizer steps in the segments
     sample_times: Series  # seconds since the epoch
     # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
     # in gpu_power_w; those without one are shares.
     readings: Mapping[str, Series]
     shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
     joules: float | None = None  # None where the GPU has no energy counter
-    metered_steps: int = 0  # optimizer steps that `joules` were spent on
-    throttled: Mapping[str, float] | None = None  # reason -> share of samples; None where unknown
+    metered_steps: Number = 0  # optimizer steps that `joules` were spent on
+    throttled: Mapping[str, Share] | None = None  # reason -> share of samples; None where unknown
     # Processes of others on the GPU, as in "pid 123 python"; None where unknown.
     foreign_processes: Sequence[str] | None = None
     errors: Mapping[str, str] = field(default_factory=dict)  # reading -> the first error it raised
@@ -162,11 +193,11 @@ class Telemetry:
 class Interruption:
     """Where an attempt ended and the next one resumed."""
 
-    step: int  # optimizer steps done
-    at: float  # when the checkpoint was begun, seconds since the epoch
+    step: Number  # optimizer steps done
+    at: Moment  # when the checkpoint was begun, seconds since the epoch
     signal: str | None  # that asked for the checkpoint; None if the attempt ended otherwise, later
     # Until training could go on, with whatever was trained after the checkpoint.
-    lost_seconds: float
+    lost_seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,23 +208,26 @@ class RankResult:
     series of the steps that it trained; the rest is only known at the end.
     """
 
-    rank: int  # over all nodes
+    rank: Number  # over all nodes
     host: str  # the name of its machine
-    pid: int
-    entered_at: float  # when the worker's code began, seconds since the epoch
+    pid: Number
+    entered_at: Moment  # when the worker's code began, seconds since the epoch
     failure: Failure | None = None  # what it raised, None if it got to the end
     loss: Series | None = None  # this rank's mean loss at each step
     step_seconds: Series | None = None  # of each step since the start, earlier attempts included
     step_phases: Mapping[str, Series] = field(default_factory=dict)  # phase -> seconds of each step
     elapsed: float | None = None  # seconds of its clock between two moments that all ranks share
     interruptions: Sequence[Interruption] = ()
-    order_sums: Sequence[int] = (0, 0)  # of the samples that it saw; see `harness.training.order`
+    order_sums: Sequence[Number] = (
+        0,
+        0,
+    )  # of the samples that it saw; see `harness.training.order`
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     telemetry: Telemetry | None = None
-    loader_workers: int = 0  # that delivered batches
+    loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, Number] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks
 
@@ -202,7 +236,7 @@ class RankResult:
 class SlowestRank:
     """The rank that the others waited for."""
 
-    rank: int
+    rank: Number
     host: str
     skew: float  # mean share of its time that another rank spent waiting for it
 
@@ -215,22 +249,24 @@ class Summary:
     state are taken off. A step takes as long as it takes the slowest rank.
     """
 
-    throughput: float | None  # samples/s over all ranks, in the measured window
-    window_start: int | None  # first step of the window, counted from 0
-    window_steps: int  # how many steps it has; after an interruption they are not all consecutive
+    throughput: Amount | None  # samples/s over all ranks, in the measured window
+    window_start: Number | None  # first step of the window, counted from 0
+    window_steps: (
+        Number  # how many steps it has; after an interruption they are not all consecutive
+    )
     # Whether steady state was reached; None if there were too few steps to tell.
     settled: bool | None
-    step_p50: float | None  # the median time of a step in the window, seconds
-    step_p90: float | None  # seconds
-    step_p99: float | None  # seconds
+    step_p50: Amount | None  # the median time of a step in the window, seconds
+    step_p90: Amount | None  # seconds
+    step_p99: Amount | None  # seconds
     shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
     slowest: SlowestRank | None  # None for one rank, and where communication can't be told apart
     final_loss: float | None  # mean over ranks, in training, of the last step
     final_metric: float | None  # the target metric at the last evaluation
     best_metric: float | None  # and at the best one
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
-    mfu: float | None = None
-    mfu_measured: float | None = None  # the same of the peak that `harness peak` measured
+    mfu: Amount | None = None
+    mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,10 +279,10 @@ class RunSettings:
     sweep_file: str  # the path of it, which may have changed since
     base_folder: str  # the folder that file names of user workloads are relative to
     seeds: Sequence[int]  # of the sweep; workloads may have others
-    repeats: int  # trials of each cell and seed
+    repeats: Attempt  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
     profiling: Profiling | None  # None: no trace
-    timeout: float  # seconds that the trial could take
+    timeout: Amount  # seconds that the trial could take
     launcher: Literal["torchrun", "slurm"]
     device: Literal["auto", "cpu", "cuda"]
     # Keys of the cluster profile that differ from their defaults, variables of the ranks included;
@@ -266,9 +302,9 @@ class Record:
     sweep: str  # the sweep's name
     trial: Trial  # with its whole cell, so that the record can be read without the sweep
     status: Status
-    attempt: int  # counted from 1
-    started: float  # seconds since the epoch
-    ended: float  # seconds since the epoch
+    attempt: Attempt  # counted from 1
+    started: Moment  # seconds since the epoch
+    ended: Moment  # seconds since the epoch
     failure: Failure | None
     violations: Sequence[str]  # the validity rules that it broke, and by how much
     previous_failures: Sequence[Failure]  # of the attempts before this one
@@ -291,37 +327,341 @@ class Record:
 
 
 def write_record(path: Path, record: Record | RankResult) -> None:
-    """Write a record, or a rank's part of one; raises ValueError for numbers that JSON can't hold.
+    """Write a record, or a rank's part of one, sealed; raises ValueError for what JSON can't hold.
 
     NaN may well occur in a Series, whose bytes are encoded. Anywhere else it would be a figure that
     readers take for a measurement.
     """
-    write_atomically(path, json.dumps(asdict(record), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, seal.sealed_text(asdict(record)))
 
 
 def read_record(path: Path) -> Record:
     """Read a record.
 
-    Raises BadInput for a file that is missing, incomplete or of another major schema.
+    Raises BadFile for a file that is missing, incomplete, of another major schema or changed after
+    it was written, for figures that its own series contradict, and for the record of another trial
+    than its folder is named after.
     """
-    return decode_file(Record, path, RECORD_FORMAT)
+    return _checked_record(read_json(path, RECORD_FORMAT), path)
 
 
 def read_record_if_exists(path: Path) -> Record | None:
-    """Read a record, None where there is no file; raises BadInput as `read_record` does."""
+    """Read a record, None where there is no file; raises BadFile as `read_record` does."""
     if not path.exists():
         return None
     return read_record(path)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordHeader:
+    """What a record says of how its trial went, without what it measured."""
+
+    trial: Trial
+    status: Status
+    attempt: Attempt
+    started: Moment
+    ended: Moment
+    failure: Failure | None
+    violations: Sequence[str]
+    previous_failures: Sequence[Failure]
+
+
+HEADER_FIELDS = [header_field.name for header_field in fields(RecordHeader)]
+
+
+def read_record_header(path: Path) -> RecordHeader:
+    """Read the header of a record; raises BadFile as `read_record` does.
+
+    The seal covers the whole record, so that a record that has one need not be decoded further,
+    and no figure of the header depends on its series.
+    """
+    content = read_json(path, RECORD_FORMAT)
+    if not isinstance(content, dict) or seal.KEY not in content:
+        record = _checked_record(content, path)
+        return RecordHeader(**{name: getattr(record, name) for name in HEADER_FIELDS})
+    header = decode_content(RecordHeader, content, str(path), RECORD_FORMAT, is_part=True)
+    problem = _misplacement(header.trial, path)
+    if problem is not None:
+        raise RECORD_FORMAT.error(path, f"not a valid record: {problem}")
+    return header
+
+
 def parse_record(text: str, source: str) -> Record:
-    """Decode the text of a record, such as one from MLflow; raises BadInput as `read_record` does.
+    """Decode the text of a record, such as one from MLflow; raises BadFile as `read_record` does.
 
     `source` is what errors call the text.
     """
-    return decode_text(Record, text, source, RECORD_FORMAT)
+    return _checked_record(parse_json(text, source, RECORD_FORMAT), source)
+
+
+def _checked_record(content: Any, source: Path | str) -> Record:
+    """Return a record that agrees with itself and with its folder; raises BadFile."""
+    record = decode_content(Record, content, str(source), RECORD_FORMAT)
+    try:
+        problem = _inconsistency(record) or _misplacement(record.trial, source)
+    except ValueError as error:  # a series that is damaged
+        problem = str(error)
+    if problem is not None:
+        raise RECORD_FORMAT.error(source, f"not a valid record: {problem}")
+    return record
+
+
+def _misplacement(trial: Trial, source: Path | str) -> str | None:
+    """Return whether the record of a trial lies in the folder of another one, None if not.
+
+    A record may lie anywhere else, as in a folder of records that somebody has collected.
+    """
+    if not isinstance(source, Path) or source.name != RECORD_FILE:
+        return None
+    folder = source.absolute().parent.name
+    if folder == trial.id or not TRIAL_ID.fullmatch(folder):
+        return None
+    return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
+
+
+def reseal(text: str) -> str:
+    """Return the text of a record with a seal of its present content.
+
+    For whoever changes a copy of a record for a reason, such as taking secrets out of it.
+    """
+    return seal.sealed_text(msgspec.json.decode(text))
 
 
 def read_rank_result(path: Path) -> RankResult:
-    """Read what one rank left; raises BadInput for a file that is missing or incomplete."""
-    return decode_file(RankResult, path, RANK_RESULT_FORMAT)
+    """Read what one rank left.
+
+    Raises BadFile for a file that is missing, incomplete or changed after it was written.
+    """
+    result = decode_file(RankResult, path, RANK_RESULT_FORMAT)
+    try:
+        problem = _rank_inconsistency(result)
+    except ValueError as error:  # a series that is damaged
+        problem = str(error)
+    if problem is not None:
+        raise RANK_RESULT_FORMAT.error(path, f"not a valid rank's result: {problem}")
+    return result
+
+
+def _inconsistency(record: Record) -> str | None:
+    """Return the first contradiction in a record as `KEY: found …; allowed: …`, None without any.
+
+    Raises ValueError for a series that is damaged.
+    """
+    problem = _status_problem(record) or _rank_problem(record)
+    if problem is not None or record.summary is None:
+        return problem
+    for check in (_length_problem, _evaluation_problem, _loss_problem, _window_problem):
+        problem = check(record)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _status_problem(record: Record) -> str | None:
+    """Return what a record with such a status can't have, or must have."""
+    is_complete = record.status in ("done", "invalid")
+    required = {
+        "summary": is_complete,
+        "loss": is_complete,
+        "order_digest": is_complete,
+        "failure": not is_complete,
+    }
+    for key, is_required in required.items():
+        if (getattr(record, key) is not None) != is_required:
+            state = "nothing" if is_required else "something"
+            return f"{key}: found {state} in a trial that is {record.status}"
+    if is_complete and record.rank0 is None:
+        return f"rank0: found nothing in a trial that is {record.status}"
+    if bool(record.violations) != (record.status == "invalid"):
+        count = len(record.violations)
+        return f"violations: found {count} in a trial that is {record.status}"
+    return None
+
+
+def _rank_problem(record: Record) -> str | None:
+    """Return which ranks are missing, double or none of the trial's."""
+    world_size = record.trial.cell.axes.world_size
+    ranks = [result.rank for result in record.ranks]
+    if record.summary is not None and ranks != list(range(world_size)):
+        return f"ranks: found {_listed(ranks)}; allowed: all {world_size} of them, in order"
+    if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
+        return f"ranks: found {_listed(ranks)}; allowed: each of {world_size} once, in order"
+    for index, result in enumerate(record.ranks):
+        problem = _rank_inconsistency(result)
+        if problem is not None:
+            return f"ranks[{index}].{problem}"
+    return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks in a line."""
+    return ", ".join(map(str, ranks)) or "none"
+
+
+def _rank_inconsistency(result: RankResult) -> str | None:
+    """Return the first contradiction in what one rank left, None without any.
+
+    Raises ValueError for a series that is damaged.
+    """
+    for series in (result.loss, result.step_seconds, *result.step_phases.values()):
+        if series is not None:
+            series.unpack()
+    if result.telemetry is not None:
+        return _telemetry_problem(result.telemetry)
+    return None
+
+
+def _telemetry_problem(telemetry: Telemetry) -> str | None:
+    """Return which reading has another number of samples than there were, or which steps miss."""
+    samples = len(telemetry.sample_times.unpack())
+    for name, series in telemetry.readings.items():
+        if len(series.unpack()) != samples:
+            found = f"found {series.count} numbers; allowed: {samples}, as of sample_times"
+            return f"telemetry.readings.{name}: {found}"
+    if telemetry.joules is not None and telemetry.metered_steps == 0:
+        return "telemetry.metered_steps: found 0; allowed: those that the joules were spent on"
+    return None
+
+
+def _length_problem(record: Record) -> str | None:
+    """Return which series has another length than the trial of a complete record."""
+    assert record.rank0 is not None
+    assert record.loss is not None
+    steps = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    counts = {"loss": record.loss.count}
+    for index, result in enumerate(record.ranks):
+        series = {"loss": result.loss, "step_seconds": result.step_seconds}
+        for phase, seconds in result.step_phases.items():
+            series[f"step_phases.{phase}"] = seconds
+        for key, numbers in series.items():
+            counts[f"ranks[{index}].{key}"] = 0 if numbers is None else numbers.count
+    for key, count in counts.items():
+        if count != steps:
+            return f"{key}: found {count} steps; allowed: the {steps} of the trial"
+    for index, result in enumerate(record.ranks):
+        if any(interruption.step > steps for interruption in result.interruptions):
+            return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
+    return None
+
+
+def _evaluation_problem(record: Record) -> str | None:
+    """Return which evaluation does not fit the trial, or which figure does not fit them."""
+    assert record.rank0 is not None
+    assert record.summary is not None
+    target = record.rank0.target
+    evaluations = record.rank0.evaluations
+    last_step = 0
+    for index, evaluation in enumerate(evaluations):
+        key = f"rank0.evaluations[{index}]"
+        if target.name not in evaluation.metrics:
+            return f"{key}.metrics.{target.name}: missing; it is the target metric"
+        assert record.loss is not None
+        if not last_step <= evaluation.step <= record.loss.count:
+            return f"{key}.step: found {evaluation.step}; allowed: {last_step} to the last one"
+        last_step = evaluation.step
+    best = target.best(evaluations)
+    if best is None:
+        return None
+    figures = {
+        "final_metric": evaluations[-1].metrics[target.name],
+        "best_metric": best.metrics[target.name],
+    }
+    return _first_difference(record.summary, figures)
+
+
+def _loss_problem(record: Record) -> str | None:
+    """Return whether the losses of the trial are not the means of those of its ranks."""
+    import numpy as np
+
+    assert record.loss is not None
+    assert record.summary is not None
+    losses = record.loss.unpack()
+    of_ranks = [result.loss.unpack() for result in record.ranks if result.loss is not None]
+    means = np.stack(of_ranks).mean(axis=0, dtype=np.float64)
+    # Most often they are equal to the last bit, which is seen ten times as fast.
+    is_equal = np.array_equal(losses, means)
+    if not is_equal and not np.allclose(losses, means, rtol=TOLERANCE, atol=0, equal_nan=True):
+        return "loss: found other numbers than the means of its ranks' losses"
+    if not len(losses):
+        return None
+    return _first_difference(record.summary, {"final_loss": float(losses[-1])})
+
+
+def _window_problem(record: Record) -> str | None:
+    """Return which figure of the measured window is not what the times of its steps come to.
+
+    Where the trial was interrupted, the window has gaps that the record does not list, and only its
+    size is checked.
+    """
+    summary = record.summary
+    assert summary is not None
+    assert record.loss is not None
+    steps = record.loss.count
+    start = summary.window_start
+    if start is None:
+        return _first_difference(summary, dict.fromkeys(WINDOW_FIGURES))
+    if start + summary.window_steps > steps:
+        found = f"found {summary.window_steps} from step {start} on"
+        return f"summary.window_steps: {found}; allowed: up to the last step, {steps}"
+    if any(result.interruptions for result in record.ranks):
+        return None
+    if start + summary.window_steps < steps:
+        found = f"found {summary.window_steps} from step {start} on"
+        return f"summary.window_steps: {found}; allowed: all up to the last step, {steps}"
+    return _first_difference(summary, _window_figures(record, start)) or _share_problem(
+        record, start
+    )
+
+
+def _window_figures(record: Record, start: int) -> dict[str, float | None]:
+    """Return the figures of the steps from `start` on, by their names in the summary."""
+    import numpy as np
+
+    seconds = _window_seconds([result.step_seconds for result in record.ranks], start)
+    ordered = np.sort(seconds.max(axis=0))
+    # As np.percentile has them, in a third of its time.
+    positions = np.array((0.5, 0.9, 0.99)) * (len(ordered) - 1)
+    percentiles = np.interp(positions, np.arange(len(ordered)), ordered)
+    samples = seconds.shape[1] * record.trial.cell.axes.batch_size
+    figures = (samples / seconds.sum(axis=1).max(), *percentiles)
+    return {name: float(figure) for name, figure in zip(WINDOW_FIGURES, figures, strict=True)}
+
+
+def _share_problem(record: Record, start: int) -> str | None:
+    """Return which phase of a step has another share of the window than its series come to."""
+    import numpy as np
+
+    assert record.summary is not None
+    phases = record.ranks[0].step_phases
+    shares = record.summary.shares
+    if set(shares) != set(phases):
+        return f"summary.shares: found {', '.join(shares)}; allowed: {', '.join(phases)}"
+    total = _window_seconds([result.step_seconds for result in record.ranks], start).sum()
+    for name, share in shares.items():
+        seconds = _window_seconds([result.step_phases.get(name) for result in record.ranks], start)
+        expected = float(seconds.sum(dtype=np.float64) / total)
+        if not math.isclose(share, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return f"summary.shares.{name}: found {share}; allowed: {expected}, as of its series"
+    return None
+
+
+def _window_seconds(series: Sequence[Series | None], start: int) -> Numbers:
+    """Return the seconds from step `start` on, shape (ranks, steps)."""
+    import numpy as np
+
+    rows = [numbers.unpack()[start:] for numbers in series if numbers is not None]
+    return np.stack(rows)
+
+
+def _first_difference(summary: Summary, figures: Mapping[str, float | None]) -> str | None:
+    """Return which figure of a summary is another one than that which its trial's series give."""
+    for name, expected in figures.items():
+        figure = getattr(summary, name)
+        if figure is None or expected is None:
+            is_equal = figure is expected
+        else:
+            is_equal = math.isclose(figure, expected, rel_tol=TOLERANCE)
+        if not is_equal:
+            allowed = "nothing" if expected is None else f"{expected}"
+            return f"summary.{name}: found {figure}; allowed: {allowed}, as of its series"
+    return None

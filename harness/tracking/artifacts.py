@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness.core.paths import TrialFolder
-from harness.records.record import Record
+from harness.records.record import Record, reseal
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
@@ -32,7 +32,10 @@ def collect_files(
     them.
     """
     text = trial_folder.record_path.read_text(encoding="utf-8")
-    (target / RECORD_FILE).write_text(clean(text), encoding="utf-8")
+    cleaned = clean(text)
+    if cleaned != text:
+        cleaned = reseal(cleaned)  # or `recall` would take it for a record that somebody changed
+    (target / RECORD_FILE).write_text(cleaned, encoding="utf-8")
     if record.rank0:
         text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.record import SCHEMA
+from harness.records.seal import sealed_text
 from tests.bad_input.refusals import GOOD, check, refused
 from tests.support.commands import harness
 
@@ -45,9 +46,13 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
             "schema: found 4; allowed: 5.x; an older version of the harness wrote it: ",
         ),
         ("[]", "schema: found null; allowed: 5.x; harness run --force measures it again"),
-        (f'{{"schema": "{SCHEMA}"}}', "not a valid record: sweep: missing; it has no default"),
+        (f'{{"schema": "{SCHEMA}"}}', "seal: found null; allowed: "),
+        (
+            sealed_text({"schema": SCHEMA}),
+            "not a valid record: sweep: missing; it has no default; harness run --force",
+        ),
     ],
-    ids=["truncated", "newer schema", "older schema", "list", "incomplete"],
+    ids=["truncated", "newer schema", "older schema", "list", "unsealed", "incomplete"],
 )
 def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
     from harness.spec import sweep as spec

@@ -21,6 +21,7 @@ from harness.core.paths import Results, safe_folder_name, write_atomically
 from harness.records import record as records
 from harness.records.decode import decode_value
 from harness.records.record import Evaluation, RankResult, Target
+from harness.records.seal import sealed_text
 from harness.records.series import Numbers, Series
 from tests.factories import make_cell, make_record
 
@@ -62,7 +63,7 @@ class TestSeries:
         assert decode_value(Series, json.loads(text)) == packed
 
     def test_that_lacks_numbers_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="a series of 3 numbers says that it has 4"):
+        with pytest.raises(ValueError, match="a series of 4 numbers has 3"):
             replace(Series.pack(np.arange(3.0)), count=4).unpack()
 
 
@@ -109,7 +110,7 @@ class TestRecord:
         records.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)
-        path.write_text(json.dumps(content), encoding="utf-8")
+        path.write_text(sealed_text(content), encoding="utf-8")
         with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: not a valid record: "):
             records.read_record(path)
 
@@ -135,7 +136,7 @@ class TestRecord:
         write_atomically(path, '{"rank": 0, ')
         with pytest.raises(BadInput, match="can't be read as a rank's result"):
             records.read_rank_result(path)
-        write_atomically(path, '{"rank": 0}')
+        write_atomically(path, sealed_text({"rank": 0}))
         with pytest.raises(BadInput, match="not a valid rank's result"):
             records.read_rank_result(path)
 

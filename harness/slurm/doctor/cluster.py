@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.errors import BadInput, HarnessError, last_log_line, one_line
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import module_command
+from harness.core.logs import last_log_line
 from harness.core.paths import Results
 from harness.core.slurm_environment import client_variables
 from harness.slurm import queue as queues

@@ -1,0 +1,83 @@
+"""Opens and reads logs, which programs of users write and which may be of any size.
+
+A log is read only if it is a regular file that lies where it seems to: whoever may write into a
+folder of results could put a link there that leads to a file of the reader's, and a report or
+MLflow would publish that one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.core.errors import one_line
+from harness.core.redaction import scrub
+
+TAIL_BYTES = 2**16  # of a log's end that are read to show its last lines
+# Without NONBLOCK, opening a named pipe that nobody writes to would wait for ever.
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_below(folder: Path, relative: Path | str) -> BinaryIO:
+    """Open a regular file below a folder for reading, through no link on the way down.
+
+    The folder itself may be reached through links. Raises OSError, also for a path that leads out
+    of the folder.
+    """
+    *folders, name = Path(relative).parts or ("",)
+    if Path(relative).is_absolute() or ".." in (*folders, name):
+        raise PermissionError(errno.EPERM, f"leads out of {folder}")
+    descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        for part in folders:
+            flags = READ_FLAGS | os.O_DIRECTORY
+            descriptors.append(os.open(part, flags, dir_fd=descriptors[-1]))
+        file = os.fdopen(os.open(name, READ_FLAGS, dir_fd=descriptors[-1]), "rb")
+    except OSError as error:
+        # Linux says "Too many levels of symbolic links" of the first link, or "Not a directory".
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise PermissionError(errno.EPERM, "is no file, or reached through a link") from None
+        raise
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise PermissionError(errno.EPERM, "is no regular file")
+    return file
+
+
+def open_log(log: Path) -> BinaryIO:
+    """Open a log for reading if neither it nor its folder is a link; raises OSError."""
+    path = log.absolute()
+    return open_below(path.parent.parent, Path(path.parent.name, path.name))
+
+
+def read_tail(file: BinaryIO, limit: int = TAIL_BYTES) -> str:
+    """Return the last `limit` bytes of a file, without reading what is before them.
+
+    Bytes that are no UTF-8 are replaced: a process that dies may leave half a character.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - limit))
+    return file.read(limit).decode("utf-8", errors="replace")
+
+
+def last_log_line(log: Path) -> str:
+    """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
+
+    torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
+    be read. Secrets are removed from the line, because it goes into records and messages.
+    """
+    try:
+        with open_log(log) as file:
+            lines = read_tail(file).splitlines()
+    except OSError:
+        return "none"
+    for line in reversed(lines):
+        if line.strip(" =-"):
+            return one_line(scrub(line))
+    return "none"

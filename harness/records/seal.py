@@ -1,0 +1,43 @@
+"""Seals: digests by which every reader of a file notices that its content was changed.
+
+A sealed file is a JSON object with a key `seal`. Its value is the SHA-256 of all other keys, encoded
+as MessagePack with sorted keys. Unlike JSON, MessagePack has one form for each number, so that the
+digest depends on no library's way to print a fraction; spaces and the order of keys do not count.
+
+A seal protects from damage and from changes by hand. It is no signature: whoever can run this module
+can seal anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+KEY = "seal"
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object in hexadecimal; its own seal does not count."""
+    unsealed = {key: value for key, value in content.items() if key != KEY}
+    try:
+        encoded = msgspec.msgpack.encode(unsealed, order="sorted")
+    except OverflowError:  # MessagePack has no whole numbers beyond 64 bits
+        encoded = json.dumps(unsealed, sort_keys=True).encode()
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def sealed_text(content: Mapping[str, Any]) -> str:
+    """Return the text of a sealed JSON file; raises ValueError for numbers that JSON can't hold.
+
+    Paths and other values that JSON does not know are written as text. Half a surrogate pair, as in
+    the names of files that are no UTF-8, is replaced by a question mark: no reader accepts one.
+    """
+    text = json.dumps(content, allow_nan=False, default=str, ensure_ascii=False)
+    # What readers will get: keys of objects as text, and tuples as lists.
+    plain = msgspec.json.decode(text.encode("utf-8", errors="replace"))
+    plain[KEY] = digest_of(plain)
+    return json.dumps(plain, indent=1) + "\n"
