@@ -341,6 +341,10 @@ class TrialReporter:
         markup = trial_line(record, folder, self.finished_count, self.planned_count)
         self.print_line(from_markup(markup).plain)
 
+    def on_message(self, text: str) -> None:
+        """Print it as a line of its own."""
+        self.print_line(f"harness: {text}")
+
     def print_line(self, text: str) -> None:
         """Print a line of its own.
 

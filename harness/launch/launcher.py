@@ -35,6 +35,12 @@ class Launcher(Protocol):
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start such a command as the leader of a process group, with its output added to `log`."""
 
+    def interrupt(self, process: Process) -> None:
+        """Ask the ranks of a command that was started to save their state and stop.
+
+        A process that has only just been started may miss it.
+        """
+
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why ranks ended, as far as the launcher alone knows, the first cause first.
 

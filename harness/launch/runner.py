@@ -29,7 +29,6 @@ from harness.records.settings import run_settings
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
-from harness.training.interruption import SIGNAL
 
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
@@ -64,6 +63,9 @@ class TrialListener(Protocol):
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """A trial has ended, and its record is on disk."""
+
+    def on_message(self, text: str) -> None:
+        """The user should know why nothing seems to happen; `text` is a sentence."""
 
 
 def never_stop() -> str | None:
@@ -198,7 +200,7 @@ class Runner:
         process = self.launcher.start(command, variables, folder.launch_log)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         try:
-            ended_by = self._wait(process, folder, trial, started + self.sweep.timeout)
+            ended_by = self._wait(process, folder, trial)
         finally:
             end_process_group(process)
         output = redact_text(_launcher_output(folder, log_start), self.secrets)
@@ -270,14 +272,13 @@ class Runner:
             mlflow=metadata.version("mlflow"),
         )
 
-    def _wait(
-        self, process: Process, folder: TrialFolder, trial: Trial, deadline: float
-    ) -> Failure | None:
-        """Wait until the ranks have ended or the deadline has passed, which is a failure.
+    def _wait(self, process: Process, folder: TrialFolder, trial: Trial) -> Failure | None:
+        """Wait until the ranks have ended or the sweep's time-out has passed, which is a failure.
 
         Tells the ranks to stop if there is a reason.
         """
-        signaled_at = 0.0
+        deadline = time.monotonic() + self.sweep.timeout
+        next_signal: float | None = None  # on the monotonic clock; None before the first
         while True:
             try:
                 process.wait(self.poll_seconds)
@@ -285,11 +286,13 @@ class Runner:
             except subprocess.TimeoutExpired:
                 progress = read_progress(folder)
                 self.listener.on_trial_progress(trial, progress)
+            now = time.monotonic()
+            reason = self.stop_reason()
             # The signal is repeated because a launcher that has just been started may miss it.
-            if self.stop_reason() and time.time() > signaled_at + SIGNAL_INTERVAL:
-                signaled_at = time.time()
-                process.send_signal(SIGNAL)
-            if time.time() > deadline:
+            if reason and (next_signal is None or now > next_signal):
+                next_signal = now + SIGNAL_INTERVAL
+                self.launcher.interrupt(process)
+            if now > deadline:
                 return _timeout_failure(folder, progress)
 
 

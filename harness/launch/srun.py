@@ -20,6 +20,7 @@ from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import rank_variables
 from harness.records.record import Failure
+from harness.training.interruption import SIGNAL
 
 # What srun and slurmstepd print when a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")
@@ -103,6 +104,10 @@ class Srun:
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start srun, with its output added to `log`."""
         return start_session(arguments, variables, log)
+
+    def interrupt(self, process: Process) -> None:
+        """Send the signal to srun, which passes it on to all tasks."""
+        process.send_signal(SIGNAL)
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why the step ended, from what srun printed."""

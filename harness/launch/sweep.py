@@ -9,6 +9,7 @@ from typing import Literal
 from harness.core.paths import SweepFolder
 from harness.hardware import machine
 from harness.launch import forkserver
+from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.torchrun import Torchrun
 from harness.records.record import Record, Status, read_record_if_exists
@@ -74,11 +75,12 @@ def run(
     resumes at once, as often as `Runner.resumes` says. `check` is called once no other process can
     begin this sweep, and may raise what forbids it.
 
-    Raises BadInput if another process runs this sweep. On KeyboardInterrupt the running trial's
-    processes are ended and it gets no record.
+    Raises BadInput if another process runs this sweep. After Ctrl-C, the running trial saves its
+    state and gets a record as an interrupted one, before KeyboardInterrupt is raised. After a
+    second Ctrl-C, its processes are ended at once and it gets no record.
     """
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    with lock(folder):
+    with lock(folder), deferred_interrupts(listener.on_message) as stop_reason:
         check(folder)
         planned = plan(sweep, folder, redo)
         write_spec(sweep, folder)
@@ -90,6 +92,7 @@ def run(
             launcher=Torchrun(environment=profile.environment, fork=fork),
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
+            stop_reason=stop_reason,
         )
         records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):

@@ -8,8 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
@@ -64,6 +67,15 @@ class Torchrun:
         if self.fork:
             return forkserver.start_worker(arguments, variables, log)
         return start_session(arguments, {**variables, **parent_variables()}, log)
+
+    def interrupt(self, process: Process) -> None:
+        """Send the signal to the ranks, which are the children of the process in either case.
+
+        They inherit a mask that blocks it, so it can't end one that has only just been started.
+        """
+        with suppress(psutil.NoSuchProcess):
+            for rank in psutil.Process(process.pid).children():
+                rank.send_signal(SIGNAL)
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return a failure of each rank that was killed or exited by itself.

@@ -458,6 +458,10 @@ class JobListener:
         suffix = f": {one_line(reason)}" if reason else ""
         log(f"{record.trial.id} {record.status}{suffix}")
 
+    def on_message(self, text: str) -> None:
+        """Log what the runner has to say."""
+        log(text)
+
 
 def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
     """Have Slurm requeue this job, once its controller answers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,7 +20,8 @@ from harness.launch.runner import Runner
 from harness.records.assignment import Assignment
 from harness.records.record import Record, read_rank_result
 from harness.spec import sweep as spec
-from tests.support.running import line_sweep, run
+from harness.spec.cell import Trial
+from tests.support.running import RecordCollector, line_sweep, processes_below, run
 
 pytestmark = pytest.mark.distributed
 
@@ -96,6 +98,43 @@ def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(tmp_path: 
     resumed = run_trial(tmp_path / "resumed", axes, "5", crossed=True)
     assert [interruption.signal for interruption in resumed.ranks[0].interruptions] == ["SIGUSR2"]
     assert resumed.loss == whole.loss
+
+
+@pytest.mark.parametrize("forkserver", [True, False], ids=["forked", "torchrun"])
+def test_a_trial_saves_on_ctrl_c_and_resumes_with_the_next_run(
+    tmp_path: Path, forkserver: bool
+) -> None:
+    entry = {"options": {"step_seconds": 0.1}, "axes": {"strategy": "ddp", "world_size": 2}}
+    path = line_sweep(tmp_path, {"line": entry}, length={"steps": STEPS})
+    listener = InterruptAfter(steps=8)
+    with pytest.raises(KeyboardInterrupt):
+        run(path, forkserver=forkserver, listener=listener)
+    (interrupted,) = listener.records
+    assert interrupted.status == "interrupted"
+    assert interrupted.failure is not None
+    assert interrupted.failure.message.startswith("Ctrl-C: SIGUSR2 after step ")
+    assert len(listener.messages) == 1
+    (record,) = run(path, forkserver=forkserver)
+    assert (record.status, record.attempt) == ("done", 2)
+    (interruption,) = record.ranks[0].interruptions
+    assert interruption.step >= 8
+    assert processes_below(tmp_path) == []
+
+
+class InterruptAfter(RecordCollector):
+    """A listener at which somebody presses Ctrl-C once a trial has done so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.messages: list[str] = []
+
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
+        if progress.get("step", 0) >= self.steps and not self.messages:
+            signal.raise_signal(signal.SIGINT)
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
 
 
 def test_a_rank_started_by_hand_ends_with_its_own_exit_code(tmp_path: Path) -> None:

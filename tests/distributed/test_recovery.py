@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from harness.core.paths import Results, TrialFolder
+from harness.launch.interrupt import SAME_REQUEST
 from harness.launch.runner import read_progress
 from harness.records.record import read_record
 from harness.spec import sweep as spec
@@ -94,6 +95,13 @@ def running(
         process.communicate()
 
 
+def interrupt_twice(harness: subprocess.Popen[str]) -> None:
+    """Press Ctrl-C, and once more when that was announced to be of use."""
+    harness.send_signal(signal.SIGINT)
+    time.sleep(SAME_REQUEST + 0.5)
+    harness.send_signal(signal.SIGINT)
+
+
 def reached(trial: TrialFolder, since: float) -> int:
     """The step that the trial has told of; 0 if it has told nothing since then."""
     told = read_progress(trial)
@@ -129,7 +137,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
         os.kill(forkserver, signal.SIGKILL)
         killed = time.time()
         wait_until(lambda: reached(second, killed) > 0)
-        harness.send_signal(signal.SIGINT)
+        interrupt_twice(harness)
         harness.communicate(timeout=30)
     assert failure_kind(first) == "Lost"
 
@@ -143,8 +151,8 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
         harness.wait()
     wait_until(lambda: processes_below(tmp_path) == [], 15)
 
-    with running(sweep, first) as harness:  # Ctrl-C
-        harness.send_signal(signal.SIGINT)
+    with running(sweep, first) as harness:  # Ctrl-C while a rank hangs, so that it can't save
+        interrupt_twice(harness)
         output = harness.communicate(timeout=30)[0]
         assert harness.returncode == 130
         assert "run the same command again" in output

@@ -13,6 +13,7 @@ import yaml
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import sweep as runner
+from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
@@ -39,6 +40,8 @@ class RecordCollector:
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         self.records.append(record)
 
+    def on_message(self, text: str) -> None: ...
+
 
 def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys: Any) -> Path:
     """Write a sweep file of variants of the test workload and return its path.
@@ -60,6 +63,7 @@ def run(
     redo: runner.Redo = "failed",
     forkserver: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
+    listener: TrialListener | None = None,
 ) -> list[Record]:
     """Run the pending trials of a sweep on this machine and return the records of all its trials."""
     sweep = spec.load_sweep(path)
@@ -71,7 +75,8 @@ def run(
         forkserver=forkserver,
         validity=ValidityRules(**NO_VALIDITY_LIMITS),
     )
-    return runner.run(sweep, profile, folder, RecordCollector(), redo=redo, fail_fast=fail_fast)
+    listener = listener or RecordCollector()
+    return runner.run(sweep, profile, folder, listener, redo=redo, fail_fast=fail_fast)
 
 
 def local_profile(folder: Path, **keys: Any) -> Path:

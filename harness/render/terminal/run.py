@@ -122,6 +122,10 @@ class RunView:
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
         self.deliver([record])
 
+    def on_message(self, text: str) -> None:
+        """Print it above the bar."""
+        self._print(f"[yellow]{escape(text)}[/]")
+
     def deliver(self, records: Sequence[Record]) -> None:
         """Deliver records to MLflow; those that are there already cost one query."""
         if self.trouble:

@@ -44,6 +44,10 @@ class _Listener:
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
 
+    def on_message(self, text: str) -> None:
+        """Print it above the spinner."""
+        self.status.console.print(escape(text), soft_wrap=True)
+
 
 def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
     """Run the self-test and print what was measured beside the truth.

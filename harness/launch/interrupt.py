@@ -1,0 +1,74 @@
+"""Ctrl-C while trials run on this machine: the first one saves the running trial, a second one ends
+it at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# CI systems and `timeout` send SIGTERM where a person would press Ctrl-C.
+REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+# Seconds in which further signals count as the same one: a command that wraps ours passes on what
+# the terminal has sent to both.
+SAME_REQUEST = 1.0
+
+
+class _Request:
+    """Remembers that somebody has asked to stop."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.reason: str | None = None
+        self.at = 0.0  # on the monotonic clock
+        self.announce = announce
+        self.is_announced = False
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """Note the first request; raise KeyboardInterrupt for the second."""
+        now = time.monotonic()
+        if self.reason is None:
+            self.reason = REASONS[signal.Signals(number)]
+            self.at = now
+        elif now > self.at + SAME_REQUEST:
+            raise KeyboardInterrupt
+
+    def stop_reason(self) -> str | None:
+        """Return why to stop; the first time, tell the user what happens now.
+
+        A signal handler must not print: it may have interrupted somebody who does.
+        """
+        if self.reason is not None and not self.is_announced:
+            self.is_announced = True
+            self.announce(
+                f"{self.reason}: the running trial saves its state and stops;"
+                " press Ctrl-C again to end it at once"
+            )
+        return self.reason
+
+
+@contextmanager
+def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[Callable[[], str | None]]:
+    """Give a function that returns why to stop, None as long as nobody has asked for it.
+
+    `announce` is called with what the user should know about it.
+
+    A first Ctrl-C in the block raises nothing; KeyboardInterrupt is raised at the end of the block
+    instead. A second one raises it at once. A signal that is ignored stays so, and outside of the
+    main thread, where Python handles no signals, nothing changes.
+    """
+    request = _Request(announce)
+    previous_handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in REASONS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous_handlers[number] = signal.signal(number, request.on_signal)
+    try:
+        yield request.stop_reason
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+    if request.reason is not None:
+        raise KeyboardInterrupt

@@ -1,0 +1,73 @@
+"""A first Ctrl-C asks to stop, a second one ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from harness.launch import interrupt
+from harness.launch.interrupt import deferred_interrupts
+
+ANNOUNCEMENT = (
+    "Ctrl-C: the running trial saves its state and stops; press Ctrl-C again to end it at once"
+)
+
+
+class Interrupted:
+    """A block in which signals come, and what was seen in it."""
+
+    def __init__(self, *signals: int) -> None:
+        self.signals = signals
+        self.announced: list[str] = []
+        self.reasons: list[str | None] = []
+
+    def run(self) -> None:
+        with deferred_interrupts(self.announced.append) as stop_reason:
+            self.reasons.append(stop_reason())
+            for number in self.signals:
+                signal.raise_signal(number)
+                self.reasons.append(stop_reason())
+
+
+def test_a_first_interrupt_is_announced_once_and_raised_at_the_end() -> None:
+    """A command that wraps ours passes on what the terminal has sent to both."""
+    block = Interrupted(signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        block.run()
+    assert block.reasons == [None, "Ctrl-C", "Ctrl-C"]
+    assert block.announced == [ANNOUNCEMENT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "SAME_REQUEST", 0.0)
+    block = Interrupted(signal.SIGTERM, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        block.run()
+    assert block.reasons == [None, "SIGTERM"]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with deferred_interrupts(print):
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_without_an_interrupt_nothing_is_raised_in_any_thread() -> None:
+    reasons: list[str | None] = []
+
+    def run() -> None:
+        with deferred_interrupts(print) as stop_reason:
+            reasons.append(stop_reason())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    run()
+    assert reasons == [None, None]
