@@ -22,7 +22,7 @@ from harness.records.environment import Code, Software
 from harness.records.record import Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
-from harness.statistics.interval import Interval, mean_interval
+from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
 from harness.statistics.trace import batch_means, trace_mean
 from harness.statistics.trials import independent_values, mean_by_seed
 
@@ -76,19 +76,16 @@ class CellResult:
 
     @cached_property
     def throughput(self) -> Interval | None:
-        """The mean samples/s with its 95% interval; None if it was not measured.
+        """The geometric mean of samples/s with its 95% interval; None if it was not measured.
 
-        Repeats of a seed are averaged first and count once, as in comparisons
-        (`harness.statistics.trials`).
+        Repeats of a seed are averaged first and count once. Both are as in comparisons
+        (`harness.statistics.trials`), so that a ratio there is the quotient of two means here.
         """
-        values, seeds = [], []
-        for trial in self.trials:
-            if trial.throughput:
-                values.append(trial.throughput)
-                seeds.append(trial.seed)
-        if not values:
+        if not self.measured_trials:
             return None
-        return mean_interval(independent_values(values, seeds))
+        seeds = [trial.seed for trial in self.measured_trials]
+        logs = independent_values(self.log_throughputs, seeds)
+        return geometric_mean_interval([math.exp(log) for log in logs])
 
     @cached_property
     def metric_by_seed(self) -> Mapping[int, float]:

@@ -155,10 +155,31 @@ class SweepResult:
     def contenders(self, workload: str) -> list[CellResult]:
         """Return the cells that can't be distinguished from the fastest of a workload.
 
-        The fastest itself is not among them. Raises ValueError where no cell was measured.
+        The fastest itself is not among them. A cell is distinguished by the test among the cells of
+        the workload (`contenders`), and by the comparison of the whole sweep where that has a
+        verdict on the two: one of them says nothing that the other denies. Raises ValueError where
+        no cell was measured.
         """
         fastest, *slower = self.ranking(workload)
-        return contenders(fastest, slower)
+        open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
+        open_cells = []
+        for cell in slower:
+            if cell.cell.id in open_ids or not self._verdict_allows(fastest, cell):
+                open_cells.append(cell)
+        return open_cells
+
+    def _verdict_allows(self, fastest: CellResult, slower: CellResult) -> bool:
+        """Return whether no verdict speaks against one cell being faster than another.
+
+        There is a verdict only where one of the two is the reference of the other.
+        """
+        row = self.throughput_row(fastest.cell)
+        if row is not None and row.a.cell.id == slower.cell.id:
+            return row.verdict.outcome == "better"
+        row = self.throughput_row(slower.cell)
+        if row is not None and row.a.cell.id == fastest.cell.id:
+            return row.verdict.outcome == "worse"
+        return True
 
     def has_single_trials(self, workload: str) -> bool:
         """Return whether no measured cell of a workload has a second trial to show variation."""
@@ -167,7 +188,9 @@ class SweepResult:
     def is_winner_certain(self, workload: str) -> bool:
         """Return whether the fastest cell of a workload is the winner, not merely ahead.
 
-        That takes another measured cell, and every other one to be slower for certain.
+        That takes another measured cell, and every other one to be slower for certain. All that
+        calls a cell the winner (the terminal's star, the report's badge, MLflow's description) asks
+        this.
         """
         if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
             return False
@@ -191,10 +214,14 @@ def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellRe
 
 
 def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
-    """Return whether `fast` is faster, significantly at `alpha` and by as much as matters."""
+    """Return whether `fast` is faster, significantly at `alpha` and by as much as matters.
+
+    The test is two-sided, as that of every verdict, so that the interval that is shown of a
+    difference which counts leaves out 1.
+    """
     difference = throughput_difference(slow, fast, SPEED.min_effect, {})
     if difference is None:
         return False
     estimate = difference.question.estimate
     _, upper_margin = difference.question.metric.margins
-    return estimate.p_above(0.0) <= alpha and estimate.value >= upper_margin
+    return estimate.p_change() <= alpha and estimate.value >= upper_margin

@@ -26,6 +26,7 @@ MISSING = "–"  # stands for what was not measured
 BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
+WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
 LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its digits
 
 
@@ -84,13 +85,20 @@ def samples_per_second(value: float | None) -> str:
 
 
 def throughput(interval: Interval | None) -> str:
-    """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`."""
+    """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`.
+
+    A wide interval is far from symmetric, so its bounds are written out.
+    """
     if interval is None:
         return MISSING
     mean = samples_per_second(interval.mean)
-    if interval.half_width is None:
+    if interval.bounds is None or interval.half_width is None:
         return mean
-    return f"{mean} ±{interval.half_width / interval.mean:.1%}"
+    relative_half_width = interval.half_width / interval.mean
+    if relative_half_width <= WIDEST_SYMMETRIC:
+        return f"{mean} ±{relative_half_width:.1%}"
+    low, high = interval.bounds
+    return f"{mean} ({samples_per_second(low)} to {samples_per_second(high)})"
 
 
 def metric_value(value: float | None) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
+from harness.statistics.interval import exp
 from harness.statistics.verdict import ALPHA, holm
 
 Numbers = NDArray[np.float64]
@@ -248,9 +249,9 @@ def _effect(
     return Effect(
         levels=dict(zip(term, levels, strict=True)),
         reference=reference,
-        ratio=math.exp(value),
-        low=math.exp(value - half_width),
-        high=math.exp(value + half_width),
+        ratio=exp(value),
+        low=exp(value - half_width),
+        high=exp(value + half_width),
         p=p,
     )
 

@@ -7,14 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+LARGEST_EXPONENT = 700.0  # math.exp overflows above it
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval."""
+    """A mean with its confidence interval, which need not be symmetric."""
 
     mean: float  # of the independent values
-    half_width: float | None  # None for fewer than two values
+    bounds: tuple[float, float] | None  # None for fewer than two values
     count: int  # independent values that the mean is over
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the distance between the bounds, None without any."""
+        if self.bounds is None:
+            return None
+        low, high = self.bounds
+        return (high - low) / 2
+
+
+def exp(value: float) -> float:
+    """Return e to the power of the value, infinity where that is too large for a float."""
+    return math.exp(value) if value < LARGEST_EXPONENT else math.inf
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -31,8 +46,24 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     from scipy.special import stdtrit  # quick to load, unlike scipy.stats
 
     quantile = float(stdtrit(count - 1, (1 + confidence) / 2))
+    mean = fmean(values)
     half_width = quantile * stdev(values) / math.sqrt(count)
-    return Interval(fmean(values), half_width, count)
+    return Interval(mean, (mean - half_width, mean + half_width), count)
+
+
+def geometric_mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Return the geometric mean with its interval, for positive values such as rates and ratios.
+
+    It is the exponential of `mean_interval` of the logarithms. So its bounds are positive too, and
+    half as large and twice as large are equally far from the mean. Raises ValueError without
+    values, and for one that is not positive.
+    """
+    if len(values) == 1:
+        return Interval(values[0], None, 1)
+    interval = mean_interval([math.log(value) for value in values], confidence)
+    assert interval.bounds is not None
+    low, high = interval.bounds
+    return Interval(exp(interval.mean), (exp(low), exp(high)), interval.count)
 
 
 def share_interval(successes: int, tries: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.statistics.estimate import Estimate
+from harness.statistics.interval import exp
 
 Numbers = NDArray[np.float64]
 
 ALPHA = 0.05
-LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 Correction = Literal["holm", "bh"]
 Outcome = Literal["better", "worse", "same", "inconclusive"]
 
@@ -47,16 +47,11 @@ class Metric:
 
     def back_transform(self, value: float) -> float:
         """Return an estimate's value as people read it: a ratio, or the difference itself."""
-        return _exp(value) if self.relative else value
+        return exp(value) if self.relative else value
 
     def effect_size(self, value: float) -> float:
         """Return the size of an estimated effect: a fraction, or the difference itself."""
-        return _exp(value) - 1 if self.relative else value
-
-
-def _exp(value: float) -> float:
-    """Return e to the power of the value, infinity where that is too large for a float."""
-    return math.exp(value) if value < LARGEST_EXPONENT else math.inf
+        return exp(value) - 1 if self.relative else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,10 +52,12 @@ def _draw_cell(axes: Axes, result: SweepResult, cell_result: CellResult, height:
     assert cell_result.throughput is not None  # a cell without one has no rank
     row = result.throughput_row(cell_result.cell)
     color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
+    mean = cell_result.throughput.mean
+    low, high = cell_result.throughput.bounds or (mean, mean)
     axes.errorbar(
-        cell_result.throughput.mean,
+        mean,
         height,
-        xerr=cell_result.throughput.half_width or 0.0,
+        xerr=[[mean - low], [high - mean]],
         fmt="o",
         color=color,
         capsize=3,

@@ -40,19 +40,16 @@ def interval_metrics(result: CellResult) -> dict[str, float]:
     if result.throughput is None:
         return {}
     metrics = {"harness.count": float(len(result.measured_trials))}
-    half_width = result.throughput.half_width
-    if half_width is not None:
-        metrics["harness.ci_low"] = result.throughput.mean - half_width
-        metrics["harness.ci_high"] = result.throughput.mean + half_width
-    return metrics
+    if result.throughput.bounds is not None:
+        metrics["harness.ci_low"], metrics["harness.ci_high"] = result.throughput.bounds
+    return _finite(metrics)
 
 
 def verdict_metrics(result: SweepResult, cell: Cell) -> dict[str, float]:
     """Return a cell's speedup over the reference with its interval, and the detectable effect.
 
     `harness.speedup` is a ratio, and so are its bounds; `harness.min_detectable_effect` is a
-    fraction. The reference has none. A bound that is infinite has no metric, because MLflow's
-    charts cannot draw it.
+    fraction. The reference has none. A bound that is infinite has no metric.
     """
     row = result.throughput_row(cell)
     if row is None:
@@ -62,6 +59,11 @@ def verdict_metrics(result: SweepResult, cell: Cell) -> dict[str, float]:
         metrics["harness.speedup_low"], metrics["harness.speedup_high"] = row.verdict.interval
         if row.verdict.min_detectable_effect is not None:
             metrics["harness.min_detectable_effect"] = row.verdict.min_detectable_effect
+    return _finite(metrics)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without infinite ones, which MLflow's charts cannot draw."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
-from harness.statistics.interval import mean_interval
+from harness.statistics.interval import geometric_mean_interval, mean_interval
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 from tests.support.sweeps import load
@@ -67,9 +67,12 @@ class TestIntervalsCountSeeds:
         trials = [
             replace(template, repeat=repeat, throughput=1000.0 + repeat) for repeat in range(5)
         ]
-        assert make_result([], trials=trials).throughput == mean_interval(
-            [1000.0, 1001.0, 1002.0, 1003.0, 1004.0]
-        )
+        throughput = make_result([], trials=trials).throughput
+        expected = geometric_mean_interval([1000.0, 1001.0, 1002.0, 1003.0, 1004.0])
+        assert throughput is not None
+        assert throughput.count == 5
+        assert throughput.mean == pytest.approx(expected.mean)
+        assert throughput.bounds == pytest.approx(expected.bounds)
 
 
 class TestSweepResult:
@@ -101,6 +104,20 @@ class TestSweepResult:
         assert row.verdict.label == "faster"
         assert row.verdict.effect == pytest.approx(2.0)
         assert result.throughput_row(unmeasured.cell) is None
+
+    def test_winner_is_open_where_the_two_sided_interval_holds_1(self) -> None:
+        """One-sided, this winner would be significant at 5%."""
+        slow = make_result([100.0, 101.0, 99.0], cell=make_cell())
+        fast = make_result([103.0, 105.0, 107.0], cell=make_cell(precision="bf16"))
+        result = SweepResult(name="demo", cells=[slow, fast])
+        row = result.throughput_row(fast.cell)
+        assert row is not None
+        assert row.verdict.estimate.p_above(0.0) < 0.05
+        assert row.verdict.interval is not None
+        assert row.verdict.interval[0] < 1 < row.verdict.interval[1]
+        assert row.verdict.label == "inconclusive"
+        assert not result.is_winner_certain("mlp")
+        assert result.contenders("mlp") == [slow]
 
     def test_the_fastest_and_the_most_accurate_cell(self) -> None:
         accurate = make_result([100.0, 101.0], metrics=[0.95, 0.96], cell=make_cell())

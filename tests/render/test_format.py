@@ -33,9 +33,10 @@ def test_counts() -> None:
 
 
 def test_means_have_an_interval_where_it_is_known() -> None:
-    assert fmt.throughput(Interval(12345.6, 123.4, 3)) == "12,346 ±1.0%"
+    assert fmt.throughput(Interval(12345.6, (12222.2, 12469.0), 3)) == "12,346 ±1.0%"
+    assert fmt.throughput(Interval(100.0, (20.0, 500.0), 2)) == "100 (20 to 500)"
     assert fmt.throughput(Interval(12345.6, None, 1)) == "12,346"
-    assert fmt.metric(Interval(0.91234, 0.00123, 3)) == "0.9123 ±0.0012"
+    assert fmt.metric(Interval(0.91234, (0.91111, 0.91357), 3)) == "0.9123 ±0.0012"
     assert fmt.metric(Interval(0.91234, None, 1)) == "0.9123"
 
 

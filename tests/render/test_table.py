@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
 from harness.render.terminal.table import result_table
 from harness.spec.sweep import Sweep
@@ -32,10 +35,39 @@ def test_one_trial_has_no_interval_and_several_have_students_interval(tmp_path: 
     assert row[2] == f"{fast.summary.throughput:,.0f}"
     (row,) = rows(sweep, [fast, slow])
     fast_rate, slow_rate = fast.summary.throughput or 0.0, slow.summary.throughput or 0.0
-    # Two values: the half width is Student's 12.706 times half their distance.
-    mean, half = (fast_rate + slow_rate) / 2, 12.7062 * abs(fast_rate - slow_rate) / 2
-    assert row[2:4] == [f"{mean:,.0f}", f"±{half / mean:.1%}"]
+    # Two values: the half width is Student's 12.706 times half their distance, on the log scale.
+    mean = math.sqrt(fast_rate * slow_rate)
+    factor = math.exp(12.706204736 * abs(math.log(fast_rate / slow_rate)) / 2)
+    bounds = [f"({mean / factor:,.0f}", "to", f"{mean * factor:,.0f})"]
+    assert row[2:6] == [f"{mean:,.0f}", *bounds]
     assert row[-2:] == ["2/2", "done"]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "mark"),
+    [([0.010, 0.0101, 0.0099], "★"), ([0.010, 0.030, 0.015], "☆")],
+    ids=["certain", "open"],
+)
+def test_star_is_for_a_certain_winner_only(
+    tmp_path: Path, step_seconds: list[float], mark: str
+) -> None:
+    sweep = load(
+        tmp_path,
+        length={"steps": 100},
+        warmup=2,
+        matrix={"precision": ["fp32", "bf16"]},
+        seeds=[0, 1, 2],
+    )
+    fast, slow = sweep.cells
+    records = []
+    for seed, seconds in enumerate(step_seconds):
+        records.append(make_record(fast, seed=seed, step_seconds=seconds, started=200.0 * seed))
+        later = 200.0 * seed + 100
+        records.append(make_record(slow, seed=seed, step_seconds=0.02, started=later))
+    shown = rows(sweep, records)
+    assert mark in shown[0]
+    assert "★" not in shown[1]
+    assert SweepResult.of_records(sweep, records).is_winner_certain("mlp") == (mark == "★")
 
 
 def test_invalid_trials_are_counted_and_left_out_of_means(tmp_path: Path) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from harness.statistics.interval import Interval, mean_interval, share_interval
+from harness.statistics.interval import (
+    Interval,
+    geometric_mean_interval,
+    mean_interval,
+    share_interval,
+)
 
 
 def test_interval_by_hand() -> None:
@@ -22,6 +29,23 @@ def test_one_value_has_no_interval() -> None:
     assert mean_interval([5.0]) == Interval(5.0, None, 1)
     with pytest.raises(ValueError, match="no values"):
         mean_interval([])
+
+
+def test_interval_of_a_rate_is_positive_and_symmetric_in_ratios() -> None:
+    interval = geometric_mean_interval([1.0, 10_000.0])
+    assert interval.mean == pytest.approx(100.0)
+    assert interval.bounds is not None
+    low, high = interval.bounds
+    assert 0 < low < interval.mean
+    assert high / interval.mean == pytest.approx(interval.mean / low)
+    assert math.log(high / 100) == pytest.approx(12.7062 * math.log(100), rel=1e-4)
+
+
+def test_geometric_interval_of_one_value_and_of_absurd_ones() -> None:
+    assert geometric_mean_interval([0.1]) == Interval(0.1, None, 1)
+    assert geometric_mean_interval([1e-300, 1e300]).bounds == (0.0, math.inf)
+    with pytest.raises(ValueError, match=r"math domain|positive"):
+        geometric_mean_interval([1.0, -1.0])
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])

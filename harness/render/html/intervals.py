@@ -178,13 +178,13 @@ def _metric_group(
     bounds: list[float] = []
     for _, metric in evaluated:
         means.append(metric.mean)
-        bounds += _bounds(metric) or ()
+        bounds += metric.bounds or ()
     scale = Scale(means, bounds)
     rows = []
     for cell, metric in evaluated:
         badge = verdict_badge(report.result.metric_row(cell.cell))
         text = fmt.metric(metric)
-        rows.append(scale.span(cell.name, metric.mean, _bounds(metric), text, badge))
+        rows.append(scale.span(cell.name, metric.mean, metric.bounds, text, badge))
     first_cell = evaluated[0][0]
     target_name = "target metric"
     if first_cell.result.target is not None:
@@ -196,10 +196,3 @@ def _metric_group(
         mark=scale.position(means[0]),
         note=f"{target_name}; the line is {first_cell.name}",
     )
-
-
-def _bounds(interval: Interval) -> Bounds | None:
-    """Return the ends of the 95% interval of a mean, None where a single value gives none."""
-    if interval.half_width is None:
-        return None
-    return interval.mean - interval.half_width, interval.mean + interval.half_width

@@ -6,7 +6,6 @@ pairs of trials, so that it is more precise than the quotient of two means in th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from rich.table import Table
@@ -20,7 +19,7 @@ from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import NUMERIC_AXES, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
-from harness.statistics.interval import mean_interval
+from harness.statistics.interval import geometric_mean_interval
 
 # All that two trials share which are compared: the axes that are down, the seed and the repeat.
 Pairing = tuple[Hashable, ...]
@@ -116,20 +115,18 @@ def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: 
     and cancels, so that every pair counts, repeats of a seed included. The mean and its interval
     are computed from logarithms of ratios; a single pair has no interval.
     """
-    logs = []
+    ratios = []
     for row in rows:
         if column in row and first_column in row:
-            logs.append(math.log(row[column] / row[first_column]))
-    if not logs:
+            ratios.append(row[column] / row[first_column])
+    if not ratios:
         return fmt.MISSING
-    log_ratio = mean_interval(logs)
-    mean = f"{math.exp(log_ratio.mean):.2f}"
-    pairs = fmt.counted(log_ratio.count, "pair")
-    if log_ratio.half_width is None:
-        return f"{mean}, {pairs}"
-    low = math.exp(log_ratio.mean - log_ratio.half_width)
-    high = math.exp(log_ratio.mean + log_ratio.half_width)
-    return f"{mean} [{low:.2f}, {high:.2f}], {pairs}"
+    ratio = geometric_mean_interval(ratios)
+    pairs = fmt.counted(ratio.count, "pair")
+    if ratio.bounds is None:
+        return f"{ratio.mean:.2f}, {pairs}"
+    low, high = ratio.bounds
+    return f"{ratio.mean:.2f} [{low:.2f}, {high:.2f}], {pairs}"
 
 
 def _axes_down(sweep: Sweep, across: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from harness.records.record import Record, Status, Summary
 from harness.render.format import counted, duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
-from harness.render.terminal.table import result_table
+from harness.render.terminal.table import marks_legend, result_table
 from harness.render.terminal.table import show as show_table
 from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial
@@ -192,7 +192,7 @@ def show_results(
     has_intervals = any(sweep.count_trials(cell) > 1 for cell in sweep.cells)
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
-        f"\n★ best of its workload; {means}. Records: {folder}",
+        f"\n{marks_legend(sweep)}{means}. Records: {folder}",
         *roofline_lines(sweep, records, results, peaks),
     ]
     _print_lines(console, lines)

@@ -7,6 +7,7 @@ the functions that need it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ STATUS_STYLE = {
 }
 STATUS_LABELS = {"unrecorded": "missing"}  # as people call it; the others are called as they are
 NUMERIC_AXES = ("num_workers", "world_size", "batch_size", "num_threads")  # aligned to the right
+CERTAIN = "★"  # marks the fastest cell of a workload, if every other one is slower for certain
+HIGHEST = "☆"  # marks the best mean of a workload: another cell may truly be as good
 WIDEST = 1000  # columns, more than any table takes
 
 
@@ -50,6 +53,14 @@ def show(console: Console, table: Table) -> None:
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
     TerminalConsole(width=max(console.width, natural_width)).print(table)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The marks in two columns of a table of results, by the id of their cell."""
+
+    throughput: dict[str, str]
+    metric: dict[str, str]
 
 
 class PlainTable(Table):
@@ -99,9 +110,10 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
     Means have their 95% interval where there are two or more independent values
-    (`harness.statistics.trials`). The fastest and the most accurate cell of each workload are
-    marked. Model FLOPs utilization has a column where any trial has one. Where workloads have
-    different target metrics, each value has its metric's name before it.
+    (`harness.statistics.trials`). The highest means of each workload are marked, and the fastest
+    cell with a mark of its own if it is certain to be. Model FLOPs utilization has a column where
+    any trial has one. Where workloads have different target metrics, each value has its metric's
+    name before it.
     """
     from harness.analysis.sweep_result import SweepResult  # loads SciPy, which a plan does not need
 
@@ -120,7 +132,7 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         ["cell", "workload", *axes, *numbers, "trials"],
         [*numbers, *NUMERIC_AXES],
     )
-    fastest, most_accurate = _best_cells(result)
+    marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
         done = result.done_records(cell)
@@ -130,11 +142,11 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
             metric = f"{cell_result.target.name} {metric}"
         throughput = fmt.throughput(cell_result.throughput)
         row: list[str | Text] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
-        row.append(_marked(throughput, is_best=cell.id in fastest))
+        row.append(_marked(throughput, marks.throughput.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
         for field in mfu_columns.values():
             row.append(_mean_utilization(done, field))
-        row.append(_marked(metric, is_best=cell.id in most_accurate))
+        row.append(_marked(metric, marks.metric.get(cell.id)))
         row.append(_trial_counts(cell_result))
         table.add_row(*row)
     return table
@@ -164,26 +176,34 @@ def _trial_counts(cell_result: CellResult) -> Text:
     return Text(text, style=STATUS_STYLE[status])
 
 
-def _best_cells(result: SweepResult) -> tuple[set[str], set[str]]:
-    """Return the ids of each workload's fastest and of its most accurate cell.
+def _marks(result: SweepResult) -> _Marks:
+    """Return the marks of each workload's highest means, by the id of their cell.
 
-    A workload of which a single cell was measured has neither.
+    A workload of which a single cell was measured has none. Of the target metric there is no test
+    among all cells of a workload, so its highest mean is never called certain.
     """
-    fastest: set[str] = set()
-    most_accurate: set[str] = set()
+    marks = _Marks(throughput={}, metric={})
     for workload, cells in result.workloads.items():
         ranking = result.ranking(workload)
         if len(ranking) > 1:
-            fastest.add(ranking[0].cell.id)
+            mark = CERTAIN if result.is_winner_certain(workload) else HIGHEST
+            marks.throughput[ranking[0].cell.id] = mark
         best = result.most_accurate(workload)
         evaluated = sum(cell.metric is not None for cell in cells)
         if best is not None and evaluated > 1:
-            most_accurate.add(best.cell.id)
-    return fastest, most_accurate
+            marks.metric[best.cell.id] = HIGHEST
+    return marks
 
 
-def _marked(text: str, *, is_best: bool) -> Text:
-    """Return the text with a star, or with room for one so that columns stay aligned."""
-    if is_best:
-        return Text(f"{text} ★", style="bold green")
-    return Text(f"{text}  ")
+def _marked(text: str, mark: str | None) -> Text:
+    """Return the text with its mark, or with room for one so that columns stay aligned."""
+    if mark is None:
+        return Text(f"{text}  ")
+    return Text(f"{text} {mark}", style="bold green" if mark == CERTAIN else "")
+
+
+def marks_legend(sweep: Sweep) -> str:
+    """Return what the marks of a table of results mean."""
+    if len(sweep.cells) < 2:
+        return ""
+    return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
