@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from harness.core.errors import BadInput, HarnessError
 
@@ -15,6 +17,8 @@ CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
 SMALLEST_RANGE = (
     1000  # ports; in a smaller range, trials side by side would often draw the same one
 )
+MAX_SOCKET_PATH = 107  # bytes: man 7 unix, `sun_path` without its last zero
+SHORT_FOLDER = "/tmp"  # whatever TMPDIR says
 # Linux's own file: the lowest and the highest port that it hands out to clients.
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -51,6 +55,20 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
         with suppress(OSError), socket.create_server(("", port)) as server:
             return int(server.getsockname()[1])
     raise HarnessError("no port of this node is free")
+
+
+@contextmanager
+def unix_socket_path(path: Path) -> Iterator[Path]:
+    """Give the path at which to listen instead of `path`, if that is too long for a socket.
+
+    Such a path lies in a short folder of its own, which only this user can enter, and which is
+    removed in the end.
+    """
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        yield path
+        return
+    with TemporaryDirectory(prefix="harness-", dir=SHORT_FOLDER) as folder:
+        yield Path(folder) / path.name
 
 
 def _candidates(ephemeral_ports: Path) -> list[int]:

@@ -203,7 +203,7 @@ def run_command(
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        name = " ".join(command[:3])
+        name = Path(command[0]).name
         reason = f"; {remedy}" if remedy else ""
         raise HarnessError(f"waited {timeout:g} s for `{name}`, which was ended{reason}") from None
     finally:

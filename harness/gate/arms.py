@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
-from harness.core.ports import free_port
+from harness.core.ports import free_port, unix_socket_path
 from harness.gate.protocol import PROTOCOL
 from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
@@ -134,7 +134,7 @@ class PairStarter:
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
             stack.push(self._remove_folder)
-            self.socket_path = self.folder / "turns"
+            self.socket_path = stack.enter_context(unix_socket_path(self.folder / "turns"))
             self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
             self.listening.bind(str(self.socket_path))
             self.listening.listen(64)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, HarnessError, one_line
-from harness.gate.worktree import resolve_commit, run_git
+from harness.core.git import run_git
+from harness.gate.worktree import resolve_commit
 
 Mark = Literal["good", "bad", "skip"]
 # A line of `git bisect log`.

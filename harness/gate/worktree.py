@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import BadInput, one_line
+from harness.core.git import run_git
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +91,6 @@ def checked_out(repository: Path, revision: str, folder: Path) -> Iterator[Tree]
         # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
         # interrupted.
         run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
-
-
-def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git in a folder and return how it ended.
-
-    Messages are in English, whatever the user's language: some of them are parsed.
-    """
-    command = ["git", "-C", str(folder), *arguments]
-    variables = {**os.environ, "LC_ALL": "C"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
 def _git_output(folder: Path, *arguments: str, context: str) -> str:

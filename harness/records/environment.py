@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import harness
+from harness.core.errors import HarnessError
+from harness.core.git import run_git
 from harness.core.redaction import redact_variable
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 
@@ -134,10 +135,11 @@ def describe_code() -> Code:
 
 
 def _git(checkout: Path, *arguments: str) -> str | None:
-    """Return what git prints, None where it fails."""
-    completed = subprocess.run(
-        ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=False
-    )
+    """Return what git prints, None where it fails or hangs."""
+    try:
+        completed = run_git(checkout, *arguments)
+    except HarnessError:
+        return None
     if completed.returncode != 0:
         return None
     return completed.stdout.strip()

@@ -175,7 +175,7 @@ class TestRunCommand:
     def test_that_takes_too_long_is_ended_with_all_that_it_has_started(self) -> None:
         mark = f"sleep {600 + os.getpid() / 1e6}"
         with pytest.raises(
-            HarnessError, match=r"^waited 0\.2 s for `sh -c .*`, which was ended; look into it$"
+            HarnessError, match=r"^waited 0\.2 s for `sh`, which was ended; look into it$"
         ):
             run_command(["sh", "-c", f"{mark} & wait"], timeout=0.2, remedy="look into it")
         commands = [
