@@ -140,6 +140,21 @@ class Workload(ABC):
         """
         return ()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what training changes in this object, such as a moving average of the weights.
+
+        It is saved in checkpoints, and digested together with the parameters. Allowed are tensors,
+        numbers, texts, None, and lists, tuples and dicts of them. Each rank saves its own.
+
+        A trial that is interrupted starts anew if training has changed attributes and the class
+        has no `state_dict`. One that returns an empty dict says that they have no effect.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned, with all tensors unsharded and on the CPU."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
+
     @abstractmethod
     def flops_per_sample(self) -> float:
         """Return the floating-point operations of training on one sample, forward and backward.

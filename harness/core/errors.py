@@ -93,6 +93,13 @@ class BadCheckpoint(HarnessError):
     """A checkpoint that is incomplete, or of another trial."""
 
 
+class StorageError(HarnessError):
+    """A disk that is full, over its quota or failing; the message names the file and what is free.
+
+    See `harness.core.storage`.
+    """
+
+
 def did_you_mean(value: object, allowed: Iterable[str]) -> str:
     """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
 

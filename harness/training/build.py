@@ -6,7 +6,7 @@ bottom in the order in which things happen, since that order decides who draws w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -22,6 +22,7 @@ from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.training.checkpoint import Checkpointer
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, make_loader
+from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
 from harness.training.optimization import make_optimizer, make_schedule
@@ -32,6 +33,7 @@ from harness.training.state import TrainingState
 from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
+from harness.training.workload_state import WorkloadState
 from workloads.base import Splits, Workload
 
 
@@ -61,6 +63,7 @@ class TrialParts:
     clock: StepClock  # times the steps and their phases
     telemetry: Telemetry  # watches the device and the host meanwhile
     memory: PeakMemory  # counts from just before the model was built
+    workload_state: WorkloadState
     checkpointer: Checkpointer
     total_steps: int  # optimizer steps of the whole trial, over all attempts
 
@@ -127,7 +130,11 @@ def build_trial(
             grad_accum_steps=axes.grad_accum_steps,
             max_grad_norm=axes.max_grad_norm,
         )
+        workload_state = WorkloadState(
+            workload, _restored_objects(model, training_module, optimizer, schedule)
+        )
         checkpointer = Checkpointer(
+            origin=describe_origin(assignment.trial.id, workload),
             folder=folder,
             mesh=mesh,
             strategy=strategy,
@@ -135,6 +142,7 @@ def build_trial(
             optimizer=optimizer,
             schedule=schedule,
             scaler=scaler,
+            workload_state=workload_state,
         )
     parts = TrialParts(
         assignment=assignment,
@@ -154,11 +162,12 @@ def build_trial(
         clock=clock,
         telemetry=telemetry_for(mesh.device, warmup=cell.warmup),
         memory=memory,
+        workload_state=workload_state,
         checkpointer=checkpointer,
         total_steps=total_steps,
     )
     with state.timed("build"):
-        checkpointer.resume(state, rehearse=lambda: _rehearse(parts, state))
+        checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
 
 
@@ -169,18 +178,28 @@ def _check_device(axes: Axes, mesh: ParallelMesh) -> None:
         raise NotApplied(f"{setting}; needed: a GPU")
 
 
-def _rehearse(parts: TrialParts, state: TrainingState) -> None:
+def _restored_objects(model: nn.Module, *others: object) -> Iterator[object]:
+    """Yield all objects that a checkpoint restores."""
+    yield from others
+    yield from model.modules()
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
     """Compute the forward and backward of one micro-batch and drop the gradients.
 
-    A strategy that arranges itself in its first step needs this before a checkpoint is loaded. What
-    it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
+    A strategy that arranges itself in its first steps needs this before a checkpoint is loaded.
+    What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
     """
+    seconds_before = parts.compiler.seconds
     share = range(parts.mesh.micro_batch_size(parts.axes))
     batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
     loss = parts.train_step.loss(parts.train_step.module, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parts.optimizer.zero_grad(set_to_none=True)
-    if parts.compiler.seconds:
+    compile_seconds = parts.compiler.seconds - seconds_before
+    if compile_seconds:
         # The first forward has compiled the model, in the time of "build".
-        state.add_seconds("compile", parts.compiler.seconds)
-        state.add_seconds("build", -parts.compiler.seconds)
+        state.add_seconds("compile", compile_seconds)
+        state.add_seconds("build", -compile_seconds)

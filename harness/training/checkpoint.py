@@ -1,12 +1,14 @@
 """Checkpoints, from which a trial goes on to the same bits as if it had never stopped.
 
-A checkpoint is a folder `step-N` with two files. `model.safetensors` has the unsharded weights, for
-whoever wants to use the model. `state.pt` has all else: the optimizer's and the schedule's state,
-and for each rank what that rank has of its own, its random numbers among them. It contains plain
-values and tensors only, so that torch loads it with `weights_only=True`, which runs no code.
+A checkpoint is a folder `step-N` with three files. `model.safetensors` has the unsharded weights,
+for whoever wants to use the model. `state.pt` has all else: the optimizer's and the schedule's
+state, and for each rank what that rank has of its own, its random numbers among them. It contains
+plain values and tensors only, so that torch loads it with `weights_only=True`, which runs no code.
+`manifest.json` seals both.
 
-A checkpoint is whole or not there at all: it is written aside and renamed. Nothing in it depends on
-how parameters were sharded, but ranks must be as many as they were.
+A checkpoint is whole or not there at all: it is written aside and renamed. The one before it stays,
+in case it is damaged later. Nothing in it depends on how parameters were sharded, but ranks must be
+as many as they were.
 """
 
 from __future__ import annotations
@@ -15,30 +17,37 @@ import os
 import random
 import shutil
 import time
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import BadCheckpoint, one_line
+from harness.core.errors import BadCheckpoint, StorageError, one_line
 from harness.core.paths import TrialFolder
+from harness.core.storage import writing
 from harness.records.record import Interruption
+from harness.training.manifest import (
+    STATE_FILE,
+    WEIGHTS_FILE,
+    Origin,
+    checkpoint_name,
+    find_fault,
+    seal,
+)
 from harness.training.mesh import ParallelMesh
 from harness.training.precision import Scaler
 from harness.training.state import TrainingState
 from harness.training.strategies.base import Strategy
+from harness.training.workload_state import WorkloadState
 
-WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.pt"
+KEPT = 2  # checkpoints of a folder
 
 
 @dataclass(kw_only=True)
@@ -52,11 +61,14 @@ class Checkpointer:
     optimizer: Optimizer
     schedule: LRScheduler | None  # None for a constant learning rate
     scaler: Scaler  # whose loss scale goes on from where it was
+    workload_state: WorkloadState
+    origin: Origin  # of what this process saves; it resumes from nothing else
 
     def save(self, folder: Path, state: TrainingState, interrupted_by: str | None = None) -> None:
-        """Leave `folder/step-N` as the only checkpoint in `folder`.
+        """Write `folder/step-N`, and remove all but the one before it.
 
         `interrupted_by` is the name of the signal that asked for it, None for one taken in passing.
+        Raises StorageError at every rank if the disk does not take it.
         """
         weights = self.strategy.full_weights(self.model)
         content = {
@@ -65,8 +77,16 @@ class Checkpointer:
             "schedule": self.schedule.state_dict() if self.schedule else None,
             "ranks": self.mesh.gather(self._rank_content(state, interrupted_by)),
         }
+        problem: str | None = None
         if self.mesh.ranks.is_rank_0:
-            _write(folder, f"step-{state.step:09d}", weights, content)
+            try:
+                self._write(folder, state.step, weights, content)
+            except StorageError as error:
+                problem = str(error)
+        # All ranks raise it, or the others would only say that they have lost rank 0.
+        problem = self.mesh.broadcast_from_rank_0(problem)
+        if problem is not None:
+            raise StorageError(problem)
 
     def _rank_content(self, state: TrainingState, interrupted_by: str | None) -> dict[str, Any]:
         """Return what each rank has of its own: plain Python values and tensors."""
@@ -76,29 +96,59 @@ class Checkpointer:
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
+            "workload": self.workload_state.save(),
             "at": time.time(),
             "by": interrupted_by,
             "random": _random_state(),
             "buffers": buffers,
         }
 
-    def resume(self, state: TrainingState, rehearse: Callable[[], None]) -> None:
-        """Restore the trial's newest checkpoint, if it has one.
+    def _write(
+        self, folder: Path, step: int, weights: dict[str, torch.Tensor], content: dict[str, Any]
+    ) -> None:
+        """Write a checkpoint aside and rename it into place; raises StorageError.
+
+        It is flushed to the disk before that, or a loss of power could leave the new name without
+        its content. The new name is flushed before others are removed: otherwise neither might be
+        left.
+        """
+        path = folder / checkpoint_name(step)
+        aside = folder / f".{path.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        with writing(path):
+            aside.mkdir(parents=True)
+            save_file(weights, aside / WEIGHTS_FILE)
+            with (aside / STATE_FILE).open("wb") as file:
+                torch.save(content, cast(BinaryIO, _AsFile(file)))
+            seal(aside, self.origin, step, self.workload_state.missing_from_checkpoints())
+            for written in (*aside.iterdir(), aside):
+                _flush(written)
+            _replace_folder(aside, path)
+            _flush(folder)
+        _keep_newest(folder, path)
+
+    def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:
+        """Restore the trial's newest checkpoint that is sound, if it has one.
 
         It goes into `state` and into all that this object was made with.
 
-        `state` also gets the interruption that this puts an end to. `rehearse()` computes a forward
-        and a backward, and drops the gradients: `Strategy.needs_rehearsal` says what for. Raises
-        BadCheckpoint.
+        `state` also gets the interruption that this puts an end to. `rehearse_step()` computes a
+        forward and a backward, and drops the gradients: `Strategy.arranging_steps` says what for.
+        Raises BadCheckpoint.
         """
-        newest_path = newest(self.folder.best_checkpoints, self.folder.resume_checkpoints)
+        path: Path | None = None
+        faults: list[str] = []
+        if self.mesh.ranks.is_rank_0:
+            path, faults = find_sound(
+                self.origin, self.folder.best_checkpoints, self.folder.resume_checkpoints
+            )
         # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
-        path = self.mesh.broadcast_from_rank_0(newest_path)
-        if path is None:
+        name = self.mesh.broadcast_from_rank_0(None if path is None else str(path))
+        for fault in faults:
+            print(f"not resumed from {fault}")
+        if name is None:
             return
-        if self.strategy.needs_rehearsal:
-            rehearse()
-        rank_content = self._restore(path)
+        rank_content = self._restore(Path(name), rehearse_step)
         state.resume_from(rank_content["state"])
         saved_at = rank_content["at"]
         interruption = Interruption(
@@ -109,7 +159,7 @@ class Checkpointer:
         )
         state.interruptions.append(interruption)
 
-    def _restore(self, path: Path) -> dict[str, Any]:
+    def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
         """Put back all that was built as it was; return what this rank has of its own."""
         try:
             weights = load_file(path / WEIGHTS_FILE)
@@ -117,6 +167,9 @@ class Checkpointer:
             rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
         except Exception as error:
             raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
+        # A trial that had done fewer steps was still arranging itself.
+        for _ in range(min(content["step"], self.strategy.arranging_steps)):
+            rehearse_step()
         self.strategy.load_full_weights(self.model, weights)
         # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
@@ -125,55 +178,76 @@ class Checkpointer:
         if self.schedule:
             self.schedule.load_state_dict(content["schedule"])
         self.scaler.restore(rank_content["scaler"])
+        self.workload_state.load(rank_content["workload"])
         _restore_random_state(rank_content["random"])
         return rank_content
 
 
-def newest(*folders: Path) -> Path | None:
-    """Return the checkpoint with the most steps in any of `folders`, None if there is none.
+def find_sound(origin: Origin, *folders: Path) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint with the most steps that `origin` can go on from, None if there is none.
 
-    A checkpoint that is not whole is passed over.
+    Also returns why those with more steps were passed over, a line for each.
     """
-    checkpoints = []
+    faults: list[str] = []
+    for path in _newest_first(*folders):
+        fault = find_fault(path, origin)
+        if fault is None:
+            return path, faults
+        faults.append(fault)
+    return None, faults
+
+
+def keep_only(folder: Path, step: int) -> Path | None:
+    """Remove all checkpoints of a folder but that of `step`; return it, None if it is not there."""
+    path = folder / checkpoint_name(step)
+    if not path.is_dir():
+        return None
+    _keep([path], folder)
+    return path
+
+
+def _keep_newest(folder: Path, path: Path) -> None:
+    """Remove all checkpoints of a folder but `path`, which is new, and those just before it.
+
+    Those after it were passed over when the trial resumed.
+    """
+    earlier = [other for other in _newest_first(folder) if other.name <= path.name]
+    _keep(earlier[:KEPT], folder)
+
+
+def _keep(paths: Sequence[Path], folder: Path) -> None:
+    """Remove all checkpoints of a folder but some, and what was left half-written."""
+    for path in folder.glob("*step-*"):
+        if path not in paths:
+            shutil.rmtree(path)
+
+
+def _newest_first(*folders: Path) -> list[Path]:
+    """Return the checkpoints of all folders, those with the most steps first."""
+    paths: list[Path] = []
     for folder in folders:
-        checkpoints += [path for path in folder.glob("step-*") if _is_whole(path)]
-    return max(checkpoints, key=lambda path: path.name, default=None)
+        paths += folder.glob("step-*")
+    return sorted(paths, key=lambda path: path.name, reverse=True)
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether both files of a checkpoint can be opened.
+def _replace_folder(new: Path, path: Path) -> None:
+    """Rename a folder to `path`, where a checkpoint may be that was passed over as damaged."""
+    if path.exists():
+        old = path.with_name(f".old-{path.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    new.rename(path)
 
-    A file system that lost power may cut files off, or fill them with zeros. The index of a
-    safetensors file is at its start and says how long the file is. That of a zip file, which is
-    what `torch.save` writes, is at its end.
+
+class _AsFile:
+    """A file as torch.save writes to it through Python.
+
+    By itself, it hides the error of a disk that is full behind another of its own.
     """
-    try:
-        with safe_open(path / WEIGHTS_FILE, framework="pt"):
-            return zipfile.is_zipfile(path / STATE_FILE)
-    except (OSError, SafetensorError):
-        return False
 
-
-def _write(
-    folder: Path, name: str, weights: dict[str, torch.Tensor], content: dict[str, Any]
-) -> None:
-    """Write a checkpoint aside and rename it into place, then remove all others of the folder.
-
-    It is flushed to the disk first, or a loss of power could leave the new name without its content
-    after the old checkpoint is gone.
-    """
-    aside, path = folder / f".{name}", folder / name
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_file(weights, aside / WEIGHTS_FILE)
-    torch.save(content, aside / STATE_FILE)
-    for written in (*aside.iterdir(), aside):
-        _flush(written)
-    aside.rename(path)
-    _flush(folder)
-    for other in folder.glob("*step-*"):
-        if other != path:
-            shutil.rmtree(other)
+    def __init__(self, file: BinaryIO) -> None:
+        self.write = file.write
+        self.flush = file.flush
 
 
 def _flush(path: Path) -> None:

@@ -35,9 +35,15 @@ def digest_parameters(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
-        # FSDP2 frees its parameters by resizing theirs to nothing.
-        values = full_tensor(parameter).clone(memory_format=torch.contiguous_format)
-        digest.update(f"{name}\0{values.dtype}\0{tuple(values.shape)}\0".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(f"{name}\0".encode())
+        digest.update(tensor_bytes(full_tensor(parameter)))
     return digest.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """Return type, shape and content of a tensor on the CPU."""
+    # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
+    # FSDP2 frees its parameters by resizing theirs to nothing.
+    values = tensor.clone(memory_format=torch.contiguous_format)
+    content = values.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{values.dtype}\0{tuple(values.shape)}\0".encode() + content

@@ -6,6 +6,7 @@ Between segments, untimed, numbers are kept, and the ranks agree on whether and 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from harness.training.loader import Fetched
 from harness.training.model import must_place_batches, place_batch
 from harness.training.progress import Progress
 from harness.training.state import TrainingState
+from harness.training.workload_state import join_state_digests
 
 # The seconds that a segment should last. It must be long beside what happens between segments, and
 # short for somebody who waits for a trial to stop.
@@ -318,7 +320,11 @@ class Trainer:
             )
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()
-        raise Interrupted(f"{SIGNAL.name} after step {state.step} of {parts.total_steps}")
+        message = f"{SIGNAL.name} after step {state.step} of {parts.total_steps}"
+        lost = parts.workload_state.missing_from_checkpoints()
+        if lost is not None and state.step:
+            message += f"; the next attempt starts anew: {lost}"
+        raise Interrupted(message)
 
     # Results
 
@@ -341,9 +347,17 @@ class Trainer:
         return self._last_meeting - self._first_meeting
 
     def fingerprint(self) -> str:
-        """Return the digest of the final parameters; every rank must take part."""
+        """Return the digest of the final parameters, and of the workload's own state if it has one.
+
+        Every rank must take part; only rank 0's digest is that of all ranks.
+        """
         with self.state.timed("fingerprint"):
-            return digest_parameters(self.parts.model)
+            parameters = digest_parameters(self.parts.model)
+            states = self.parts.mesh.gather(self.parts.workload_state.digest())
+            workload = join_state_digests(states)
+            if workload is None:
+                return parameters
+            return hashlib.sha256(f"{parameters} {workload}".encode()).hexdigest()
 
 
 def _next_segment_steps(segment: Segment) -> int:

@@ -179,9 +179,10 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
 def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
     """Return what is the same at all ranks, and so said once."""
     parts = trainer.parts
-    checkpoint_path = checkpoint.newest(parts.folder.best_checkpoints)
-    if checkpoint_path is not None:
-        checkpoint_path = checkpoint_path.relative_to(parts.folder.path)
+    best = trainer.target.best(trainer.state.evaluations)
+    checkpoint_path: Path | None = None
+    if best is not None:
+        checkpoint_path = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
     return Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
@@ -192,9 +193,16 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         environment=environment.describe_environment(
             parts.assignment.code, parts.assignment.mlflow
         ),
-        checkpoint=str(checkpoint_path) if checkpoint_path else None,
+        checkpoint=_relative_path(checkpoint_path, parts.folder),
         bytes_per_sample=_bytes_per_sample(parts),
     )
+
+
+def _relative_path(path: Path | None, folder: TrialFolder) -> str | None:
+    """Return a path relative to the trial's folder, None for none."""
+    if path is None:
+        return None
+    return str(path.relative_to(folder.path))
 
 
 def _bytes_per_sample(parts: TrialParts) -> float | None:

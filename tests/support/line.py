@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class Options(Settings):
     memory: bool = False  # a buffer outside the state dict, which every forward changes and uses
     noise: float = 0.0  # drawn for every batch that is fetched
     momentum: float | None = None  # with SGD instead of Adam
+    average: float = 0.0  # the weight of the past in a moving average of the weights; 0: none
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class LineFit(Workload):
         inputs = torch.randn(self.options.samples + 65, 8, generator=source)
         outputs = inputs.sum(1, keepdim=True) + 0.1 * torch.randn(len(inputs), 1, generator=source)
         self.step, self.began = 0, 0.0
+        self.average: dict[str, Tensor] = {}
         train = inputs[:-65], outputs[:-65]
         noise = self.options.noise
         return Splits(
@@ -143,11 +145,19 @@ class LineFit(Workload):
         if self.step == 1:
             self.began = time.perf_counter()
         loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        if self.options.average:
+            self._update_average(model)
         if self._is_misbehaving_rank():
             loss = self._misbehave(loss)
             self._interrupt(str(self.step))
         self._wait_for_end_of_step()
         return loss
+
+    def _update_average(self, model: nn.Module) -> None:
+        """Move the average towards the weights as they are before this step."""
+        for name, parameter in model.named_parameters():
+            past = self.average.setdefault(name, parameter.detach().clone())
+            past.lerp_(parameter.detach(), 1 - self.options.average)
 
     def _wait_for_end_of_step(self) -> None:
         """Sleep until the step has lasted `step_seconds`.
@@ -212,6 +222,13 @@ class LineFit(Workload):
             "checksum": float(rows[:, 1].sum()),
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average; misbehavior and timing are counted in each attempt."""
+        return {"average": self.average} if self.options.average else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average = state["average"]
+
     def flops_per_sample(self) -> float:
         """Return the operations of two linear layers, 8x16 and 16x1.
 
@@ -219,3 +236,9 @@ class LineFit(Workload):
         the inputs is not computed.
         """
         return 6 * (8 * 16 + 16) - 2 * 8 * 16
+
+
+class ForgetfulFit(LineFit):
+    """A workload that does not say what training changes in it."""
+
+    state_dict = Workload.state_dict

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,18 @@ from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
 from harness.training import checkpoint, evaluate, train, worker
+from harness.training.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    describe_origin,
+    find_fault,
+)
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler
 from harness.training.state import TrainingState
-from tests.support.running import line_sweep
+from harness.training.workload_state import WorkloadState
+from tests.support.running import LINE, line_sweep
 from tests.support.training import SINGLE_RANK
 
 STEPS, STEPS_PER_EPOCH, STEPS_BETWEEN_EVALUATIONS = 20, 8, 5  # 256 samples in batches of 32
@@ -52,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16": PLAIN | {"axes": {"precision": "fp16", "batch_size": 4, "lr": 0.001}},
     "grad_accum_steps": PLAIN | {"axes": {"grad_accum_steps": 2}},
     "memory": {"options": {"memory": True}},
+    "average": {"options": {"average": 0.9}},
     "noise": {"options": {"noise": 0.1}},
     "noise, workers": {"options": {"noise": 0.1}, "axes": {"num_workers": 2}},
 }
@@ -89,6 +99,12 @@ def load_assignment(folder: Path, entry: Mapping[str, Any], checkpoint: str) -> 
     )
 
 
+def find_sound(folder: TrialFolder, assignment: Assignment) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint that the trial would go on from, and why it would not from others."""
+    origin = describe_origin(assignment.trial.id, worker.load_workload(assignment))
+    return checkpoint.find_sound(origin, folder.best_checkpoints, folder.resume_checkpoints)
+
+
 def attempt(
     folder: TrialFolder,
     assignment: Assignment,
@@ -100,7 +116,7 @@ def attempt(
     The ranks ask for it once at the start and once after each step; with `passes_between_checks`,
     an evaluation asks for it too.
     """
-    newest = checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints)
+    newest, _ = find_sound(folder, assignment)
     steps_done = int(newest.name.removeprefix("step-")) if newest else 0
     checks = itertools.count(steps_done)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -209,6 +225,7 @@ WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
     "lr_schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", do_nothing),
     "scaler": (Scaler, "restore", do_nothing),
     "position in the order": (BatchOrder, "skip", property(lambda order: 0, do_nothing)),
+    "workload": (WorkloadState, "load", do_nothing),
     "buffers": (torch.nn.Module, "named_buffers", lambda module, **keywords: iter(())),
 }
 
@@ -225,6 +242,7 @@ WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
         ("position in the order", "adam"),
         ("random numbers", "noise"),
         ("buffers", "memory"),
+        ("workload", "average"),
     ],
 )
 def test_a_part_of_the_state_that_is_forgotten_shows(
@@ -240,41 +258,116 @@ def test_a_part_of_the_state_that_is_forgotten_shows(
     assert resumed != whole
 
 
-# Damaged checkpoints
+def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
+    tmp_path: Path,
+) -> None:
+    entry = PLAIN | {"uses": f"{LINE.rpartition(':')[0]}:ForgetfulFit"}
+    whole, _ = run_trial(tmp_path / "whole", entry)
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    assignment = load_assignment(folder, entry, "none")
+    trial_folder = TrialFolder(folder / "trial")
+    reason = "training has changed began, step of ForgetfulFit, which no checkpoint has; needed: "
+    with pytest.raises(Interrupted, match=f"; the next attempt starts anew: {reason}"):
+        attempt(trial_folder, assignment, 6)
+    newest, faults = find_sound(trial_folder, assignment)
+    assert newest is None
+    assert faults[0].startswith(f"{trial_folder.resume_checkpoints}/step-000000006: {reason}")
+    result = attempt(trial_folder, assignment, None)
+    assert outcome_of(result) == whole
+    assert list(result.interruptions) == []
+
+
+# Checkpoints that are damaged, or not the trial's
 
 
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def fill_with_zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
+def flip_a_bit(path: Path) -> None:
+    """Flip one in the middle, which is in a weight, and in the middle of a tensor of the state."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("damage", [truncate, fill_with_zeros, Path.unlink])
-@pytest.mark.parametrize("name", [checkpoint.STATE_FILE, checkpoint.WEIGHTS_FILE])
-def test_a_checkpoint_that_is_not_whole_is_passed_over(
+def lose_a_page(path: Path) -> None:
+    """Zero what a file system may lose; the file is as long as before."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(256))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (STATE_FILE, flip_a_bit),
+        (STATE_FILE, Path.unlink),
+        (WEIGHTS_FILE, truncate),
+        (WEIGHTS_FILE, lose_a_page),
+        (MANIFEST_FILE, flip_a_bit),
+        (MANIFEST_FILE, Path.unlink),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    """As after a loss of power, by which a file system loses what it had not written."""
+    """The one before it is loaded; when training gets there again, it is written again."""
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    assignment = load_assignment(folder, PLAIN, "none")
+    trial_folder = TrialFolder(folder / "trial")
+    for stop in (3, 6):
+        with pytest.raises(Interrupted):
+            attempt(trial_folder, assignment, stop)
+    earlier, newest = sorted(trial_folder.resume_checkpoints.iterdir())
+    damage(newest / name)
+    path, faults = find_sound(trial_folder, assignment)
+    assert path == earlier
+    assert [fault.startswith(str(newest)) for fault in faults] == [True]
+    with pytest.raises(Interrupted):
+        attempt(trial_folder, assignment, 6)
+    assert find_sound(trial_folder, assignment) == (newest, [])
+    assert names_in(trial_folder.resume_checkpoints) == [earlier.name, newest.name]
 
-    def lose_power(folder: TrialFolder) -> None:
-        best = checkpoint.newest(folder.best_checkpoints)
-        newest = checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints)
-        assert best is not None
-        assert newest == folder.resume_checkpoints / "step-000000013"
-        damage(newest / name)
+
+def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Path) -> None:
+    kept = []
+
+    def look(folder: TrialFolder) -> None:
+        kept.append(names_in(folder.resume_checkpoints))
         (folder.resume_checkpoints / ".step-000000014").mkdir()
-        assert checkpoint.newest(folder.best_checkpoints, folder.resume_checkpoints) == best
 
-    whole, _ = run_trial(tmp_path / "whole", PLAIN, checkpoint="best")
-    resumed, interruptions = run_trial(
-        tmp_path / "resumed", PLAIN, [13], checkpoint="best", between=lose_power
-    )
-    assert resumed == whole
-    ((step, signal_name),) = interruptions
-    assert step in (STEPS_BETWEEN_EVALUATIONS, 2 * STEPS_BETWEEN_EVALUATIONS)
-    assert signal_name is None
+    run_trial(tmp_path / "resumed", PLAIN, [2, 3, 5], between=look)
+    two, three, five = "step-000000002", "step-000000003", "step-000000005"
+    assert kept == [[two], [two, three], [three, five]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trial": "line-0123456789-s0-r0"}, "trial: found .*; allowed: line-0123456789-s0-r0$"),
+        ({"code": "00" * 32}, "code: found .*; allowed: 000000000000: the code of the training"),
+        ({"software": {"torch": "1.0"}}, r"numpy: found \d.*; allowed: None$"),
+    ],
+    ids=["trial", "code", "software"],
+)
+def test_a_checkpoint_of_something_else_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    assignment = load_assignment(tmp_path, PLAIN, "none")
+    trial_folder = TrialFolder(tmp_path / "trial")
+    with pytest.raises(Interrupted):
+        attempt(trial_folder, assignment, 3)
+    origin = describe_origin(assignment.trial.id, worker.load_workload(assignment))
+    (path,) = trial_folder.resume_checkpoints.iterdir()
+    assert find_fault(path, origin) is None
+    fault = find_fault(path, replace(origin, **change))
+    assert fault is not None
+    assert re.search(f"^{path}: {message}", fault)
 
 
 # The signal

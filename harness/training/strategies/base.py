@@ -73,12 +73,13 @@ class Strategy(ABC):
     # Checkpoints. Every rank must call these methods, as they may communicate.
 
     @property
-    def needs_rehearsal(self) -> bool:
-        """Return whether a forward and a backward must have run before a checkpoint is loaded.
+    def arranging_steps(self) -> int:
+        """Return in how many steps the strategy arranges itself, in a way that results depend on.
 
-        True for a strategy that arranges itself in its first step, in a way that results depend on.
+        So many forwards and backwards are computed before a checkpoint of later steps is loaded,
+        and their gradients dropped.
         """
-        return False
+        return 0
 
     def full_weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Return copies of the unsharded parameters and persistent buffers on the CPU, by name."""

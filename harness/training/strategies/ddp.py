@@ -80,14 +80,17 @@ class DDP(Strategy):
         return lambda loss: mark_gradient_wait(loss, clock)
 
     @property
-    def needs_rehearsal(self) -> bool:
-        """Return whether more than two ranks must be brought to the buckets that they had.
+    def arranging_steps(self) -> int:
+        """Return after how many backwards DDP rebuilds its buckets, for more than two ranks.
 
-        After its first backward, DDP rebuilds its buckets in the order in which gradients became
-        ready. Where in a bucket a gradient is decides in which order the ranks are summed up, and
-        so, from three ranks on, the last bits of the sum.
+        It does so in the order in which gradients became ready: in the first backward, or in the
+        second with a static graph, whose first backward only counts how often each is used. Where
+        in a bucket a gradient is decides in which order the ranks are summed up, and so, from three
+        ranks on, the last bits of the sum.
         """
-        return self.mesh.dp_size > 2
+        if self.mesh.dp_size <= 2:
+            return 0
+        return 2 if self.axes.static_graph else 1
 
 
 def assign_buckets(model: nn.Module, cap_mb: float | None) -> list[list[int]]:

@@ -1,0 +1,162 @@
+"""What says of a checkpoint that it is whole, and whose it is.
+
+`manifest.json` is written last. It has the size and the SHA-256 of each file, so that a bit that
+flips on the disk, or a page that a file system lost, is noticed before anything is loaded. It also
+names the trial, the code and the software, since a trial that goes on with others would end with
+results that are neither's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness.core.errors import BadInput
+from harness.core.import_path import ROOT
+from harness.records.decode import FileFormat, decode_file
+from harness.records.environment import describe_software
+from workloads.base import Workload
+from workloads.catalog import source_files
+
+WEIGHTS_FILE = "model.safetensors"
+STATE_FILE = "state.pt"
+MANIFEST_FILE = "manifest.json"
+MANIFEST_SCHEMA = "1.0"
+MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA)
+# The code that decides what a trial computes, besides the user's own.
+DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
+# Packages that have no part in what ranks compute.
+LAUNCHER_PACKAGES = ("mlflow", "submitit")
+SHOWN_DIGITS = 12  # of a digest, in errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What must be the same for a trial to go on where another attempt ended."""
+
+    trial: str  # its id, which stands for the whole cell, the seed and the repeat
+    code: str  # SHA-256 of the training code and of the workload's
+    software: Mapping[str, str]  # Python and the packages that compute, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedFile:
+    """One file of a checkpoint as it was written."""
+
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of `manifest.json`."""
+
+    schema: str = MANIFEST_SCHEMA
+    step: int  # optimizer steps done
+    origin: Origin
+    files: Mapping[str, SealedFile]
+    # Why no attempt can go on from it although it is whole; None if one can.
+    not_resumable: str | None = None
+
+
+def describe_origin(trial_id: str, workload: Workload) -> Origin:
+    """Return what this process would write into a checkpoint of the trial.
+
+    Of the harness, only the code that trains counts: another version of the report changes no
+    result, and a sweep that takes days is not to start anew for it.
+    """
+    software = describe_software()
+    versions = {"python": software.python, "torch": software.torch}
+    for name, version in software.packages.items():
+        if name not in LAUNCHER_PACKAGES:
+            versions.setdefault(name, version)
+    return Origin(trial=trial_id, code=_digest_code(type(workload)), software=versions)
+
+
+def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> None:
+    """Write the manifest of a checkpoint whose files are all in `folder`."""
+    files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
+    manifest = Manifest(step=step, origin=origin, files=files, not_resumable=not_resumable)
+    text = json.dumps(asdict(manifest), indent=1) + "\n"
+    (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+
+
+def find_fault(checkpoint: Path, origin: Origin) -> str | None:
+    """Return why a trial can't go on from a checkpoint, None if it can.
+
+    Every file is read.
+    """
+    try:
+        manifest = decode_file(Manifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
+    except BadInput as error:
+        return str(error)
+    mismatch = _find_mismatch(manifest.origin, origin) or _find_damage(checkpoint, manifest)
+    if mismatch is None and manifest.not_resumable is not None:
+        mismatch = manifest.not_resumable
+    if mismatch is None:
+        return None
+    return f"{checkpoint}: {mismatch}"
+
+
+def _find_mismatch(found: Origin, expected: Origin) -> str | None:
+    """Return how the origin of a checkpoint differs from what is expected, None if it does not."""
+    if found.trial != expected.trial:
+        return f"trial: found {found.trial}; allowed: {expected.trial}"
+    if found.code != expected.code:
+        return (
+            f"code: found {found.code[:SHOWN_DIGITS]}; allowed: {expected.code[:SHOWN_DIGITS]}:"
+            " the code of the training or of the workload has changed"
+        )
+    for name in sorted({*found.software, *expected.software}):
+        version, needed = found.software.get(name), expected.software.get(name)
+        if version != needed:
+            return f"{name}: found {version}; allowed: {needed}"
+    return None
+
+
+def _find_damage(checkpoint: Path, manifest: Manifest) -> str | None:
+    """Return which file of a checkpoint is not as it was written, None if all are."""
+    if checkpoint.name != checkpoint_name(manifest.step):
+        return f"step: found {manifest.step}; allowed: that of the folder's name"
+    if set(manifest.files) != {WEIGHTS_FILE, STATE_FILE}:
+        return f"{MANIFEST_FILE}: found {', '.join(manifest.files)}; allowed: both files"
+    for name, sealed in manifest.files.items():
+        try:
+            found = _describe_file(checkpoint / name)
+        except OSError as error:
+            return f"{name}: can't be read: {error.strerror}"
+        if found.size != sealed.size:
+            return f"{name}: found {found.size} bytes; allowed: {sealed.size}"
+        if found.sha256 != sealed.sha256:
+            return (
+                f"{name}: found SHA-256 {found.sha256[:SHOWN_DIGITS]}; allowed:"
+                f" {sealed.sha256[:SHOWN_DIGITS]}: it is damaged"
+            )
+    return None
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of a checkpoint's folder; names sort as steps do."""
+    return f"step-{step:09d}"
+
+
+def _describe_file(path: Path) -> SealedFile:
+    """Return the size and the digest of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return SealedFile(size=file.tell(), sha256=digest)
+
+
+def _digest_code(workload_class: type[Workload]) -> str:
+    """Return the SHA-256 of the code that trains: the harness's and the workload's."""
+    digest = hashlib.sha256()
+    paths = list(source_files(workload_class))
+    for folder in DECISIVE_FOLDERS:
+        paths += sorted(folder.rglob("*.py"))
+    for path in paths:
+        # Without their folders, as a copy of the code in another folder computes the same.
+        digest.update(f"{path.name}\0{_describe_file(path).sha256}\0".encode())
+    return digest.hexdigest()

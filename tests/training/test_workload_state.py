@@ -1,0 +1,142 @@
+"""What training changes in a workload is saved and digested, or noticed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.core.errors import NotApplied
+from harness.training.workload_state import AttributeWatch, WorkloadState, join_state_digests
+from tests.support.line import LineFit, Options
+from workloads.base import Workload
+from workloads.options import Settings
+
+Fit: Any = type("Fit", (LineFit,), {"state_dict": Workload.state_dict})
+
+
+def change(workload: Any, name: str) -> None:
+    """Change an attribute as training may do it."""
+    value = getattr(workload, name)
+    match name:
+        case "average" | "shadow":
+            with torch.no_grad():
+                next(iter(value.parameters())).mul_(2) if name == "shadow" else value.mul_(2)
+        case "count":
+            workload.count += 1
+        case "losses":
+            value.append(0.5)
+        case "array":
+            value += 1
+        case "replaced":
+            workload.replaced = value * 0.5
+        case "generator":
+            torch.rand(1, generator=value)
+        case "draws":
+            value.random()
+        case "rng":
+            value.random()
+
+
+ATTRIBUTES = (
+    "array",
+    "average",
+    "count",
+    "draws",
+    "generator",
+    "losses",
+    "replaced",
+    "rng",
+    "shadow",
+)
+
+
+def make_workload() -> Any:
+    workload = Fit(Options(), Settings())
+    workload.splits()
+    workload.average = torch.ones(3)
+    workload.count = 0
+    workload.losses = []
+    workload.array = np.ones(3)
+    workload.replaced = torch.ones(3)
+    workload.generator = torch.Generator()
+    workload.draws = random.Random(0)
+    workload.rng = np.random.default_rng(0)
+    workload.model = workload.build_model()
+    workload.shadow = copy.deepcopy(workload.model)
+    workload.rule = lambda step: step + 1  # can't be pickled
+    workload.pair = (workload.rule, workload.build_model)
+    return workload
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_that_changes_is_noticed(name: str) -> None:
+    workload = make_workload()
+    watch = AttributeWatch(workload, [])
+    assert watch.changed() == []
+    change(workload, name)
+    assert watch.changed() == [name]
+
+
+def test_an_attribute_that_is_new_or_gone_is_noticed() -> None:
+    workload = make_workload()
+    watch = AttributeWatch(workload, [])
+    workload.late = 1
+    del workload.count
+    assert watch.changed() == ["count", "late"]
+
+
+def test_what_checkpoints_restore_may_change() -> None:
+    workload = make_workload()
+    model: nn.Module = workload.model
+    optimizer = workload.optimizer(model)
+    workload.optimizers = [optimizer]
+    restored = [*model.modules(), *model.parameters(), *model.buffers(), optimizer]
+    watch = AttributeWatch(workload, restored)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    assert watch.changed() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": {"b": [np.ones(1)]}}, r"Own.state_dict\(\)\['a'\]\['b'\]\[…\]: found ndarray; allo"),
+        ({"a": 1}, r"Own has state_dict\(\); needed: load_state_dict\(state\) too$"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_have_is_refused_before_training(
+    state: dict[str, Any], message: str
+) -> None:
+    own: Any = type("Own", (Fit,), {"state_dict": lambda self: state})
+    own.load_state_dict = Workload.load_state_dict
+    with pytest.raises(NotApplied, match=message):
+        WorkloadState(own(Options(), Settings()), [])
+
+
+def test_the_digest_is_of_types_and_values() -> None:
+    states: list[Any] = [
+        {"a": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.float64)}, {"a": torch.ones(1, 2)}, {"b": torch.ones(2)},
+        {"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": (1,)}, {"a": {"a": 1}}, {"a": None},
+    ]  # fmt: skip
+    own: Any = type("Own", (LineFit,), {"state_dict": lambda self: self.own})
+    digests = []
+    for state in states:
+        workload = own(Options(), Settings())
+        workload.own = state
+        digests.append(WorkloadState(workload, []).digest())
+    assert len({*digests}) == len(states)
+    assert None not in digests
+
+
+def test_the_digest_of_all_ranks_is_that_of_one_where_they_agree() -> None:
+    assert join_state_digests([None, None]) is None
+    assert join_state_digests(["a"]) == join_state_digests(["a", "a"]) == "a"
+    assert join_state_digests(["a", "b"]) not in (None, "a", "b")
+    assert join_state_digests(["a", "b"]) != join_state_digests(["b", "a"])
