@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from harness.records.record import Record
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
 
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:
@@ -28,6 +30,21 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     for record in records:
         by_cell.setdefault(record.trial.cell.id, []).append(record)
     return by_cell
+
+
+def missing_trials(sweep: Sweep, records: Sequence[Record]) -> Counter[str]:
+    """Return the number of trials that the sweep asks for and that have no record, by cell id.
+
+    Records of trials that an earlier command asked for make up for none of them.
+    """
+    recorded = {record.trial.id for record in records}
+    return Counter(trial.cell.id for trial in sweep.trials() if trial.id not in recorded)
+
+
+def shown_seeds(sweep: Sweep, records: Sequence[Record]) -> list[int]:
+    """Return the seeds that the sweep asks for, then those that earlier commands have left."""
+    recorded = sorted({record.trial.seed for record in records})
+    return list(dict.fromkeys([*sweep.all_seeds, *recorded]))
 
 
 def summary_values(records: Sequence[Record], field: str) -> list[float]:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.analysis import baseline
+from harness.analysis.cells import missing_trials
 from harness.analysis.compare import Side, hardware_of
 from harness.analysis.result import CellResult, aggregate, join, unrecorded
 from harness.core.errors import BadInput, did_you_mean
@@ -63,8 +63,10 @@ def _named_cells(results: Results, name: str, recall: Recall | None) -> list[Cel
     if name.startswith(f"{BASELINE}:"):
         return _read_baselines(results, [name.partition(":")[2]])
     if results.sweep_folder(name).spec_path.exists():
-        sweep, records = read_recorded_sweep(results, name)
-        return _cells_of_sweep(sweep, records, name)
+        recorded = read_recorded_sweep(results, name)
+        if recorded.unreadable:  # a judgment is of all trials or of none
+            raise BadInput(recorded.unreadable[0])
+        return _cells_of_sweep(recorded.sweep, recorded.records, name)
     if Path(name).exists():
         return _cells_at_path(Path(name))
     mlflow_run = MLFLOW_RUN.fullmatch(name)
@@ -78,14 +80,10 @@ def _cells_of_sweep(sweep: Sweep, records: Sequence[Record], name: str) -> list[
 
     Trials that are planned and have no record are counted, so that what never ran is not forgotten.
     """
-    missing: Counter[str] = Counter()
-    for trial in sweep.trials():
-        missing[trial.cell.id] += 1
-    for record in records:
-        missing[record.trial.cell.id] -= 1
+    missing = missing_trials(sweep, records)
     parts = _aggregate(records, name)
     for cell in sweep.cells:
-        if missing[cell.id] > 0:
+        if missing[cell.id]:
             parts.append(unrecorded(cell, missing[cell.id]))
     return join(parts)
 

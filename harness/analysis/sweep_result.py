@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.analysis.cells import group_by_cell
+from harness.analysis.cells import group_by_cell, missing_trials
 from harness.analysis.compare import Comparison, Row, Side, against_first
 from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED, throughput_difference
@@ -42,13 +42,13 @@ class SweepResult:
         as long as reading the records: each trial's steps are read once for its standard error.
         """
         by_cell = group_by_cell(records)
+        missing = missing_trials(sweep, records)
         cells = []
         for cell in sweep.cells:
             cell_records = by_cell.get(cell.id, [])
             parts = aggregate(cell_records)
-            missing = sweep.count_trials(cell) - len(cell_records)
-            if missing > 0:
-                parts.append(unrecorded(cell, missing))
+            if missing[cell.id]:
+                parts.append(unrecorded(cell, missing[cell.id]))
             cells += join(parts)
         return SweepResult(name=sweep.name, cells=cells, records=by_cell)
 

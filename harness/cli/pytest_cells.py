@@ -169,7 +169,10 @@ class SweepFile(pytest.File):
         sweep_folder = self.results.sweep_folder(sweep.name)
         which = self.config.getoption("harness_trials")
         if not sweep.cells or which == "recorded":
-            self.records = runner.plan(sweep, sweep_folder, "missing").finished
+            planned = runner.plan(sweep, sweep_folder, "missing")
+            if planned.unreadable:  # a gate must not pass for want of a trial
+                raise BadInput(planned.unreadable[0])
+            self.records = planned.finished
             return
         reporter = TrialReporter(self.config)
         if which == "all":

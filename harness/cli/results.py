@@ -6,6 +6,7 @@ by the id of an MLflow run need MLflow.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ from harness.core.errors import BadInput, parse_percentage
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison, Rules, Side
     from harness.core.paths import Results
+    from harness.records.store import RecordedSweep
     from harness.statistics.verdict import Correction
 
 app = typer.Typer()
@@ -70,18 +72,19 @@ def show(
     from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
-    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    _print_unreadable(recorded)
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
         from harness.render.terminal.phases import show_phases
 
-        show_phases(recorded_sweep, records)
+        show_phases(recorded.sweep, recorded.records)
     elif across:
         from harness.render.terminal.pivot import show_pivot
 
-        show_pivot(recorded_sweep, records, across.split(","))
+        show_pivot(recorded.sweep, recorded.records, across.split(","))
     else:
-        show_results(recorded_sweep, records, results_folder, verbose=verbose)
+        show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose)
 
 
 @app.command(
@@ -289,13 +292,21 @@ def report(
     from harness.render.html import page
 
     results_folder = Results(results)
-    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    _print_unreadable(recorded)
     reference = None
     if against:
         # The sweep is selected too because `baseline` means those of the hardware of the others.
         reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
-    path = out or results_folder.sweep_folder(recorded_sweep.name).report_path
-    page.write(path, results_folder, recorded_sweep, records, reference)
+    path = out or results_folder.sweep_folder(recorded.sweep.name).report_path
+    page.write(
+        path,
+        results_folder,
+        recorded.sweep,
+        recorded.records,
+        reference,
+        unreadable_count=len(recorded.unreadable),
+    )
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
@@ -314,10 +325,11 @@ def collect(
     from harness.tracking import Tracker
 
     results_folder = Results(results)
-    recorded_sweep, records = read_recorded_sweep(results_folder, sweep)
-    sweep_folder = results_folder.sweep_folder(recorded_sweep.name)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    _print_unreadable(recorded)
+    sweep_folder = results_folder.sweep_folder(recorded.sweep.name)
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
-    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, records)
+    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, recorded.records)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
@@ -346,6 +358,14 @@ def ui(
     from harness.tracking.ui import serve
 
     serve(Results(results), tracking_uri, port=port)
+
+
+def _print_unreadable(recorded: RecordedSweep) -> None:
+    """Name on stderr the records that are left out, each with what to do about it."""
+    from harness.render.terminal.run import unreadable_lines
+
+    for line in unreadable_lines(recorded.unreadable):
+        print(line, file=sys.stderr)
 
 
 def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:

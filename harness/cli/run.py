@@ -7,6 +7,7 @@ again, runs the trials that have none.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -143,7 +144,8 @@ def run(
     from harness.analysis import adaptive
     from harness.core.paths import Results
     from harness.launch import sweep as runner
-    from harness.render.terminal.run import RunView, show_results
+    from harness.records.store import read_recorded_sweep
+    from harness.render.terminal.run import RunView, show_results, unreadable_lines
     from harness.slurm.queue import refuse_live_jobs
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
@@ -176,11 +178,16 @@ def run(
         finished_sweep, records = adaptive.run_until(goal, loaded, run_pending)
         # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
         view.deliver(records)
-    show_results(finished_sweep, records, results_folder, trouble=view.trouble, verbose=verbose)
+    recorded = read_recorded_sweep(results_folder, finished_sweep.name)
+    show_results(
+        finished_sweep, recorded.records, results_folder, trouble=view.trouble, verbose=verbose
+    )
+    for line in unreadable_lines(recorded.unreadable):
+        print(line, file=sys.stderr)
     if goal is not None:
         print(adaptive.describe_precision(goal, finished_sweep, records))
     goal_reached = adaptive.reached(goal, finished_sweep, records)  # true without a goal
-    _exit(records, goal_reached=goal_reached)
+    _exit(records, goal_reached=goal_reached, is_complete=not recorded.unreadable)
 
 
 def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
@@ -194,13 +201,14 @@ def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
     return "failed" if retry_failed else "missing"
 
 
-def _exit(records: Sequence[Record], *, goal_reached: bool) -> None:
+def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
     """End the command with the exit code that its trials' statuses call for.
 
-    A failure counts more than an inconclusive measurement. Returns where all is well.
+    A failure counts more than an inconclusive measurement, and so does a trial whose record can't
+    be read, without which the sweep is not complete. Returns where all is well.
     """
     statuses = {record.status for record in records}
-    if statuses & {"failed", "interrupted"}:
+    if statuses & {"failed", "interrupted"} or not is_complete:
         raise typer.Exit(FAILED)
     if "invalid" in statuses or not goal_reached:
         raise typer.Exit(INCONCLUSIVE)

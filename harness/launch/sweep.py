@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
 from harness.hardware import machine
 from harness.launch import forkserver
@@ -34,23 +35,33 @@ class Plan:
 
     pending: Sequence[Trial]
     finished: Sequence[Record]  # of the trials that will not run again
+    resumed: Sequence[Record] = ()  # of those pending trials that continue from a checkpoint
+    # Of the trials whose record can't be read, which and what to do: a line each. They don't run,
+    # because that would replace a record that may only be of another version of the harness.
+    unreadable: Sequence[str] = ()
 
 
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
-    """Return what is to do; raises BadInput for a record that can't be read, unless all trials run
-    again.
-    """
+    """Return what is to do."""
+    if not FINISHED[redo]:
+        return Plan(pending=sweep.trials(), finished=())
     pending = []
     finished = []
+    resumed = []
+    unreadable = []
     for trial in sweep.trials():
-        record = None
-        if FINISHED[redo]:
+        try:
             record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+        except BadInput as error:
+            unreadable.append(str(error))
+            continue
         if record is not None and record.status in FINISHED[redo]:
             finished.append(record)
-        else:
-            pending.append(trial)
-    return Plan(pending=pending, finished=finished)
+            continue
+        pending.append(trial)
+        if record is not None and record.status == "interrupted":
+            resumed.append(record)
+    return Plan(pending=pending, finished=finished, resumed=resumed, unreadable=unreadable)
 
 
 def allow_all(folder: SweepFolder) -> None:

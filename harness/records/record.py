@@ -43,7 +43,7 @@ SCHEMA = "5.1"
 RECORD_FORMAT = FileFormat(
     name="record",
     schema=SCHEMA,
-    remedy="harness run --force measures it again, or delete it",
+    remedy="move it away and run the sweep again to measure it anew",
     sealed_since=1,
 )
 # Without a schema: the same version of the harness reads it, minutes later.

@@ -1,7 +1,8 @@
 """Recorded sweeps on disk: listing them, reading them back, and locking one while it runs.
 
 A recorded sweep is a folder with a `sweep.json` and a record for each trial that has run. The sweep
-is read from there, not from the sweep file, which may have been changed since.
+is read from there, not from the sweep file, which may have been changed since. It is what the last
+command asked for; earlier commands may have asked for other seeds and repeats of its cells.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,23 +28,35 @@ from harness.records.decode import (
     read_json,
 )
 from harness.records.record import Record, read_record_if_exists
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
 SCHEMA = "1.0"  # of sweep.json
+TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
 SWEEP_FORMAT = FileFormat(name="sweep", schema=SCHEMA, remedy="harness run writes it anew")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedSweep:
+    """A sweep that has run, with all that was recorded of its cells."""
+
+    sweep: Sweep  # as the last command asked for it
+    records: Sequence[Record]  # of all trials of its cells, earlier commands' at the end
+    unreadable: Sequence[str]  # for each record that can't be read, which and what to do: a line
 
 
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, and the ids of its trials.
 
-    The ids follow from the rest; they are for readers that decode no cells, such as the tracker.
-    Raises BadInput for a folder that another sweep has.
+    The ids are those that it asks for, and those of its cells' trials that earlier commands have
+    left. They are for readers that decode no cells, such as the tracker. Raises BadInput for a
+    folder that another sweep has.
     """
     _check_owner(sweep, folder)
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
-    content["trials"] = [trial.id for trial in sweep.trials()]
+    trial_ids = [trial.id for trial in (*sweep.trials(), *recorded_trials(folder, sweep.cells))]
+    content["trials"] = list(dict.fromkeys(trial_ids))
     write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
 
 
@@ -120,20 +134,42 @@ def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
     return cells
 
 
-def read_recorded_sweep(results: Results, name: str) -> tuple[Sweep, list[Record]]:
-    """Read a sweep that has run, and the records of those of its trials that have one.
+def recorded_trials(folder: SweepFolder, cells: Iterable[Cell]) -> list[Trial]:
+    """Return the trials of these cells that have a record, by the names of their folders."""
+    cells_by_id = {cell.id: cell for cell in cells}
+    trials = []
+    for path in folder.record_paths():
+        name = TRIAL_ID.fullmatch(path.parent.name)
+        if name is None or name["cell"] not in cells_by_id:
+            continue
+        cell = cells_by_id[name["cell"]]
+        trial = Trial(cell=cell, seed=int(name["seed"]), repeat=int(name["repeat"]))
+        if trial.id == path.parent.name:
+            trials.append(trial)
+    return trials
 
-    Records are in the order in which the trials run. Those of trials that the sweep no longer asks
-    for are left out. Raises BadInput, also for a record that can't be read.
+
+def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
+    """Read a sweep that has run, and the records of all trials of its cells.
+
+    First those that the last command asked for, in the order in which they run. Records that can't
+    be read are left out and named. Raises BadInput for the sweep itself.
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
+    trials = {trial.id: None for trial in sweep.trials()}
+    trials |= {trial.id: None for trial in recorded_trials(folder, sweep.cells)}
     records = []
-    for trial in sweep.trials():
-        record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+    unreadable = []
+    for trial_id in trials:
+        try:
+            record = read_record_if_exists(folder.trial_folder(trial_id).record_path)
+        except BadInput as error:
+            unreadable.append(str(error))
+            continue
         if record is not None:
             records.append(record)
-    return sweep, records
+    return RecordedSweep(sweep=sweep, records=records, unreadable=unreadable)
 
 
 @contextmanager

@@ -372,11 +372,16 @@ def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials that have to run.
 
     These are trials without a record of this submission, those that were interrupted, and those
-    that run again because they were invalid, or were lost through no fault of their own.
+    that run again because they were invalid, or were lost through no fault of their own. One whose
+    record can't be read is left out: the record may be of another version of the harness.
     """
     pending = []
     for trial in trials:
-        record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
+        try:
+            record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
+        except BadInput as error:
+            log(f"{trial.id} is left out: {error}")
+            continue
         first_attempt = runner.first_attempts[trial.id]
         if (
             record is None

@@ -169,7 +169,7 @@ def prepare(
         submission=submissions.new(sweep, profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_ids),
-        remarks=[*packing.remarks, *remarks, *_remarks_on_shell()],
+        remarks=[*packing.remarks, *remarks, *_remarks_on_shell(), *todo.unreadable],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -191,14 +191,16 @@ def read_outlines(folder: SweepFolder) -> list[TrialOutline]:
     """Return the outline of every record in the folder, sorted by path.
 
     Only records that are new or changed since the last call are read: a delivery follows each
-    trial of a run.
+    trial of a run. Records that can't be read are left out, so that one of them holds up no other;
+    the commands that deliver name them.
 
-    Raises BadInput if a record cannot be read or there is none.
+    Raises BadInput if there is no record that can be read.
     """
     outlines = []
     for path in folder.record_paths():
         stat = path.stat()
-        outlines.append(_read_outline(path, stat.st_mtime_ns, stat.st_size))
+        with suppress(BadInput):
+            outlines.append(_read_outline(path, stat.st_mtime_ns, stat.st_size))
     if not outlines:
         raise BadInput(f"{folder.path}: found no record of a trial; allowed: a sweep that has run")
     return outlines

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.cells import missing_trials, shown_seeds
 from harness.core.paths import SweepFolder
 from harness.hardware.roofline import device_of
 from harness.records.environment import Hardware, Software
 from harness.records.record import Record
 from harness.render.html.report import Report
-from harness.spec.sweep import Sweep, ready_sweeps
+from harness.spec.sweep import ready_sweeps
 
 LOG_LINES = 30  # of the end of a log
 MAX_VALUES = 3  # different values of a setting that are listed; of more, only the number
@@ -55,7 +56,7 @@ def troubles(report: Report) -> list[Trouble]:
 
 def count_unrecorded(report: Report) -> int:
     """Return the number of trials that are planned and have no record."""
-    return len(report.sweep.trials()) - len(report.records)
+    return missing_trials(report.sweep, report.records).total()
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
@@ -227,7 +228,7 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
     if commits:
         commands.append(f"git checkout {commits[-1]}")
     commands.append(_install_command(last_record))
-    commands.append(_run_command(report.sweep))
+    commands.append(_run_command(report))
     commands.append("# one trial by hand, as it ran")
     trial_path = report.folder.trial_folder(last_record.trial.id).path
     ranks = last_record.trial.cell.axes.world_size
@@ -252,11 +253,12 @@ def _install_command(record: Record) -> str:
     return shlex.join(command)
 
 
-def _run_command(sweep: Sweep) -> str:
+def _run_command(report: Report) -> str:
     """Return the command that runs a sweep with the data, the seeds and the repeats that it had.
 
     A sweep that comes with the harness is called by its name, any other by its path.
     """
+    sweep = report.sweep
     source = str(sweep.source)
     if sweep.source.stem in ready_sweeps():
         source = sweep.source.stem
@@ -268,8 +270,9 @@ def _run_command(sweep: Sweep) -> str:
             data_files[cell.workload.label] = path
     for label, path in data_files.items():
         command += ["--data", f"{label}={path}"]
-    seeds = ",".join(map(str, sweep.seeds))
-    command += ["--set", f"seeds={seeds}", "--set", f"repeats={sweep.repeats}"]
+    all_seeds = sweep.seeds if sweep.workload_seeds else shown_seeds(sweep, report.records)
+    seeds = ",".join(map(str, all_seeds))
+    command += ["--set", f"seeds={seeds}", "--set", f"repeats={report.repeats}"]
     for label, own_seeds in sweep.workload_seeds.items():
         command += ["--set", f"workloads.{label}.seeds={list(own_seeds)}"]
     return shlex.join(command)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
+from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import Comparison, Side
 from harness.core.paths import Results, write_atomically
 from harness.core.redaction import redact_text, secret_values
@@ -56,12 +57,16 @@ def write(
     sweep: Sweep,
     records: Sequence[Record],
     against: Side | None = None,
+    unreadable_count: int = 0,
 ) -> None:
     """Write the report of a sweep that has run; the same records give the same bytes.
 
+    `unreadable_count` is the number of further records, which the page says are left out.
+
     Raises BadInput if there are no records, or if `against` cannot be compared with them.
     """
-    write_atomically(path, render(make_report(results, sweep, records, against)))
+    report = make_report(results, sweep, records, against)
+    write_atomically(path, render(replace(report, unreadable_count=unreadable_count)))
 
 
 def render(report: Report) -> str:
@@ -108,8 +113,8 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     ended = max(record.ended for record in report.records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
     workloads = fmt.counted(len(report.workloads), "workload")
-    seeds = fmt.counted(len(report.sweep.all_seeds), "seed")
-    repeats = fmt.counted(report.sweep.repeats, "repeat")
+    seeds = fmt.counted(len(shown_seeds(report.sweep, report.records)), "seed")
+    repeats = fmt.counted(report.repeats, "repeat")
     hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
     # A dict keeps the order in which the machines were used.
     return [
@@ -127,6 +132,8 @@ def _trial_counts(report: Report) -> str:
     unrecorded = origin.count_unrecorded(report)
     if unrecorded:
         counts += f", {unrecorded} not run"
+    if report.unreadable_count:
+        counts += f", {report.unreadable_count} left out because their records can't be read"
     return counts
 
 

@@ -81,6 +81,12 @@ class Report:
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # by label
     against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
+    unreadable_count: int = 0  # records that are left out
+
+    @property
+    def repeats(self) -> int:
+        """The repeats that the sweep asks for, or that an earlier command has left if more."""
+        return max(self.sweep.repeats, *(record.trial.repeat + 1 for record in self.records))
 
     @property
     def cells(self) -> list[ReportCell]:

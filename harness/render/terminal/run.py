@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from harness.analysis.cells import shown_seeds
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
@@ -32,6 +33,8 @@ from harness.spec.sweep import Sweep
 from harness.tracking import Tracker
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
+MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
+MOST_SEEDS = 12  # that a suggestion lists; of a sweep with more, it is a further repeat
 COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 
 
@@ -128,7 +131,7 @@ class RunView:
 
     def deliver(self, records: Sequence[Record]) -> None:
         """Deliver records to MLflow; those that are there already cost one query."""
-        if self.trouble:
+        if self.trouble or not records:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         sweep_folder = self.results.sweep_folder(self.sweep.name)
@@ -189,13 +192,13 @@ def show_results(
     records, peaks = with_measured_peaks(records, results)
     show_table(console, result_table(sweep, records))
     folder = escape(str(results.sweep_folder(sweep.name).path))
-    has_intervals = any(sweep.count_trials(cell) > 1 for cell in sweep.cells)
+    has_intervals = max(Counter(_cells_of_trials(sweep, records)).values()) > 1
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
         f"\n{marks_legend(sweep)}{means}. Records: {folder}",
         *roofline_lines(sweep, records, results, peaks),
     ]
-    _print_lines(console, lines)
+    _print_lines(console, lines + _earlier_lines(sweep, records))
     if has_intervals:
         show_verdicts(console, sweep, records)
     remarks = _status_lines(records)
@@ -203,7 +206,49 @@ def show_results(
     if trouble:
         command = f"harness collect {shlex.quote(sweep.name)}"
         remarks.append(f"[yellow]MLflow has not got everything[/]; deliver it later: {command}")
-    _print_lines(console, remarks + _next_lines(sweep))
+    _print_lines(console, remarks + _next_lines(sweep, records))
+
+
+def unreadable_lines(unreadable: Sequence[str]) -> list[str]:
+    """Return what to print about records that can't be read: each by its error, and how many.
+
+    They are left out of all that is shown beside.
+    """
+    if not unreadable:
+        return []
+    count = counted(len(unreadable), "record")
+    return [*map(one_line, unreadable), f"{count} left out, because of the above"]
+
+
+def _cells_of_trials(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """Return the cell's id of every trial that the sweep asks for or that has a record."""
+    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
+    for record in records:
+        cells_by_trial[record.trial.id] = record.trial.cell.id
+    return list(cells_by_trial.values())
+
+
+def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """Return which of the trials the last command asked for, if earlier ones have left others."""
+    asked_for = {trial.id for trial in sweep.trials()}
+    earlier = [record.trial for record in records if record.trial.id not in asked_for]
+    if not earlier:
+        return []
+    latest = [record.trial for record in records if record.trial.id in asked_for]
+    return [
+        f"{counted(len(records), 'trial')}: {len(latest)} of the last command ({_seeds(latest)}),"
+        f" {len(earlier)} of earlier ones ({_seeds(earlier)})"
+    ]
+
+
+def _seeds(trials: Sequence[Trial]) -> str:
+    """Return the seeds of trials, and their repeats if there are any besides the first."""
+    seeds = ",".join(str(seed) for seed in sorted({trial.seed for trial in trials}))
+    repeats = sorted({trial.repeat for trial in trials})
+    text = f"seeds={seeds or 'none'}"
+    if repeats not in ([], [0]):
+        text += f", repeats {','.join(map(str, repeats))}"
+    return text
 
 
 def _print_lines(console: Console, lines: Sequence[str]) -> None:
@@ -269,13 +314,18 @@ def _label_lines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _next_lines(sweep: Sweep) -> list[str]:
+def _next_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     """Return the commands to try next, each with what it shows."""
     name = shlex.quote(sweep.name)
+    seeds = shown_seeds(sweep, records)
+    seeds += [max(seeds) + number for number in range(1, MORE_SEEDS + 1)]
+    more = f"repeats={sweep.repeats + 1}"
+    if len(seeds) <= MOST_SEEDS:
+        more = f"seeds={','.join(map(str, seeds))}"
     purposes = {
         "harness ui": "curves and comparisons in MLflow",
         f"harness show {name} --phases": "where the time of a step goes",
-        "harness run … --set seeds=0,1,2": "more seeds; finished trials are not repeated",
+        f"harness run … --set {more}": "more trials; finished ones are not repeated",
     }
     width = max(len(command) for command in purposes)
     lines: list[str] = []

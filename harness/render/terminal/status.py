@@ -146,10 +146,12 @@ def watch(
                 break
             time.sleep(interval)
     if len(sweeps) == 1:
-        from harness.render.terminal.run import show_results
+        from harness.render.terminal.run import show_results, unreadable_lines
 
-        sweep, records = read_recorded_sweep(results, sweeps[0].name)
-        show_results(sweep, records, results, trouble=deliverer.error)
+        recorded = read_recorded_sweep(results, sweeps[0].name)
+        show_results(recorded.sweep, recorded.records, results, trouble=deliverer.error)
+        for line in unreadable_lines(recorded.unreadable):
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
     return statuses
 
 

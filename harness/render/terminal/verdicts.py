@@ -35,7 +35,7 @@ def show_verdicts(console: Console, sweep: Sweep, records: Sequence[Record]) -> 
     result = SweepResult.of_records(sweep, records)
     repeated: list[CellResult] = []
     for cell_result in result.cells:
-        if sweep.count_trials(cell_result.cell) > 1:
+        if cell_result.planned > 1:
             repeated.append(cell_result)
     result = SweepResult(name=result.name, cells=repeated)
     if result.comparison is None or not result.comparison.rows:
