@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.records.decode import (
     FileFormat,
@@ -198,20 +198,14 @@ def _acquire(file: TextIO, folder: SweepFolder) -> None:
 
     Raises BadInput if another process holds it for longer than `is_locked` does.
     """
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.seek(0)
-                owner = file.read().strip()
-                raise BadInput(
-                    f"{folder.path}: process {owner} is running this sweep; wait until it ends"
-                ) from None
-        except OSError as error:
-            raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
-        time.sleep(LOCK_TIMEOUT / 10)
+    try:
+        if lock_file(file, LOCK_TIMEOUT):
+            return
+    except OSError as error:
+        raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
+    file.seek(0)
+    owner = file.read().strip()
+    raise BadInput(f"{folder.path}: process {owner} is running this sweep; wait until it ends")
 
 
 def is_locked(folder: SweepFolder) -> bool:

@@ -6,14 +6,15 @@ has the trial save, and would requeue the job if it did not read that it was can
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder
+from harness.core.processes import run_command
 from harness.core.slurm_environment import client_variables
+from harness.launch.controller import CALL_SECONDS
 from harness.records.store import lock
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -58,11 +59,15 @@ def _live_job_ids(submission: Submission, queue: Mapping[str, QueuedJob]) -> lis
 def _scancel(job_ids: Sequence[str]) -> None:
     """Call scancel once for all jobs.
 
-    Raises HarnessError with Slurm's message if it refuses.
+    Raises HarnessError with Slurm's message if it refuses, and if it takes longer than
+    CALL_SECONDS.
     """
     # Variables such as SCANCEL_STATE would have it leave out jobs.
-    completed = subprocess.run(
-        ["scancel", *job_ids], env=client_variables(), capture_output=True, text=True, check=False
+    completed = run_command(
+        ["scancel", *job_ids],
+        timeout=CALL_SECONDS,
+        variables=client_variables(),
+        remedy="no job may be cancelled yet: run harness cancel again once the controller answers",
     )
     if completed.returncode:
         raise HarnessError(f"scancel: {one_line(completed.stderr)}")

@@ -6,7 +6,6 @@ delivery can be made later. What was delivered already is asked of MLflow itself
 
 from __future__ import annotations
 
-import fcntl
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput
+from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
 from harness.records.record import Record, read_record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
     CONNECT_TIMEOUT,
+    TrackerDown,
     check_exists,
     check_uri,
     connect,
@@ -32,6 +33,8 @@ from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns
+
+LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -173,11 +176,16 @@ class Tracker:
 
         The id is stored in the lock file. Runs carry it as a tag, so that two folders can share a
         store. The lock keeps two processes from creating the same run: MLflow has no unique names.
+        Raises TrackerDown if another process holds it for too long.
         """
         path = Path(f"{self.results.database}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if not lock_file(file, LOCK_TIMEOUT):
+                raise TrackerDown(
+                    f"MLflow: waited {LOCK_TIMEOUT:g} s for {path}, which another command of this"
+                    " results folder holds while it delivers; end that one, or wait for it"
+                )
             file.seek(0)
             origin = file.read().strip()
             if not origin:

@@ -16,13 +16,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 from urllib.error import URLError
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
-from harness.core.processes import TERMINATE_TIMEOUT
+from harness.core.processes import KILL_TIMEOUT, TERMINATE_TIMEOUT, signal_group
 from harness.tracking import Tracker
 from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
@@ -101,7 +101,10 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
             # The guard ends the server when its standard input is closed.
             assert guard.stdin is not None
             guard.stdin.close()
-            guard.wait()
+            with suppress(subprocess.TimeoutExpired):
+                guard.wait(2 * TERMINATE_TIMEOUT)
+            signal_group(guard.pid, signal.SIGKILL)  # a guard that was stopped ends nothing
+            guard.wait(KILL_TIMEOUT)
 
 
 def _address(host: str, port: int) -> str:

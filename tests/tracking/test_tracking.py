@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.record import Record
 from harness.tracking import Tracker
 from harness.tracking import tracker as tracker_module
-from harness.tracking.connect import connect, quiet
+from harness.tracking.connect import TrackerDown, connect, quiet
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_name, everything, runs_of
 
@@ -356,3 +357,15 @@ def test_a_delivery_is_quick(results: Results, folder: SweepFolder) -> None:
     start = time.process_time()
     assert tracker.deliver(folder).already_delivered == 11
     assert time.process_time() - start < 1.0
+
+
+def test_a_delivery_waits_for_another_one_and_not_for_ever(
+    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_module, "LOCK_TIMEOUT", 0.1)
+    with Path(f"{results.database}.lock").open("a") as other:
+        assert lock_file(other, 0)
+        with pytest.raises(
+            TrackerDown, match=r"^MLflow: waited 0\.1 s for \S+\.lock, which another"
+        ):
+            Tracker(results).deliver(folder)

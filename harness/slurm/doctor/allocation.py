@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
 from harness.core.ports import node_address
 from harness.core.private import refuse_foreign
-from harness.core.processes import output_lines
+from harness.core.processes import output_lines, run_command
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.clock import serve_clock
@@ -85,12 +84,10 @@ def examine_nodes(folder: Path, profile: Profile) -> Examination:
     served meanwhile, which shows the others whether they reach it.
     """
     slurm = profile.slurm
-    nodes = subprocess.run(
-        ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    show_nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    shown = run_command(show_nodes, timeout=STEP_SECONDS)
+    shown.check_returncode()
+    nodes = shown.stdout.split()
     lacks_interface = False
     try:
         address = node_address(slurm.interface)

@@ -24,7 +24,9 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import module_command
 from harness.core.logs import last_log_line
 from harness.core.paths import Results
+from harness.core.processes import run_command
 from harness.core.slurm_environment import client_variables
+from harness.launch.controller import CALL_SECONDS
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
 from harness.slurm.doctor.checks import Check, checks_of_job, make_check
@@ -253,11 +255,12 @@ def _appears(path: Path) -> bool:
 def _run_client(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm, and return how it ended.
 
-    One that is not installed counts as one that failed, with that message.
+    One that is not installed, or takes longer than CALL_SECONDS, counts as one that failed, with
+    that message.
     """
     try:
-        return subprocess.run(
-            command, env=client_variables(), capture_output=True, text=True, check=False
-        )
+        return run_command(command, timeout=CALL_SECONDS, variables=client_variables())
+    except HarnessError as error:
+        return subprocess.CompletedProcess(command, 124, "", str(error))
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")
