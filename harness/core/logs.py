@@ -35,19 +35,19 @@ def open_below(folder: Path, relative: Path | str) -> BinaryIO:
         for part in folders:
             flags = READ_FLAGS | os.O_DIRECTORY
             descriptors.append(os.open(part, flags, dir_fd=descriptors[-1]))
-        file = os.fdopen(os.open(name, READ_FLAGS, dir_fd=descriptors[-1]), "rb")
+        descriptor = os.open(name, READ_FLAGS, dir_fd=descriptors[-1])
     except OSError as error:
         # Linux says "Too many levels of symbolic links" of the first link, or "Not a directory".
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise PermissionError(errno.EPERM, "is no file, or reached through a link") from None
         raise
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+        for parent in descriptors:
+            os.close(parent)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise PermissionError(errno.EPERM, "is no regular file")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def open_log(log: Path) -> BinaryIO:

@@ -21,7 +21,7 @@ from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
 from harness.records.decode import FileFormat, decode_file
-from harness.records.running import read_progress_file
+from harness.records.running import ProbeProgress, read_progress_file
 from harness.spec.cluster import Profile, available_slots, count_gpus
 
 POLL = 0.1  # seconds between two looks at the ranks
@@ -111,7 +111,7 @@ def _wait(process: Process, folder: TrialFolder, on_progress: Callable[[str], No
             process.wait(POLL)
             return True
         except subprocess.TimeoutExpired:
-            progress = read_progress_file(folder.progress_path)
+            progress = read_progress_file(folder.progress_path, ProbeProgress)
             if progress:
                 on_progress(progress["now"])
     return False

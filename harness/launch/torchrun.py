@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.core.errors import BadFile
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, parent_variables, start_session
@@ -82,8 +84,12 @@ class Torchrun:
 
         Not of those that SIGTERM ended: so torchrun itself ends the other ranks of one that failed.
         """
+        try:
+            failed_ranks = read_failed_ranks(folder.failures_path)
+        except BadFile as error:  # some rank has failed, or the file would not be there
+            return [Failure(kind="BadFile", message=str(error), at=time.time())]
         failures = []
-        for rank, ended in read_failed_ranks(folder.failures_path).items():
+        for rank, ended in failed_ranks.items():
             if -ended.exitcode != signal.SIGTERM:
                 failures.append(_failure(ended.exitcode, rank, ended.at))
         return failures
@@ -96,5 +102,7 @@ def _failure(exit_code: int, rank: int, at: float) -> Failure:
     kind = "Killed"
     if -exit_code == SIGNAL:  # it came before the rank had blocked it
         kind = "Interrupted"
-    name = signal.Signals(-exit_code).name
+    name = signal.strsignal(-exit_code) or f"signal {-exit_code}"
+    if -exit_code in set(signal.Signals):
+        name = signal.Signals(-exit_code).name
     return Failure(kind=kind, message=f"ended by {name}", rank=rank, at=at)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -419,12 +419,23 @@ def _misplacement(trial: Trial, source: Path | str) -> str | None:
     return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
 
 
-def reseal(text: str) -> str:
-    """Return the text of a record with a seal of its present content.
+def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
+    """Return the text of a record with each text in it changed, and a seal of the new content.
 
-    For whoever changes a copy of a record for a reason, such as taking secrets out of it.
+    For copies without secrets, which readers are to accept as they are.
     """
-    return seal.sealed_text(msgspec.json.decode(text))
+    return seal.sealed_text(_changed_texts(msgspec.json.decode(text), change))
+
+
+def _changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with each text in it changed, keys excepted."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_changed_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _changed_texts(item, change) for key, item in value.items()}
+    return value
 
 
 def read_rank_result(path: Path) -> RankResult:

@@ -8,12 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from harness.records.decode import FileFormat, decode_file, decode_text
+from harness.core.errors import BadFile
+from harness.records.decode import FileFormat, decode_file, decode_value, read_json
+from workloads.options import Between
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 FAILED_RANKS_FORMAT = FileFormat(name="list of failed ranks")
+MAX_RANK_DIGITS = 9  # of a rank's number in the keys of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgress:
+    """How far a trial has come, as `harness.training.progress` writes it."""
+
+    phase: str  # what rank 0 does
+    step: Annotated[int, Between(0)]  # optimizer steps that are done
+    steps: Annotated[int, Between(0)]  # that the trial will train
+    at: Annotated[float, Between(0)]  # when this was written, seconds since the epoch
+    rate: Annotated[float, Between(0)] | None = None  # samples/s over all ranks
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeProgress:
+    """What `harness peak` measures at the moment."""
+
+    now: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,31 +45,37 @@ class FailedRank:
     A rank that is killed writes nothing itself, so its parent has to.
     """
 
-    exitcode: int  # negative: the number of the signal that ended it
-    at: float  # when its end was noticed, seconds since the epoch
-    pid: int  # on the rank's own machine
+    exitcode: Annotated[int, Between(-64, 255)]  # negative: the number of the signal that ended it
+    at: Annotated[float, Between(0)]  # when its end was noticed, seconds since the epoch
+    pid: Annotated[int, Between(0)]  # on the rank's own machine
 
 
-def read_progress_file(path: Path) -> dict[str, Any]:
-    """Return how far a running trial has come, empty where there is no file (yet, or any more).
+def read_progress_file(
+    path: Path, kind: type[TrainingProgress | ProbeProgress] = TrainingProgress
+) -> dict[str, Any]:
+    """Return the keys of a progress file, empty where there is no usable file (yet, or any more).
 
-    `harness.training.progress` says which keys there are. Raises BadInput for what is no JSON,
-    which can't happen to a file that is renamed into place.
+    A file that can't be used is as good as none: it only shows how far a trial is, and the next
+    report, half a second later, replaces it.
     """
     try:
-        text = path.read_bytes()
-    except OSError:
+        content = read_json(path, PROGRESS_FORMAT)
+        decode_value(kind, content, ignore_unknown_fields=True)
+    except (BadFile, ValueError):
         return {}
-    progress: dict[str, Any] = decode_text(dict, text, str(path), PROGRESS_FORMAT)
+    progress: dict[str, Any] = content
     return progress
 
 
 def read_failed_ranks(path: Path) -> Mapping[int, FailedRank]:
-    """Return the ranks that were seen to fail, none where there is no file; raises BadInput."""
+    """Return the ranks that were seen to fail, none where there is no file; raises BadFile."""
     if not path.exists():
         return {}
     failed_ranks: dict[str, FailedRank] = decode_file(
         dict[str, FailedRank], path, FAILED_RANKS_FORMAT
     )
-    # The keys of JSON objects are text.
+    for rank in failed_ranks:  # the keys of JSON objects are text
+        if not (rank.isascii() and rank.isdecimal() and len(rank) <= MAX_RANK_DIGITS):
+            problem = f"not a valid {FAILED_RANKS_FORMAT.name}: found {rank!r}; allowed: a rank"
+            raise FAILED_RANKS_FORMAT.error(path, problem)
     return {int(rank): failed for rank, failed in failed_ranks.items()}

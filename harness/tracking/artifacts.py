@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
-from harness.records.record import Record, reseal
+from harness.records.record import Record, with_changed_texts
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
@@ -32,16 +33,15 @@ def collect_files(
     them.
     """
     text = trial_folder.record_path.read_text(encoding="utf-8")
-    cleaned = clean(text)
-    if cleaned != text:
-        cleaned = reseal(cleaned)  # or `recall` would take it for a record that somebody changed
-    (target / RECORD_FILE).write_text(cleaned, encoding="utf-8")
+    if clean(text) != text:
+        text = with_changed_texts(text, clean)
+    (target / RECORD_FILE).write_text(text, encoding="utf-8")
     if record.rank0:
         text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
     for log in sorted(trial_folder.log_folder.glob("*.log")):
         (target / "logs").mkdir(exist_ok=True)
-        (target / "logs" / log.name).write_text(clean(read_tail(log)), encoding="utf-8")
+        (target / "logs" / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
     _collect_profile(trial_folder, target, clean)
 
 
@@ -50,33 +50,43 @@ def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[s
 
     A trace that is too large is replaced by a note that says where it is.
     """
-    for file in sorted(trial_folder.trace_folder.glob("rank*")):
-        destination = target / trial_folder.trace_folder.name / file.name
+    for path in sorted(trial_folder.trace_folder.glob("rank*")):
+        destination = target / trial_folder.trace_folder.name / path.name
         destination.parent.mkdir(exist_ok=True)
-        size = file.stat().st_size
-        if file.suffix == ".txt":
-            destination.write_text(clean(file.read_text(encoding="utf-8")), encoding="utf-8")
-        elif size <= TRACE_BYTES:
-            shutil.copyfile(file, destination)
-        else:
-            note = destination.with_name(f"{file.name}.left-out.txt")
-            note.write_text(
-                f"{file.name} has {size} bytes, more than the {TRACE_BYTES} that are uploaded;"
-                f" it is in {trial_folder.path.name}/{trial_folder.trace_folder.name}\n",
-                encoding="utf-8",
-            )
+        left_out = destination.with_name(f"{path.name}.left-out.txt")
+        try:
+            file = open_log(path)
+        except OSError as error:
+            left_out.write_text(f"{path.name} {error.strerror}\n", encoding="utf-8")
+            continue
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size > TRACE_BYTES:
+                left_out.write_text(
+                    f"{path.name} has {size} bytes, more than the {TRACE_BYTES} that are uploaded;"
+                    f" it is in {trial_folder.path.name}/{trial_folder.trace_folder.name}\n",
+                    encoding="utf-8",
+                )
+            elif path.suffix == ".txt":
+                text = file.read().decode("utf-8", errors="replace")
+                destination.write_text(clean(text), encoding="utf-8")
+            else:
+                with destination.open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
 
 
-def read_tail(log: Path) -> str:
+def tail_of(log: Path) -> str:
     """Return the last LOG_BYTES of a log, from the beginning of a line.
 
-    A log that is cut begins with a line that says so. Bytes that are no UTF-8 are replaced.
+    A log that is cut begins with a line that says so. Of one that leads out of the trial's folder
+    there is only a line that says that. Bytes that are no UTF-8 are replaced.
     """
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LOG_BYTES))
-        content = file.read()
-    text = content.decode("utf-8", errors="replace")
+    try:
+        with open_log(log) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = read_tail(file, LOG_BYTES)
+    except OSError as error:
+        return f"[left out: {error.strerror}]\n"
     if size <= LOG_BYTES:
         return text
     whole_lines = text.partition("\n")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,25 @@ def test_follows_until_the_trial_has_ended(
 
     monkeypatch.setattr(view, "sleep", write_more)
     assert logs(trial, "--rank", "0", "--follow").out == "rank 0\nits output\nmore, and ü"
+
+
+def test_linked_log_is_refused(trial: TrialFolder, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("secret", encoding="utf-8")
+    trial.rank_log(0).unlink()
+    trial.rank_log(0).symlink_to(tmp_path / "private")
+    ended = logs(trial, "--rank", "0")
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        "is no file, or reached through a link; allowed: a file in the trial's folder" in ended.err
+    )
+
+
+def test_terminal_gets_symbols_for_control_characters(
+    trial: TrialFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.launch_log.write_bytes(b"\x1b]0;title\x07\t1/2\r2/2 \xc2\x9b2J\n")
+    assert logs(trial).out == "\x1b]0;title\x07\t1/2\r2/2 \x9b2J\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert view._printable("\x1b]0;title\x07\t1/2\r2/2 \x9b2J\n") == (
+        "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}\t1/2\r2/2 \N{REPLACEMENT CHARACTER}2J\n"
+    )

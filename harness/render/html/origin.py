@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.cells import missing_trials, shown_seeds
-from harness.core.paths import SweepFolder
+from harness.core.logs import open_below, read_tail
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.hardware.roofline import device_of
 from harness.records.environment import Hardware, Software
 from harness.records.record import Record
@@ -69,14 +70,15 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
     reasons = [str(failure)] if failure else []
     reasons += record.violations
     reasons += [f"an earlier attempt: {earlier}" for earlier in record.previous_failures]
-    log = trial_folder.launch_log
+    log = str(trial_folder.launch_log.relative_to(trial_folder.path))
     traceback = ""
     if failure:
         traceback = failure.traceback or ""
         if failure.log:
-            log = trial_folder.path / failure.log
+            log = failure.log
     status: str = record.status
-    tail = _read_tail(log)
+    tail = _read_tail(trial_folder, log)
+    path = "" if tail is None else str(trial_folder.path / log)
     if status == "done":
         status = "done after a failure"
         tail = ""  # of the attempt that went well
@@ -85,20 +87,22 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
         label=f"{record.trial.cell.label} seed {record.trial.seed}",
         status=status,
         reasons=reasons,
-        log=str(log) if log.is_file() else "",
-        tail=tail,
+        log=path,
+        tail=tail or "",
         traceback=traceback,
     )
 
 
-def _read_tail(log: Path) -> str:
-    """Return the last LOG_LINES lines of a log, empty if there is no log.
+def _read_tail(trial_folder: TrialFolder, log: Path | str) -> str | None:
+    """Return the last LOG_LINES lines of a log, None if there is no such file in the folder.
 
-    Bytes that are no UTF-8 are replaced: a process that dies may leave half a character.
+    The path comes from a record, so it is followed no further than the trial's folder reaches.
     """
-    if not log.is_file():
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        with open_below(trial_folder.path, log) as file:
+            lines = read_tail(file).splitlines()
+    except OSError:
+        return None
     return "\n".join(lines[-LOG_LINES:])
 
 

@@ -2,21 +2,29 @@
 
 It works while the trial runs and after it, for local trials as for those of jobs, because all logs
 lie in the folder of the trial. They are printed as they are, without markup, so that the output can
-be piped.
+be piped. On a terminal, control characters show as symbols.
 """
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from time import sleep
 
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.logs import open_log
 from harness.core.paths import Results, TrialFolder
 
 FOLLOW_SECONDS = 0.5  # between two looks at a growing file
+CHUNK_BYTES = 2**20  # of a log that are in memory at a time
+# ESC shows as ␛, and so on: Unicode has a picture of each control character below the space, and
+# none of those from 0x7f to 0x9f. Line breaks, tabs and a progress bar's returns are harmless.
+CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\r\t"}
+CONTROL_PICTURES |= dict.fromkeys(range(0x7F, 0xA0), "\N{REPLACEMENT CHARACTER}")
 MAX_SUGGESTIONS = 3  # ids of trials that an error names
 
 
@@ -65,18 +73,19 @@ def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
     With `follow`, print what is added until the trial has ended. A log that is empty is reported on
     standard error, with those that are not.
 
-    Raises BadInput if there is no such log.
+    Raises BadInput if there is no such log, and if it leads out of the trial's folder.
     """
     path = trial_folder.launch_log if rank is None else trial_folder.rank_log(rank)
     # With `follow`, a log that is not there yet is waited for: its rank may just be starting.
-    if not path.exists() and not follow:
+    if not os.path.lexists(path) and not follow:
         logs = trial_folder.log_folder.glob("*.log")
         raise BadInput(f"{path}: no such log; {did_you_mean(path.name, _names(logs))}")
-    position = _print_from(path, 0)
+    printer = _Printer(path)
+    printer.print_new()
     while follow and _is_running(trial_folder):
         sleep(FOLLOW_SECONDS)
-        position = _print_from(path, position)
-    if position == 0:
+        printer.print_new()
+    if printer.position == 0:
         filled = _names(filter(_has_content, trial_folder.log_folder.glob("*.log")))
         listed = ", ".join(filled) or "none"
         print(f"harness: {path} is empty; logs with content: {listed}", file=sys.stderr)
@@ -89,7 +98,7 @@ def _names(logs: Iterable[Path]) -> list[str]:
 
 def _has_content(log: Path) -> bool:
     """Return whether a file is not empty."""
-    return log.stat().st_size > 0
+    return log.lstat().st_size > 0
 
 
 def _is_running(trial_folder: TrialFolder) -> bool:
@@ -104,16 +113,39 @@ def _is_running(trial_folder: TrialFolder) -> bool:
     return record_path.stat().st_mtime_ns < assigned_at
 
 
-def _print_from(path: Path, position: int) -> int:
-    """Print a file from this byte on, and return the byte at which it ends.
+class _Printer:
+    """Prints what a log has got since it was last looked at, whatever its size."""
 
-    A file that does not exist yet is empty.
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0  # the byte up to which it is printed
+        # It keeps half a character for the next time. What is no UTF-8 is replaced.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def print_new(self) -> None:
+        """Print the log from where it was left; one that does not exist yet is empty.
+
+        Raises BadInput for what is no file in the trial's folder.
+        """
+        try:
+            with open_log(self.path) as file:
+                file.seek(self.position)
+                while chunk := file.read(CHUNK_BYTES):
+                    self.position += len(chunk)
+                    sys.stdout.write(_printable(self._decoder.decode(chunk)))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise BadInput(
+                f"{self.path}: {problem}; allowed: a file in the trial's folder"
+            ) from None
+        sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    """Return the text as it is for a pipe, and without control sequences for a terminal.
+
+    A program that a rank runs could otherwise change the terminal of whoever looks at its log.
     """
-    if not path.exists():
-        return position
-    with path.open("rb") as file:
-        file.seek(position)
-        content = file.read()
-    sys.stdout.write(content.decode("utf-8", errors="replace"))
-    sys.stdout.flush()
-    return position + len(content)
+    return text.translate(CONTROL_PICTURES) if sys.stdout.isatty() else text
