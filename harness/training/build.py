@@ -20,6 +20,7 @@ from harness.measure.telemetry import Telemetry, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.training.checkpoint import Checkpointer
+from harness.training.evaluate import check_target
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, make_loader
 from harness.training.manifest import describe_origin
@@ -107,6 +108,7 @@ def build_trial(
         # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
+        check_target(workload, model, splits.test, axes, mesh.device)
         parameter_count = sum(parameter.numel() for parameter in model.parameters())
         clock = step_clock(mesh.device)
         strategy = strategy_class(axes.strategy)(axes, mesh)

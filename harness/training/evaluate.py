@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.spec.axes import Axes
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
@@ -68,6 +68,39 @@ def evaluate(
         metrics = workload.metrics(_in_sample_order(shares, len(samples)))
     shared: dict[str, float] = mesh.broadcast_from_rank_0(metrics)
     return shared
+
+
+@torch.no_grad()
+def check_target(
+    workload: Workload, model: nn.Module, samples: Samples, axes: Axes, device: torch.device
+) -> None:
+    """Raise BadInput if the workload's metrics lack its target, before any time is spent on it.
+
+    `model` is the one that was just built, before a strategy has it. Two samples are evaluated, and
+    what that may change is put back: buffers, the generators of torch, and the training mode.
+    """
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        model.eval()
+        batch = place_batch(samples.batch([0, 1][: len(samples)]), axes, device)
+        with autocast(axes, device):
+            rows = workload.evaluate(model, batch)
+    for module, is_training in modes:
+        module.training = is_training
+    for buffer, values in saved:
+        buffer.copy_(values)
+    try:
+        metrics = workload.metrics(rows.double().cpu())
+    except Exception:
+        return  # some metrics, such as an area under a curve, are not defined over two samples
+    name = workload.target.name
+    if name not in metrics:
+        raise BadInput(
+            f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
+            f" allowed: metrics with {name!r} among them, the workload's target"
+        )
 
 
 def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Tensor:

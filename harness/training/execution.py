@@ -23,6 +23,7 @@ from harness.spec.axes import Axes
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
 # Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 
 
@@ -38,6 +39,7 @@ class Compiler:
         self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
         self._compile_start = 0.0
+        self._has_own_forward = True  # of the model
         self._is_eager = axes.execution == "eager"
         if self._is_eager:
             return
@@ -51,6 +53,9 @@ class Compiler:
             return model
         import torch
 
+        compiled_model = getattr(model, "module", model)  # DDP wraps it
+        forward = type(compiled_model).forward
+        self._has_own_forward = not forward.__module__.startswith("torch.")
         _, _, mode = self.axes.execution.partition(":")
         compiled = torch.compile(
             model,
@@ -94,8 +99,8 @@ class Compiler:
         graphs = int(counters["stats"]["unique_graphs"])
         if not graphs:
             raise NotApplied(
-                "execution=compile had no effect: torch.compile compiled no graph; a model whose"
-                " class has its own forward (not a bare nn.Sequential) compiles under DDP and FSDP2"
+                f"execution=compile had no effect: torch.compile compiled no graph;"
+                f" {self._likely_cause()}"
             )
         cache_hits = int(counters["inductor"]["fxgraph_cache_hit"])
         if cache_hits and self.axes.cache == "cold":
@@ -110,6 +115,21 @@ class Compiler:
             seconds=self.seconds,
             cache_hits=cache_hits,
             cache_misses=int(counters["inductor"]["fxgraph_cache_miss"]),
+        )
+
+    def _likely_cause(self) -> str:
+        """Return why no graph may have been compiled, and what to change."""
+        disabling = [name for name in DISABLING_VARIABLES if os.environ.get(name) == "1"]
+        if disabling:
+            return f"{' and '.join(disabling)} in the environment turns it off"
+        if not self._has_own_forward:
+            return (
+                "it skips frames of torch itself, so the model's class needs a forward of its own"
+                " (no bare nn.Sequential)"
+            )
+        return (
+            "only calling the model itself runs what was compiled, so check that loss() does, and"
+            " calls none of its methods or submodules instead"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
@@ -21,6 +21,7 @@ from harness.training.strategies.ddp import assign_buckets
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, make_assignment, make_trainer
+from workloads import Batch
 from workloads.options import Settings
 
 DEPENDENT_AXES = [(need, name) for need in NEEDS for name in need.dependents]
@@ -85,8 +86,30 @@ def test_a_setting_for_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
-    with pytest.raises(NotApplied, match="execution=compile had no effect"):
+    with pytest.raises(
+        NotApplied, match=r"execution=compile had no effect.*needs a forward of its"
+    ):
         train(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
+
+
+class AroundTheModel(LineFit):
+    """Computes its loss with a submodule, so that the compiled model is never called."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.step += 1
+        inner = model.get_submodule("inner")
+        return nn.functional.mse_loss(inner(batch[0]), batch[1])
+
+
+def test_a_compiled_model_that_is_never_called(tmp_path: Path) -> None:
+    torch._dynamo.utils.counters.clear()
+    trainer = make_trainer(
+        make_assignment(steps=2, execution="compile"),
+        AroundTheModel(Options(), Settings()),
+        tmp_path,
+    )
+    with pytest.raises(NotApplied, match=r"compiled no graph; only calling the model itself runs"):
+        trainer.run()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
