@@ -1,0 +1,5 @@
+"""Lets `python -m tests.campaign` run a campaign."""
+
+from tests.campaign.main import main
+
+main()

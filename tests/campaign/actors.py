@@ -1,0 +1,105 @@
+"""Two commands at once on the same sweep.
+
+Their address is
+
+    actors/FIRST+SECOND/MILLISECONDS
+
+the two commands, and how much later the second one starts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.campaign.oracle import Finding, Snapshot
+from tests.campaign.stage import Stage, run_again, undisturbed
+
+RESULTS = ("--results", "results")
+RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)
+COMMANDS = {
+    "run": RUN,
+    "force": (*RUN, "--force"),
+    "collect": ("collect", "campaign", *RESULTS),
+    "show": ("show", "campaign", *RESULTS),
+    "status": ("status", "campaign", *RESULTS),
+    "watch": ("status", "campaign", "--watch", *RESULTS),
+    "report": ("report", "campaign", *RESULTS),
+}
+PAIRS = (
+    "run+run", "run+force", "run+collect", "run+watch", "run+status", "run+show", "run+report",
+    "collect+run", "collect+collect", "report+report",
+)  # fmt: skip
+LONGEST_DELAY = 4000  # milliseconds
+ALLOWED_EXIT_CODES = (0, 2)  # 2 where another command holds the sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorFault:
+    """Two commands at once."""
+
+    pair: str
+    milliseconds: int
+
+    @property
+    def address(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"actors/{self.pair}/{self.milliseconds}"
+
+    @property
+    def row(self) -> str:
+        """Return the row of the table that counts it."""
+        return self.pair
+
+    @classmethod
+    def parse(cls, address: str) -> ActorFault:
+        """Return the fault with an address; raises ValueError."""
+        _, pair, milliseconds = address.split("/")
+        return cls(pair=pair, milliseconds=int(milliseconds))
+
+
+@dataclass
+class ActorCampaign:
+    """Runs two commands on the same small sweep."""
+
+    stage: Stage
+    expected: Snapshot
+
+    @classmethod
+    def prepare(cls, folder: Path) -> ActorCampaign:
+        """Run the sweep undisturbed."""
+        stage = Stage(folder / "actors")
+        stage.prepare()
+        return cls(stage, undisturbed(stage))
+
+    def faults(self, seed: int) -> list[ActorFault]:
+        """Return every pair by turns, at delays drawn from `seed`."""
+        generator = random.Random(seed)
+        return [
+            ActorFault(pair=pair, milliseconds=generator.randrange(LONGEST_DELAY))
+            for _ in range(50)
+            for pair in PAIRS
+        ]
+
+    def strike(self, fault: ActorFault) -> list[Finding]:
+        """Run both commands, run the sweep again, and judge."""
+        stage = self.stage
+        stage.restore()
+        stage.control.watch(stage.work)
+        pids = []
+        for number, name in enumerate(fault.pair.split("+")):
+            time.sleep(number * fault.milliseconds / 1000)
+            pids.append(stage.start(COMMANDS[name], number=number))
+        findings = []
+        for name, ended in zip(fault.pair.split("+"), stage.wait(pids), strict=True):
+            findings += stage.check_end(ended, name)
+            if ended.exit_code not in ALLOWED_EXIT_CODES:
+                text = f"{name}: exit code {ended.exit_code} beside another command"
+                findings.append(Finding("misreported", text))
+            if ended.exit_code == 2 and "harness: " not in ended.output:
+                findings.append(Finding("misreported", f"{name}: refused, and no line says why"))
+        stage.control.stop()
+        (stage.work / "results/runs/campaign/report.html").unlink(missing_ok=True)
+        return findings + run_again(stage, self.expected)

@@ -1,0 +1,203 @@
+"""Damage to files that are read back: bits flipped, pages zeroed, ends cut off.
+
+Their address is
+
+    damage/STATE/CHANGE/SEED/PATH
+
+where STATE says whether the sweep is `finished` or was `interrupted` in its second trial, SEED
+decides which byte is changed, and PATH is a pattern of one file below the results folder.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.campaign.calls import IDS
+from tests.campaign.oracle import Finding, Snapshot, compare
+from tests.campaign.stage import Stage, undisturbed
+from tests.campaign.warm import Ended
+
+PAGE = 4096  # bytes
+RESULTS = ("--results", "results")
+# What looks at a sweep before it runs again.
+READERS = {
+    "show": ("show", "campaign", *RESULTS),
+    "status": ("status", "campaign", *RESULTS),
+}
+STEP_SECONDS = 0.05  # slow enough for the second trial to be interrupted after an evaluation
+# Time goes on: what a reader prints of it differs without any damage.
+TIMES = re.compile(r"\d+(\.\d+)? (ms|s|min|h|d)\b")
+# Logs are shown, not decoded, and a lock's content is only for an error.
+UNCHECKED = re.compile(r"/logs/|/lock$")
+
+
+def flip_bit(content: bytes, generator: random.Random) -> bytes:
+    """Return the content with one bit changed."""
+    if not content:
+        return content
+    changed = bytearray(content)
+    changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+    return bytes(changed)
+
+
+def zero_page(content: bytes, generator: random.Random) -> bytes:
+    """Return the content with one page of zeros, as a disk leaves it that lost power."""
+    start = generator.randrange(0, max(1, len(content)), PAGE)
+    zeros = bytes(min(PAGE, len(content) - start))
+    return content[:start] + zeros + content[start + PAGE :]
+
+
+def cut_off(content: bytes, generator: random.Random) -> bytes:
+    """Return the beginning of the content."""
+    return content[: generator.randrange(max(1, len(content)))]
+
+
+def empty(content: bytes, generator: random.Random) -> bytes:
+    """Return nothing."""
+    return b""
+
+
+CHANGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
+    "flip": flip_bit,
+    "zeros": zero_page,
+    "cut": cut_off,
+    "empty": empty,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamageFault:
+    """One change of one file."""
+
+    state: str
+    change: str
+    seed: int
+    pattern: str
+
+    @property
+    def address(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"damage/{self.state}/{self.change}/{self.seed}/{self.pattern}"
+
+    @property
+    def row(self) -> str:
+        """Return the row of the table that counts it."""
+        return f"{self.change} {re.sub('[0-9]+', 'N', Path(self.pattern).name)}"
+
+    @classmethod
+    def parse(cls, address: str) -> DamageFault:
+        """Return the fault with an address; raises ValueError."""
+        _, state, change, seed, pattern = address.split("/", 4)
+        return cls(state=state, change=change, seed=int(seed), pattern=pattern)
+
+
+@dataclass
+class DamageCampaign:
+    """Damages every file of a small sweep."""
+
+    stage: Stage
+    expected: Snapshot
+    printed: Mapping[tuple[str, str], str]  # by undamaged readers, by state and reader
+
+    @classmethod
+    def prepare(cls, folder: Path) -> DamageCampaign:
+        """Run the sweep undisturbed, and once more up to an evaluation of the second trial."""
+        stage = Stage(folder / "damage", {"step_seconds": STEP_SECONDS})
+        stage.prepare()
+        expected = undisturbed(stage)
+        shutil.copytree(stage.work, stage.folder / "finished")
+        _interrupt(stage)
+        shutil.copytree(stage.work, stage.folder / "interrupted")
+        printed = {}
+        for state in ("finished", "interrupted"):
+            _restore(stage, state)
+            for name, arguments in READERS.items():
+                printed[state, name] = TIMES.sub("", stage.run(arguments).output)
+        return cls(stage, expected, printed)
+
+    def faults(self, seed: int) -> list[DamageFault]:
+        """Return changes of every file by turns, at bytes drawn from `seed`."""
+        generator = random.Random(seed)
+        patterns = []
+        for state in ("finished", "interrupted"):
+            runs = self.stage.folder / state / "results" / "runs"
+            names = {str(path.relative_to(runs)) for path in runs.rglob("*") if path.is_file()}
+            patterns += [(state, IDS.sub("*", name)) for name in sorted(names)]
+        faults = []
+        for round_ in range(20):
+            generator.shuffle(patterns)
+            for state, pattern in patterns:
+                for change in CHANGES:
+                    if change == "empty" and round_:  # it has no byte to be drawn
+                        continue
+                    draw = generator.randrange(10**6)
+                    fault = DamageFault(state=state, change=change, seed=draw, pattern=pattern)
+                    faults.append(fault)
+        return faults
+
+    def strike(self, fault: DamageFault) -> list[Finding] | None:
+        """Damage the file, read the sweep, run it again, and judge; None if nothing changed."""
+        stage = self.stage
+        _restore(stage, fault.state)
+        (path,) = (stage.work / "results" / "runs").glob(fault.pattern)
+        content = path.read_bytes()
+        damaged = CHANGES[fault.change](content, random.Random(fault.seed))
+        if damaged == content:
+            return None
+        path.write_bytes(damaged)
+        findings = []
+        stage.control.watch(stage.work)
+        for name, arguments in READERS.items():
+            ended = stage.run(arguments)
+            findings += stage.check_end(ended, name)
+            same = TIMES.sub("", ended.output) == self.printed[fault.state, name]
+            if not same and not _names(ended, path) and not UNCHECKED.search(str(path)):
+                text = f"{name} shows {path.name} as if it were whole"
+                findings.append(Finding("misreported", text))
+        ended = stage.run(stage.run_command)
+        findings += stage.check_end(ended, "run")
+        if ended.exit_code == 2 and _names(ended, path):  # it names a remedy, which is this one
+            ended = stage.run([*stage.run_command, "--force"])
+            findings += stage.check_end(ended, "run --force")
+        stage.control.stop()
+        if ended.exit_code != 0:
+            last_line = ended.output.rstrip().rpartition("\n")[2]
+            findings.append(Finding("lost", f"run: exit code {ended.exit_code}: {last_line}"))
+        return findings + _without_aside(compare(self.expected, stage.snapshot()))
+
+
+def _restore(stage: Stage, state: str) -> None:
+    """Put the sweep back to a state."""
+    shutil.rmtree(stage.work, ignore_errors=True)
+    shutil.copytree(stage.folder / state, stage.work)
+
+
+def _interrupt(stage: Stage) -> None:
+    """Run the sweep, and kill it once its second trial has saved a checkpoint."""
+    stage.restore()
+    stage.control.watch(stage.work)
+    pid = stage.start(stage.run_command)
+    deadline = time.monotonic() + 60
+    pattern = "results/runs/campaign/*-s1-r0/best/step-*"
+    while not list(stage.work.glob(pattern)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stage.kill(pid)
+    stage.wait([pid])
+    stage.control.stop()
+
+
+def _names(ended: Ended, path: Path) -> bool:
+    """Return whether a command has named a damaged file, or the trial that it is of."""
+    parts = [path.name] if path.parent.name == "campaign" else [path.name, path.parent.name]
+    return any(part in ended.output for part in parts) and "harness: " in ended.output
+
+
+def _without_aside(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings without files that were set aside because they were damaged."""
+    return [finding for finding in findings if finding.kind != "left"]

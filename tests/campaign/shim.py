@@ -1,0 +1,162 @@
+"""Compiles `faults.c` and talks to it through the control page, a file that all processes map.
+
+`faults.c` says what it counts. The page says what to count, which call the fault strikes, and which
+processes have been started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("faults.c")
+CONTROL_VARIABLE = "CAMPAIGN_CONTROL"  # holds the path of the control page
+PRELOAD_VARIABLE = "LD_PRELOAD"
+PATH_MAX = 4096  # of linux/limits.h
+NAME_LENGTH = 16  # bytes of a role or a call, with the zero at its end
+MAX_PROCESSES = 256
+
+# What happens at a call, by the number that `faults.c` has for it.
+KILL_BEFORE, KILL_AFTER, FAIL, FAIL_FROM_HERE = range(1, 5)
+ACTIONS = {
+    "kill-before": (KILL_BEFORE, 0),
+    "kill-after": (KILL_AFTER, 0),
+    # Of a disk that is full and stays so: every later write below the root fails too.
+    "full-disk": (FAIL_FROM_HERE, errno.ENOSPC),
+    **{
+        name: (FAIL, getattr(errno, name))
+        for name in (
+            "ENOSPC",
+            "EIO",
+            "ESTALE",
+            "EDQUOT",
+            "EAGAIN",
+            "ENOMEM",
+            "ECONNREFUSED",
+            "ETIMEDOUT",
+        )
+    },
+}
+
+
+class _Process(ctypes.Structure):
+    _fields_ = [("role", ctypes.c_char * NAME_LENGTH), ("pid", ctypes.c_int)]
+
+
+class _Page(ctypes.Structure):
+    """The struct `control` of `faults.c`."""
+
+    _fields_ = [
+        ("active", ctypes.c_int),
+        ("recording", ctypes.c_int),
+        ("root", ctypes.c_char * PATH_MAX),
+        ("log", ctypes.c_char * PATH_MAX),
+        ("role", ctypes.c_char * NAME_LENGTH),
+        ("call", ctypes.c_char * NAME_LENGTH),
+        ("pattern", ctypes.c_char * PATH_MAX),
+        ("number", ctypes.c_int),
+        ("action", ctypes.c_int),
+        ("error", ctypes.c_int),
+        ("matched", ctypes.c_int),
+        ("fired", ctypes.c_int),
+        ("process_count", ctypes.c_int),
+        ("processes", _Process * MAX_PROCESSES),
+    ]
+
+
+def compile_shim(folder: Path) -> Path:
+    """Compile the shim into `folder` and return the library."""
+    library = folder / "faults.so"
+    command = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run([*command, str(SOURCE), "-ldl"], check=True)
+    return library
+
+
+def create_page(path: Path) -> None:
+    """Write an empty control page."""
+    path.write_bytes(bytes(ctypes.sizeof(_Page)))
+
+
+def use_page(path: Path) -> None:
+    """Have this process, and all that it starts, use a control page of its own."""
+    create_page(path)
+    os.environ[CONTROL_VARIABLE] = str(path)
+    ctypes.CDLL(None).campaign_load()
+
+
+def enter(role: str) -> None:
+    """Give this process a role, from which the roles of what it forks follow.
+
+    Nothing happens in a process without the shim.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "campaign_enter"):
+        library.campaign_enter(role.encode())
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was recorded."""
+
+    role: str  # of the process
+    name: str  # as `faults.c` has it
+    path: str  # below the root
+
+
+class Control:
+    """The control page as a campaign sees it."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._page = _Page.from_buffer(mmap.mmap(file.fileno(), 0))
+
+    def watch(self, root: Path, log: Path | None = None) -> None:
+        """Begin to count calls below `root`, without a fault; record them if there is a `log`."""
+        ctypes.memset(ctypes.byref(self._page), 0, ctypes.sizeof(_Page))
+        self._page.root = os.fsencode(root)
+        if log is not None:
+            self._page.log = os.fsencode(log)
+            self._page.recording = 1
+        self._page.active = 1
+
+    def arm(self, *, role: str, call: str, pattern: str, number: int, action: str) -> None:
+        """Let a fault strike the `number`-th call of the role that matches; after `watch`."""
+        self._page.role = role.encode()
+        self._page.call = call.encode()
+        self._page.pattern = os.fsencode(pattern)
+        self._page.number = number
+        code, error = ACTIONS[action]
+        self._page.error = error
+        self._page.action = code
+
+    def stop(self) -> None:
+        """Stop counting."""
+        self._page.active = 0
+
+    @property
+    def has_fired(self) -> bool:
+        """Return whether the fault has struck."""
+        return bool(self._page.fired)
+
+    def process_ids(self, role: str) -> list[int]:
+        """Return the ids of all processes of a role so far, the newest last."""
+        return [pid for pid, its_role in self.roles().items() if its_role == role]
+
+    def roles(self) -> dict[int, str]:
+        """Return the role of each process that was started since `watch`, in their order."""
+        rows = self._page.processes[: min(self._page.process_count, MAX_PROCESSES)]
+        return {row.pid: row.role.decode() for row in rows}
+
+
+def read_calls(log: Path) -> list[Call]:
+    """Return the calls that were recorded, in their order."""
+    calls = []
+    for line in log.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        role, name, path = line.split("\t")
+        calls.append(Call(role, name, path))
+    return calls
