@@ -20,7 +20,14 @@ from typer.exceptions import TyperException
 
 import harness
 from harness.cli import baseline, data, gate, guide, jobs, machine, results, run
-from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, one_line
+from harness.core.errors import (
+    MAX_MESSAGE,
+    BadInput,
+    HarnessError,
+    describe_disk_error,
+    is_disk_error,
+    one_line,
+)
 from harness.core.redaction import scrub
 
 BROKEN_PIPE = 1  # exit code
@@ -80,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What read our output is gone; Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
+    except OSError as error:
+        if not is_disk_error(error):
+            raise
+        code = _fail(describe_disk_error(error), HarnessError.exit_code)
     if code == INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)

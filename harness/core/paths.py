@@ -21,6 +21,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+# What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
+TEMPORARY_FILES = ".*.????????"
+
 
 @dataclass(frozen=True)
 class TrialFolder:
@@ -229,8 +232,10 @@ def write_atomically(
                 file.flush()
                 os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # the kernel doesn't name the file that was being written
         raise
     if durable:
         for folder in (path.parent, *new_folders):
@@ -264,3 +269,12 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what `write_atomically` left in a folder when its process was killed.
+
+    Only for a folder that nobody else writes to now.
+    """
+    for path in folder.glob(TEMPORARY_FILES):
+        path.unlink(missing_ok=True)

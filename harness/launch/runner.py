@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder
+from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process, end_process_group
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
@@ -400,6 +400,7 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
 
 def _remove_leftovers(folder: TrialFolder) -> None:
     """Remove what only a running trial needs."""
+    remove_temporary_files(folder.path)
     for path in [folder.progress_path, folder.failures_path, *folder.path.glob("rank*.json")]:
         path.unlink(missing_ok=True)
     for cache in folder.path.glob("cache*"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.core.errors import BadInput
-from harness.core.paths import SweepFolder
+from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.hardware import machine
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
@@ -94,6 +94,7 @@ def run(
     with lock(folder), deferred_interrupts(listener.on_message) as stop_reason:
         check(folder)
         planned = plan(sweep, folder, redo)
+        remove_temporary_files(folder.path)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
         runner = Runner(
