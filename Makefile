@@ -1,6 +1,7 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
 # make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
+# make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 PYTHON ?= python3
 VENV := .venv
@@ -11,8 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(PATH):/usr/sbin:/sbin
 
 FUZZ_CASES ?= 10000
+CAMPAIGN_MINUTES ?= 60
 
-.PHONY: demo test fuzz bench bench-gate setup setup-test lint clean
+.PHONY: demo test fuzz campaign bench bench-gate setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -33,6 +35,10 @@ test: setup-test lint
 fuzz: setup-test
 	@echo "==> $(FUZZ_CASES) generated inputs of each kind"
 	@FUZZ_CASES=$(FUZZ_CASES) OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --timeout 0 tests/fuzz $(PYTEST_ARGS)
+
+campaign: setup-test
+	@echo "==> Faults for $(CAMPAIGN_MINUTES) minutes"
+	@$(BIN)/python -m tests.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
 
 bench: setup-test
 	@echo "==> The training loop beside the same loop written bare, one rank and two"

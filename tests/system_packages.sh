@@ -1,8 +1,9 @@
 #!/bin/sh
-# What the browser and Slurm tests need beside Python: installed as root on Debian or Ubuntu, else those tests are skipped.
+# What the browser, Slurm and campaign tests need beside Python: installed as root on Debian or Ubuntu, else those tests are skipped.
 set -eu
 packages=
-command -v chromium >/dev/null || packages="chromium"
+command -v gcc >/dev/null || packages="gcc libc6-dev"
+command -v chromium >/dev/null || packages="$packages chromium"
 for program in sbatch slurmctld slurmd munged slurmdbd mariadbd; do
     command -v "$program" >/dev/null || { packages="$packages slurm-wlm munge slurmdbd mariadb-server"; break; }
 done
@@ -11,7 +12,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     exit 0
 fi
 if [ -n "$packages" ]; then
-    echo "==> Installing for the browser and Slurm tests: $packages"
+    echo "==> Installing for the browser, Slurm and campaign tests: $packages"
     if [ ! -e /usr/sbin/policy-rc.d ]; then # the tests start daemons of their own, so the packages' stay down
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT
         printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d

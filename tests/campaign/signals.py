@@ -33,7 +33,7 @@ TORCHRUN = "torchrun-"
 # What the command lines of processes that torchrun starts have in them.
 PROGRAMS = {"agent": "harness.launch.agent", "rank": "harness.training.worker"}
 STEP_SECONDS = 0.1  # long enough for signals to arrive while ranks train
-TIMEOUT = 20.0  # seconds, of a trial: a rank that is stopped costs all of them
+TIMEOUT = 30.0  # seconds, of a trial: a rank that is stopped costs all of them
 
 
 @dataclass(frozen=True, kw_only=True)

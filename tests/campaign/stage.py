@@ -15,14 +15,14 @@ from tests.campaign.oracle import Finding, Snapshot, check_end, compare, take_sn
 from tests.campaign.warm import Ended
 from tests.support.running import line_sweep, local_profile
 
-DEADLINE = 120.0  # seconds after which a command counts as hung
+DEADLINE = 180.0  # seconds after which a command counts as hung
 SWEEP_KEYS: Mapping[str, Any] = {
     "name": "campaign",
     "seeds": [0, 1],
     "length": {"steps": 12},
     "evaluate": {"steps": 4},
     "checkpoint": "best",
-    "timeout": 30,
+    "timeout": 90,
 }
 OPTIONS = {"dropout": 0.3, "noise": 0.1}  # so that the state of every generator counts
 TWO_RANKS = {"world_size": 2, "strategy": "ddp"}
