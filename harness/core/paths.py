@@ -123,6 +123,11 @@ class SweepFolder:
         """Return the file that `harness.records.store.lock` locks while the sweep runs."""
         return self.path / "lock"
 
+    @property
+    def key_path(self) -> Path:
+        """Return the key by which values that records withhold are compared."""
+        return self.path / "comparison.key"
+
     def trial_folder(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial, which need not exist."""
         return TrialFolder(self.path / trial_id)

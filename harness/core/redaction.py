@@ -70,6 +70,11 @@ def redact_variable(name: str, value: str) -> str:
     return redact_text(value, ())
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether the name of a variable speaks of a secret."""
+    return name not in PUBLIC_VARIABLES and SECRET_NAME.search(name) is not None
+
+
 def secret_values(
     environment: Mapping[str, str] | None = None,
     profile_environment: Mapping[str, str] = NO_VARIABLES,

@@ -26,6 +26,7 @@ from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
 from harness.records.running import read_progress_file
 from harness.records.settings import run_settings
+from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -256,7 +257,7 @@ class Runner:
             observed_failures=observed_failures,
             peaks=self.peaks,
         )
-        settings = run_settings(self.sweep, self.profile)
+        settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
         return replace(_without_secrets(record, self.secrets), settings=settings)
 
     def _assignment(self, trial: Trial, attempt: int) -> Assignment:

@@ -9,12 +9,14 @@ from typing import Literal
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.hardware import machine
+from harness.hardware.roofline import device_of
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.torchrun import Torchrun
 from harness.records.record import Record, Status, read_record_if_exists
-from harness.records.store import lock, write_spec
+from harness.records.settings import profile_change, run_settings
+from harness.records.store import comparison_key, lock, write_spec
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -64,6 +66,32 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     return Plan(pending=pending, finished=finished, resumed=resumed, unreadable=unreadable)
 
 
+def refuse_changed_profile(
+    planned: Plan, sweep: Sweep, profile: Profile, folder: SweepFolder
+) -> None:
+    """Refuse to add trials to others that ran with another profile: they would not compare.
+
+    Trials that run again from the start do not count. Raises BadInput.
+    """
+    current = run_settings(sweep, profile, comparison_key(folder))
+    device = "cuda" if profile.gpus else "cpu"
+    changes: list[str] = []
+    for record in (*planned.finished, *planned.resumed):
+        change = None
+        if record.settings is not None:
+            change = profile_change(record.settings, current)
+        if change is None and record.summary is not None and device_of(record) != device:
+            change = f"device: found {device}, recorded {device_of(record)}"
+        if change is not None:
+            changes.append(change)
+    if changes:
+        raise BadInput(
+            f"{folder.path}: {len(changes)} of its trials ran with another profile: {changes[0]};"
+            " allowed: the profile that they ran with, another name for the sweep or another"
+            " --results, or harness run --force, which runs all trials again"
+        )
+
+
 def allow_all(folder: SweepFolder) -> None:
     """Allow any sweep to run: the check of a run that need not check anything."""
 
@@ -94,6 +122,7 @@ def run(
     with lock(folder), deferred_interrupts(listener.on_message) as stop_reason:
         check(folder)
         planned = plan(sweep, folder, redo)
+        refuse_changed_profile(planned, sweep, profile, folder)
         remove_temporary_files(folder.path)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)

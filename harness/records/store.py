@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.core.private import FILE_MODE
 from harness.records.decode import (
     FileFormat,
     check_schema,
@@ -50,14 +52,27 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, and the ids of its trials.
 
     The ids are those that it asks for, and those of its cells' trials that earlier commands have
-    left. They are for readers that decode no cells, such as the tracker. Raises BadInput for a
-    folder that another sweep has.
+    left. They are for readers that decode no cells, such as the tracker. The folder also gets a
+    key, if it has none (`comparison_key`). Raises BadInput for a folder that another sweep has.
     """
     _check_owner(sweep, folder)
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     trial_ids = [trial.id for trial in (*sweep.trials(), *recorded_trials(folder, sweep.cells))]
     content["trials"] = list(dict.fromkeys(trial_ids))
+    if not folder.key_path.exists():
+        write_atomically(folder.key_path, secrets.token_hex(), mode=FILE_MODE)
     write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
+
+
+def comparison_key(folder: SweepFolder) -> bytes | None:
+    """Return the key that records of this sweep are written with.
+
+    None before the first, and for anybody but the user whose sweep it is.
+    """
+    try:
+        return folder.key_path.read_bytes()
+    except OSError:
+        return None
 
 
 def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:

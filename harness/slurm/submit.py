@@ -23,7 +23,7 @@ from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
 from harness.core.private import make_private_folder, private_umask
 from harness.core.slurm_environment import ignored_variables, submission_environment
-from harness.launch.sweep import Redo, plan
+from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.record import Record, read_record_if_exists
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
@@ -139,6 +139,7 @@ def prepare(
     jobs: a trial must not run in two jobs at once.
     """
     todo = plan(sweep, sweep_folder, redo)
+    refuse_changed_profile(todo, sweep, profile, sweep_folder)
     earlier = submissions.read_all(sweep_folder)
     live = queues.live_jobs(earlier, queues.query_submitters(earlier))
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
