@@ -30,7 +30,7 @@ class TrialFolder:
     """The folder of one trial, in which its attempts follow each other.
 
     The runner writes the assignment and the record, ranks write the rest. Files of a running trial
-    (progress, failures, results of ranks, cold caches) are removed once the record is written.
+    (progress, heartbeats, failures, results of ranks, cold caches) are removed once the record is written.
     """
 
     path: Path  # its name is the trial's id
@@ -56,6 +56,15 @@ class TrialFolder:
     def progress_path(self) -> Path:
         """Return where rank 0 writes how far a running trial has come."""
         return self.path / "progress.json"
+
+    @property
+    def heartbeat_folder(self) -> Path:
+        """Return the folder of the heartbeats of a running trial's ranks."""
+        return self.path / "heartbeats"
+
+    def heartbeat_path(self, rank: int) -> Path:
+        """Return where a rank writes its heartbeats, each in place of the last."""
+        return self.heartbeat_folder / f"rank{rank}.json"
 
     @property
     def failures_path(self) -> Path:

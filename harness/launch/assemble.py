@@ -28,6 +28,7 @@ from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
 INTERRUPTED = Interrupted.__name__
+CONNECTION_LOST = "ConnectionLost"  # of a rank whose peer is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +174,13 @@ def first_cause(
 
     That is the earliest one of the first of these kinds that occurs: an interruption, which leaves
     a checkpoint whatever comes after it; a rank that the launcher saw end before it had written a
-    result; an error that a rank reports; a result that can't be read; a result that is missing.
+    result; an error that a rank reports; a result that can't be read; a connection that a rank has
+    lost, since the other end of it is the cause; a result that is missing.
     """
     # What the ranks themselves caught and wrote into their results.
     reported = [result.failure for result in files.results if result.failure]
+    own = [failure for failure in reported if failure.kind != CONNECTION_LOST]
+    disconnected = [_with_missing(failure, files.missing) for failure in reported]
     # Ranks that ended without a result. A rank that has written one and is then ended was well.
     ended = []
     for failure in observed_failures:
@@ -187,11 +191,22 @@ def first_cause(
         if failure.kind == INTERRUPTED:
             interruptions.append(failure)
     lost = _lost_ranks(folder, files.missing)
-    for candidates in (interruptions, ended, reported, files.unreadable, lost):
+    for candidates in (interruptions, ended, own, files.unreadable, disconnected, lost):
         if candidates:
             earliest = min(candidates, key=lambda failure: failure.at)
             return _with_log(earliest, folder)
     return None
+
+
+def _with_missing(failure: Failure, missing: Sequence[int]) -> Failure:
+    """Return the failure of a rank that lost a connection, with the ranks that left no result.
+
+    One of them is most likely the other end.
+    """
+    if not missing:
+        return failure
+    ranks = ", ".join(str(rank) for rank in missing)
+    return replace(failure, message=f"{failure.message}; no result of rank {ranks}")
 
 
 def _lost_ranks(folder: TrialFolder, missing: Sequence[int]) -> list[Failure]:

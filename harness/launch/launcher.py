@@ -46,3 +46,9 @@ class Launcher(Protocol):
 
         `output` is what the command printed.
         """
+
+    def end_remains(self, folder: TrialFolder) -> None:
+        """End what is left of a command whose process group had to be ended.
+
+        Those are ranks on other machines.
+        """

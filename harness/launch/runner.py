@@ -21,10 +21,11 @@ from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
+from harness.launch.watchdog import Watchdog, failure_of, find_straggler
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
-from harness.records.running import read_progress_file
+from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
@@ -39,6 +40,8 @@ RETRIED_FAILURES = {
     "NodeFailure",
     "NotStarted",
     "ControllerDown",
+    "Unresponsive",
+    "ConnectionLost",
     "CollectiveTimeout",
     "DistBackendError",
     "DistNetworkError",
@@ -202,9 +205,13 @@ class Runner:
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         try:
             ended_by = self._wait(process, folder, trial)
+            # Before the end, as the launcher prints how the ranks end that are ended now.
+            output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
+            is_hanging = process.poll() is None
             end_process_group(process)
-        output = redact_text(_launcher_output(folder, log_start), self.secrets)
+            if is_hanging:
+                self.launcher.end_remains(folder)
         record = self._assemble(
             folder,
             assignment,
@@ -274,12 +281,14 @@ class Runner:
         )
 
     def _wait(self, process: Process, folder: TrialFolder, trial: Trial) -> Failure | None:
-        """Wait until the ranks have ended or the sweep's time-out has passed, which is a failure.
+        """Wait until the ranks have ended, or have to be ended, and return why.
 
-        Tells the ranks to stop if there is a reason.
+        None if their own results say how they ended. Tells the ranks to stop if there is a reason.
         """
         deadline = time.monotonic() + self.sweep.timeout
         next_signal: float | None = None  # on the monotonic clock; None before the first
+        world_size = trial.cell.axes.world_size
+        watchdog = Watchdog(folder, world_size)
         while True:
             try:
                 process.wait(self.poll_seconds)
@@ -294,7 +303,11 @@ class Runner:
                 next_signal = now + SIGNAL_INTERVAL
                 self.launcher.interrupt(process)
             if now > deadline:
-                return _timeout_failure(folder, progress)
+                return _timeout_failure(folder, progress, world_size)
+            verdict = watchdog.look()
+            if verdict is not None:
+                _append_to_launch_log(folder, verdict.reason)
+                return verdict.failure
 
 
 def read_progress(folder: TrialFolder) -> dict[str, Any]:
@@ -302,19 +315,29 @@ def read_progress(folder: TrialFolder) -> dict[str, Any]:
     return read_progress_file(folder.progress_path)
 
 
-def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any]) -> Failure:
+def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any], world_size: int) -> Failure:
     """Return the failure of a trial that took longer than its sweep allows.
 
-    It names the log of rank 0, because no rank is known to be the one that hangs.
+    It names the rank that the others wait for, if their heartbeats tell.
     """
     reached = "no step"
     if progress:
         reached = f"step {progress['step']} of {progress['steps']}"
-    return Failure(
-        kind="Timeout",
-        message=f"took longer than its time-out; it had reached {reached}",
-        log=str(folder.rank_log(0).relative_to(folder.path)),
-    )
+    message = f"took longer than its time-out; it had reached {reached}"
+    straggler = find_straggler(read_heartbeats(folder.heartbeat_folder), world_size)
+    if straggler is None:
+        log = str(folder.rank_log(0).relative_to(folder.path))
+        return Failure(kind="Timeout", message=message, log=log)
+    message = f"{message}; {straggler}"
+    if straggler.heartbeat is None:
+        return Failure(kind="Timeout", message=message, rank=straggler.rank)
+    return failure_of(straggler.heartbeat, "Timeout", message, folder)
+
+
+def _append_to_launch_log(folder: TrialFolder, line: str) -> None:
+    """Add a line to the log of the launcher."""
+    with folder.launch_log.open("a", encoding="utf-8") as log:
+        log.write(f"harness: {line}\n")
 
 
 def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
@@ -404,6 +427,7 @@ def _remove_leftovers(folder: TrialFolder) -> None:
     remove_temporary_files(folder.path)
     for path in [folder.progress_path, folder.failures_path, *folder.path.glob("rank*.json")]:
         path.unlink(missing_ok=True)
+    shutil.rmtree(folder.heartbeat_folder, ignore_errors=True)
     for cache in folder.path.glob("cache*"):
         shutil.rmtree(cache)
 

@@ -6,6 +6,7 @@ Slurm itself starts, binds, signals and ends them on every node, so no torchrun 
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S
 OUT_OF_MEMORY = re.compile(
     r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
 )
+STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 # How a task ends that got SIGUSR2 before its rank had blocked it.
@@ -68,6 +70,9 @@ class Srun:
             # srun does not take it from sbatch since Slurm 22.05.
             f"--cpus-per-task={self.cpus_per_rank}",
             "--relative=0",
+            # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
+            # step waiting for its CPUs. Steps of the harness never run at the same time.
+            "--overlap",
             "--distribution=block:block",
             "--mpi=none",
             "--export=ALL",
@@ -112,6 +117,18 @@ class Srun:
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why the step ended, from what srun printed."""
         return parse_failures(output, time.time())
+
+    def end_remains(self, folder: TrialFolder) -> None:
+        """Cancel the trial's step, whose ranks outlive an srun that was killed."""
+        job_id = os.environ["SLURM_JOB_ID"]
+        listed = controller.call(
+            ["squeue", "--steps", f"--jobs={job_id}", "--noheader", "--format=%i|%j"],
+            patience=STEP_PATIENCE,
+        )
+        for line in listed.stdout.splitlines():
+            step_id, _, name = line.strip().partition("|")
+            if name == folder.path.name:
+                controller.call(["scancel", "--signal=KILL", step_id], patience=STEP_PATIENCE)
 
 
 def parse_failures(output: str, at: float) -> list[Failure]:

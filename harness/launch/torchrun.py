@@ -94,6 +94,9 @@ class Torchrun:
                 failures.append(_failure(ended.exitcode, rank, ended.at))
         return failures
 
+    def end_remains(self, folder: TrialFolder) -> None:
+        """Do nothing: all ranks are in the process group, or end with it."""
+
 
 def _failure(exit_code: int, rank: int, at: float) -> Failure:
     """Return the failure of a rank that ended with this exit code; a negative one is a signal."""

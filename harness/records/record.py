@@ -75,9 +75,9 @@ Status = Literal["done", "invalid", "failed", "interrupted"]
 class Failure:
     """Why a trial failed: the first error of the rank that caused it."""
 
-    # The name of an exception (Interrupted is one of them), or Timeout, CollectiveTimeout, Killed,
-    # Exited, Lost, Invalid; of a Slurm step also OutOfMemory, NodeFailure, NotStarted and
-    # ControllerDown.
+    # The name of an exception (Interrupted is one of them), or Timeout, CollectiveTimeout,
+    # ConnectionLost, Unresponsive, Killed, Exited, Lost, Invalid; of a Slurm step also OutOfMemory,
+    # NodeFailure, NotStarted and ControllerDown.
     kind: str
     message: str  # one line
     rank: Number | None = None  # None where the cause is no single rank

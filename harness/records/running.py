@@ -1,4 +1,6 @@
-"""The files that a trial's folder holds only while it runs: its progress, and ranks seen to fail.
+"""The files that a trial's folder holds only while it runs.
+
+They are its progress, the heartbeats of its ranks, and ranks that were seen to fail.
 
 They have no schema, because nobody reads them once the trial has ended.
 """
@@ -6,15 +8,17 @@ They have no schema, because nobody reads them once the trial has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from harness.core.errors import BadFile
+from harness.core.errors import BadFile, BadInput
 from harness.records.decode import FileFormat, decode_file, decode_value, read_json
 from workloads.options import Between
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
+HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
 FAILED_RANKS_FORMAT = FileFormat(name="list of failed ranks")
 MAX_RANK_DIGITS = 9  # of a rank's number in the keys of a file
 
@@ -48,6 +52,41 @@ class FailedRank:
     exitcode: Annotated[int, Between(-64, 255)]  # negative: the number of the signal that ended it
     at: Annotated[float, Between(0)]  # when its end was noticed, seconds since the epoch
     pid: Annotated[int, Between(0)]  # on the rank's own machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """A sign of life of one rank."""
+
+    rank: Annotated[int, Between(0)]
+    host: str
+    pid: Annotated[int, Between(0)]  # on its host
+    step: Annotated[int, Between(0)]  # optimizer steps done
+    position: str  # of its main thread in the code: module.function:line
+    at: Annotated[float, Between(0)]  # seconds since the epoch, by the clock of its host
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} is in {self.position} after step {self.step}"
+
+
+def heartbeat_seconds(world_size: int) -> float:
+    """Return the seconds between two heartbeats of a rank.
+
+    Many ranks have slower hearts, so that a shared folder gets at most 16 small files a second.
+    """
+    return max(2.0, world_size / 16)
+
+
+def read_heartbeats(folder: Path) -> list[Heartbeat]:
+    """Return the last heartbeat of every rank that has left one, by rank.
+
+    What can't be read is left out: it belongs to a trial that is just being ended.
+    """
+    beats = []
+    for path in folder.glob("rank*.json"):
+        with suppress(BadInput, OSError):
+            beats.append(decode_file(Heartbeat, path, HEARTBEAT_FORMAT))
+    return sorted(beats, key=lambda beat: beat.rank)
 
 
 def read_progress_file(

@@ -42,6 +42,7 @@ from harness.records.record import Failure, Rank0Report, RankResult, write_recor
 from harness.records.series import Series
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
+from harness.training.heartbeat import heartbeats
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
 from harness.training.precision import autocast
@@ -56,6 +57,8 @@ from workloads.catalog import load_class
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 # How gloo and NCCL report that it was not enough; neither raises an error of its own type.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
+# How gloo reports that another rank is gone, by a RuntimeError.
+CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 
 
@@ -73,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = TrainingState()
     exit_code = 0
     try:
-        result = run(folder, ranks, entered, state)
+        with heartbeats(folder.heartbeat_path(ranks.rank), ranks, state):
+            result = run(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
@@ -235,6 +239,8 @@ def _describe(error: BaseException, ranks: Ranks) -> Failure:
     kind = type(error).__name__
     if TIMED_OUT.search(str(error)):
         kind = "CollectiveTimeout"
+    elif CONNECTION_LOST.search(str(error)):
+        kind = "ConnectionLost"
     message = scrub(str(error))
     trace = scrub("".join(traceback.format_exception(error)))
     return Failure(

@@ -96,7 +96,8 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
         line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=8)
     )
     assert record.failure is not None
-    assert record.failure.kind == "Timeout"
+    assert (record.failure.kind, record.failure.rank) == ("Timeout", 0)
+    assert "_misbehave" in record.failure.message, "it says where the rank hangs"
     assert 8 <= record.ended - record.started < 23
     assert processes_below(tmp_path) == []
 

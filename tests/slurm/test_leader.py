@@ -15,10 +15,10 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
-from harness.launch import controller
+from harness.launch import controller, watchdog
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment
-from harness.records.record import Failure, Record, read_record
+from harness.records.record import Failure, RankResult, Record, read_record, write_record
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
 from harness.slurm.packing import PackedArray, PackedJob, Packing
@@ -30,6 +30,7 @@ from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
 from tests.factories import make_record, write_trial
+from tests.support.slurm import install_fake_slurm
 from tests.support.sweeps import load
 
 PROFILE = Profile(launcher="slurm", device="cpu")
@@ -239,6 +240,36 @@ class TestLead:
         assert failure.host == "n2"
         assert failure.message == "job 71 ended on n2 and was started again by Slurm"
         assert node_file.read_text(encoding="utf-8") == "n1"
+
+
+# Leaves the result of rank 0 that lies beside it, and hangs, as srun does whose slurmstepd is gone.
+HANGING_SRUN = """#!/bin/bash
+folder=${@: -2:1}
+cp "${0%/*}/rank0.json" "$folder/rank0.json"
+exec sleep 60
+"""
+
+
+def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's own failure is kept. The step is cancelled: a killed srun leaves ranks behind."""
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "LAUNCHER_SECONDS", 0.1)
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
+    trial = runner.sweep.trials()[0]
+    slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
+    (slurm.folder / "srun").write_text(HANGING_SRUN, encoding="utf-8")
+    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
+    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
+    write_record(slurm.folder / "rank0.json", rank0)
+
+    records = list(replace(runner, poll_seconds=0.01).run([trial]))
+    assert [record.attempt for record in records] == [1, 2, 3], "up to the number of retries"
+    for record in records:
+        assert str(record.failure) == "rank 0 on n1: ConnectionLost: reset by peer"
+    assert slurm.calls("scancel") == ["--signal=KILL 71.3"] * 3
 
 
 # What clients of Slurm 22.05.8 print while no controller answers.

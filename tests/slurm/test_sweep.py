@@ -118,7 +118,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     assert "of its log: " in exited.message
     hung = records["hangs"].failure
     assert hung is not None
-    assert hung.kind == "Timeout"
+    assert (hung.kind, hung.rank, hung.host) == ("Timeout", 1, "n2")
 
     trial_id = records["raises"].trial.id
     log = harness("logs", trial_id, "--rank", "1", "--results", str(results))
