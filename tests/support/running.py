@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys:
     """
     entries = {label: {"uses": LINE, **entry} for label, entry in workloads.items()}
     content = {"name": "line", "workloads": entries, "warmup": 2, **keys}
+    content = json.loads(json.dumps(content))  # shared parts would be written as aliases
     path = folder / "line.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path
