@@ -27,35 +27,38 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
 
-def time_collectives(model: nn.Module, clock: StepClock) -> None:
+def time_collectives(model: nn.Module, clock: StepClock, reduce_scatter: Any = None) -> None:
     """Count the collectives of FSDP2 as communication.
 
     This is correct where a collective blocks until it is done, as gloo's do on the CPU. With NCCL
-    the call only enqueues work, and its duration would mean nothing.
+    the call only enqueues work, and its duration would mean nothing. `reduce_scatter` is the one
+    that the model uses, None for FSDP2's own.
     """
-    # FSDP2 has no public base class for custom collectives that keep the default behavior.
+    # FSDP2 has no public classes of its default collectives.
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
         DefaultAllGather,
         DefaultReduceScatter,
     )
 
-    class TimedAllGather(DefaultAllGather):
-        """FSDP2's all-gather, timed."""
-
-        def __call__(self, *arguments: Any, **named: Any) -> Any:
-            with clock.communicating():
-                return super().__call__(*arguments, **named)
-
-    class TimedReduceScatter(DefaultReduceScatter):
-        """FSDP2's reduce-scatter, timed."""
-
-        def __call__(self, *arguments: Any, **named: Any) -> Any:
-            with clock.communicating():
-                return super().__call__(*arguments, **named)
-
+    all_gather = _Timed(DefaultAllGather(), clock)
+    timed_reduce_scatter = _Timed(reduce_scatter or DefaultReduceScatter(), clock)
     for module in sharded_modules(model):
-        module.set_custom_all_gather(TimedAllGather())
-        module.set_custom_reduce_scatter(TimedReduceScatter())
+        module.set_custom_all_gather(all_gather)
+        module.set_custom_reduce_scatter(timed_reduce_scatter)
+
+
+class _Timed:
+    """A collective of FSDP2 whose calls count as communication."""
+
+    def __init__(self, collective: Any, clock: StepClock) -> None:
+        self.collective = collective
+        self.clock = clock
+        self.allocate = collective.allocate  # which is no communication
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the collective and count its time."""
+        with self.clock.communicating():
+            return self.collective(*arguments, **named)
 
 
 def sharded_modules(model: nn.Module) -> Iterator[Any]:

@@ -145,6 +145,15 @@ class Axes(Strict):
     grad_accum_steps: Annotated[
         Count, AxisHelp("micro-steps of an optimizer step; gradients are shared in the last")
     ] = 1
+    # The order in which the gradients of micro-batches are added up: the one that the backend has, or
+    # that of `harness.training.tree_reduction`, which is the same at any number of ranks.
+    reduction: Annotated[
+        Literal["backend", "tree"],
+        AxisHelp(
+            "order of summing gradients; tree: the same bits at 1, 2, 4 … ranks, for ddp and fsdp2",
+            "tree: world_size times grad_accum_steps a power of two",
+        ),
+    ] = "backend"
     # `torch.utils.checkpoint.checkpoint(use_reentrant=False)` around each layer, or around the
     # model if the workload names no layers.
     activation_checkpointing: Annotated[
@@ -357,6 +366,39 @@ def _static_graph_with_accumulation(axes: Axes) -> str | None:
     return None
 
 
+def _unbalanced_tree(axes: Axes) -> str | None:
+    """Return a conflict for a tree of gradients that has not 2, 4, 8, ... leaves.
+
+    Only then are the ranks' gradients of a micro-step a subtree at any number of ranks.
+    """
+    if axes.reduction != "tree":
+        return None
+    leaves = axes.world_size * axes.grad_accum_steps
+    if leaves > 1 and leaves & (leaves - 1) == 0:
+        return None
+    return f"reduction tree needs world_size times grad_accum_steps to be 2, 4, 8 …; it is {leaves}"
+
+
+def _tree_with_fused_optimizer(axes: Axes) -> str | None:
+    """Return a conflict for a fused optimizer, whose last bits depend on the shards' ends."""
+    if axes.reduction == "tree" and axes.optimizer_impl == "fused":
+        return (
+            "reduction tree can't be had with optimizer_impl fused: its rounding depends on where"
+            " a tensor is cut into shards; recipe and foreach work"
+        )
+    return None
+
+
+def _tree_with_sharded_norm(axes: Axes) -> str | None:
+    """Return a conflict for a limit of the gradients' norm, which FSDP2 sums up over its shards."""
+    if axes.reduction == "tree" and axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
+        return (
+            "reduction tree can't be had with max_grad_norm under strategy fsdp2:"
+            " the norm's own sum depends on the number of ranks"
+        )
+    return None
+
+
 def _compiled_small_bucket(axes: Axes) -> str | None:
     """Return a conflict for a compiled DDP model with buckets below 1 MiB.
 
@@ -397,6 +439,9 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _setting_without_effect,
     _mixed_precision_of_fsdp2,
     _static_graph_with_accumulation,
+    _unbalanced_tree,
+    _tree_with_fused_optimizer,
+    _tree_with_sharded_norm,
     _compiled_small_bucket,
     _broken_full_graph,
     _optimizer_without_rate,

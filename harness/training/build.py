@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -34,6 +35,7 @@ from harness.training.state import TrainingState
 from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
+from harness.training.tree_step import TreeStep
 from harness.training.workload_state import WorkloadState
 from workloads.base import Splits, Workload
 
@@ -99,6 +101,7 @@ def build_trial(
         seed=derive_seed(seed),
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
+        micro_steps=axes.grad_accum_steps if axes.reduction == "tree" else 1,
     )
     with state.timed("build"):
         _check_device(axes, mesh)
@@ -120,18 +123,28 @@ def build_trial(
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
         # From here on ranks draw different numbers, for dropout on different samples.
         seed_everything(seed, mesh.dp_rank)
-        train_step = TrainStep(
-            module=training_module,
-            loss=under_autocast(axes, mesh.device, workload.loss),
-            loss_hook=strategy.loss_hook(clock),
-            strategy=strategy,
-            optimizer=optimizer,
-            schedule=schedule,
-            scaler=scaler,
-            clock=clock,
-            grad_accum_steps=axes.grad_accum_steps,
-            max_grad_norm=axes.max_grad_norm,
-        )
+        step_parts: dict[str, Any] = {
+            "module": training_module,
+            "loss": under_autocast(axes, mesh.device, workload.loss),
+            "loss_hook": strategy.loss_hook(clock),
+            "strategy": strategy,
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "scaler": scaler,
+            "clock": clock,
+            "grad_accum_steps": axes.grad_accum_steps,
+            "max_grad_norm": axes.max_grad_norm,
+        }
+        train_step = TrainStep(**step_parts)
+        if axes.reduction == "tree":
+            train_step = TreeStep(
+                **step_parts,
+                model=model,
+                device=mesh.device,
+                seed=seed,
+                dp_rank=mesh.dp_rank,
+                dp_size=mesh.dp_size,
+            )
         workload_state = WorkloadState(
             workload, _restored_objects(model, training_module, optimizer, schedule)
         )

@@ -26,9 +26,20 @@ class BatchOrder:
     """
 
     def __init__(
-        self, *, samples: int, batch_size: int, seed: int, dp_rank: int, dp_size: int
+        self,
+        *,
+        samples: int,
+        batch_size: int,
+        seed: int,
+        dp_rank: int,
+        dp_size: int,
+        micro_steps: int = 1,
     ) -> None:
-        """Raise BadInput if there is less than one global batch of samples."""
+        """Raise BadInput if there is less than one global batch of samples.
+
+        A rank's share is one piece of the batch, or with several `micro_steps` one piece for each:
+        of n ranks, rank r has the pieces r, n + r, 2n + r, ...
+        """
         if samples < batch_size:
             raise BadInput(
                 f"batch_size: found {batch_size}; allowed: at most the {samples} training samples"
@@ -38,6 +49,9 @@ class BatchOrder:
         self.seed = seed
         self.dp_rank = dp_rank
         self.dp_size = dp_size
+        pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
+        # Of this rank's share in a global batch, in the order of its own, shape (share,).
+        self.positions = pieces[:, dp_rank].reshape(-1)
         self.steps = samples // batch_size  # in an epoch
         self.epoch = 0  # the epoch to iterate over
         self.skip = 0  # batches at its start that are left out
@@ -61,11 +75,9 @@ class BatchOrder:
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's share of each batch until the end of the epoch."""
         permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
-        share_size = self.batch_size // self.dp_size
-        share = slice(self.dp_rank * share_size, (self.dp_rank + 1) * share_size)
         for step in range(self.skip, self.steps):
             global_batch = permutation[step * self.batch_size : (step + 1) * self.batch_size]
-            yield global_batch[share].tolist()
+            yield global_batch[self.positions].tolist()
 
 
 @dataclass
@@ -87,10 +99,8 @@ class OrderDigest:
         if not batches:
             return
         samples = np.asarray(batches, dtype=np.uint64)  # shape (steps, share)
-        step_count, share_size = samples.shape
-        steps = np.arange(start_step, start_step + step_count, dtype=np.uint64)[:, None]
-        start_of_share = np.uint64(order.dp_rank * share_size)
-        offsets = np.arange(share_size, dtype=np.uint64) + start_of_share
+        steps = np.arange(start_step, start_step + len(samples), dtype=np.uint64)[:, None]
+        offsets = order.positions.astype(np.uint64)
         positions = steps * np.uint64(order.batch_size) + offsets
         low = _sum_hashes(positions, samples, np.uint64(1))
         high = _sum_hashes(positions, samples, np.uint64(2**63))

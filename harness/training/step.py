@@ -6,7 +6,7 @@ but training and the marks of the clock, and nothing that waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,7 @@ class TrainStep:
         Returns the mean loss over the share: a detached scalar on the device, as to read it would
         wait for the device.
         """
-        if self.grad_accum_steps == 1:
-            loss = self._micro_step(batch)
-        else:
-            loss = self._accumulate(batch)
+        loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
         stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
         if self.schedule is not None and stepped:
@@ -53,21 +50,30 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def _accumulate(self, batch: Batch) -> Tensor:
-        """Add up the gradients of equal parts of a batch, in its order.
+    def begin_segment(self, step: int) -> None:
+        """Take the step that comes next, counted from 0 over all epochs."""
 
-        Ranks share gradients in the last part only. Returns the mean of the parts' losses.
+    def compute_gradients(self, batch: Batch) -> Tensor:
+        """Leave the mean gradients of the global batch in the parameters.
+
+        With accumulation, gradients of equal parts of the batch are added up in its order, and
+        ranks share them in the last part only. Returns the mean of the parts' losses.
         """
         parts = self.grad_accum_steps
+        if parts == 1:
+            return self.micro_step(batch, divisor=1)
         losses = []
-        chunks = zip(*(tensor.chunk(parts) for tensor in batch), strict=True)
-        for number, micro_batch in enumerate(chunks, start=1):
+        for number, micro_batch in enumerate(self.micro_batches(batch), start=1):
             with self.strategy.gradient_sync(number == parts):
-                losses.append(self._micro_step(micro_batch))
+                losses.append(self.micro_step(micro_batch, divisor=parts))
         return torch.stack(losses).mean()
 
-    def _micro_step(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch's loss, divided by the number of micro-steps.
+    def micro_batches(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the equal parts that a batch is cut into, in its order."""
+        yield from zip(*(tensor.chunk(self.grad_accum_steps) for tensor in batch), strict=True)
+
+    def micro_step(self, batch: Batch, divisor: int) -> Tensor:
+        """Add the gradients of a batch's loss over `divisor` to those of the parameters.
 
         Returns the loss itself, detached.
         """
@@ -76,6 +82,5 @@ class TrainStep:
         self.clock.enter(Phase.backward)
         if self.loss_hook is not None:
             self.loss_hook(loss)
-        parts = self.grad_accum_steps
-        self.scaler.backward(loss if parts == 1 else loss / parts)
+        self.scaler.backward(loss if divisor == 1 else loss / divisor)
         return loss.detach()

@@ -176,6 +176,7 @@ class Trainer:
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[list[int]] = []
+        parts.train_step.begin_segment(start_step)
         self.telemetry.begin_segment()
         clock.start()
         for _ in range(stop - start_step):
@@ -241,8 +242,9 @@ class Trainer:
         state.add_seconds("train", segment.seconds - compile_seconds)
 
     def _check_settings_had_effect(self) -> None:
-        """Raise NotApplied if nothing was compiled or no worker delivered, as the axes ask for."""
+        """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""
         self.state.compiled = self.parts.compiler.account()
+        self.parts.strategy.check_effect()
         num_workers = self.parts.axes.num_workers
         if num_workers and not self.state.loader_workers:
             raise NotApplied(

@@ -55,6 +55,24 @@ def test_ranks_together_see_the_order_of_a_single_rank(world_size: int) -> None:
     np.testing.assert_array_equal(np.hstack(shares_of(world_size)), batches_of(make_order()))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_micro_steps_of_all_ranks_together_are_the_pieces_of_a_batch(world_size: int) -> None:
+    micro_steps = 4 // world_size
+    pieces = []
+    for rank in range(world_size):
+        order = BatchOrder(
+            samples=SAMPLES,
+            batch_size=BATCH,
+            seed=SEED,
+            dp_rank=rank,
+            dp_size=world_size,
+            micro_steps=micro_steps,
+        )
+        pieces.append(batches_of(order).reshape(STEPS, micro_steps, 1, -1))
+    together = np.concatenate(pieces, axis=2).reshape(STEPS, BATCH)
+    np.testing.assert_array_equal(together, batches_of(make_order()))
+
+
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 def test_epoch_holds_each_sample_at_most_once(epoch: int) -> None:
     samples = samples_of_epoch(epoch)

@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.fingerprint import full_state
 from harness.training.mesh import ParallelMesh
+from harness.training.tree_reduction import TreeCollective
 from workloads.base import Workload
 
 
@@ -38,6 +40,8 @@ class Strategy(ABC):
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         self.axes = axes
         self.mesh = mesh
+        # What sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
+        self.tree_collective: TreeCollective | None = None
 
     # Preparing the model
 
@@ -69,6 +73,13 @@ class Strategy(ABC):
         None costs no time.
         """
         return None
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if `reduction: tree` did nothing in the steps so far."""
+        if self.tree_collective is not None and not self.tree_collective.calls:
+            raise NotApplied(
+                f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
+            )
 
     # Checkpoints. Every rank must call these methods, as they may communicate.
 

@@ -20,6 +20,7 @@ from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
+from harness.training.tree_reduction import TreeAllReduce
 from workloads.base import Workload
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20  # DDP's own cap, for every bucket but the first
@@ -50,6 +51,12 @@ class DDP(Strategy):
             gradient_as_bucket_view=self.axes.gradient_as_bucket_view,
             static_graph=self.axes.static_graph,
         )
+        if self.axes.reduction == "tree":
+            assert self.mesh.dp_group is not None, "DDP has a process group"
+            all_reduce = TreeAllReduce(self.mesh.dp_group)
+            self.tree_collective = all_reduce
+            # DDP refuses hooks whose annotations are text, as they all are here; a lambda has none.
+            self._replica.register_comm_hook(None, lambda _, bucket: all_reduce(bucket))
         return compiler(self._replica)
 
     def _check_bucket_cap(self, model: nn.Module) -> None:

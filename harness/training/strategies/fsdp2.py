@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from harness.measure.clock import StepClock
-from harness.measure.communication import time_collectives
+from harness.measure.communication import sharded_modules, time_collectives
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
+from harness.training.tree_reduction import TreeReduceScatter
 from workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -47,9 +48,13 @@ class FSDP2(Strategy):
         self._shard(model, workload)
         assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
         self._sharded = model
+        if self.axes.reduction == "tree" and self.mesh.dp_size > 1:
+            self.tree_collective = TreeReduceScatter()
+            for module in sharded_modules(model):
+                module.set_custom_reduce_scatter(self.tree_collective)
         if self.mesh.device.type == "cpu":
             # On GPUs, collectives overlap with computing, so the time in them is no time lost.
-            time_collectives(model, clock)
+            time_collectives(model, clock, self.tree_collective)
         return training_module
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:

@@ -1,0 +1,157 @@
+"""Sums of gradients in one fixed order, whoever computes them: the axis `reduction: tree`.
+
+A sum of floats depends on its order, and the order in which a backend sums up the ranks' gradients
+depends on how many ranks there are, on DDP's buckets and on FSDP2's shards. Here the order is fixed
+instead. A global batch is cut into micro-batches, as many as `world_size` times `grad_accum_steps`,
+and their gradients are the leaves of a binary tree:
+
+    ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7))
+
+Rank r of n computes the micro-batches r, n + r, 2n + r, ... So the ranks' gradients of one
+micro-step are the leaves of a subtree, which the ranks sum up together. Each rank then sums up the
+subtrees by itself. Every element of a gradient is summed up in the same order, whichever bucket or
+shard it is in, so one process, two ranks and four compute the same bits.
+
+`tree_step` has the training step that does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Subtree:
+    """The sum of the gradients of 2^height micro-steps that follow each other."""
+
+    height: int
+    gradients: list[Tensor | None]  # of each parameter; None for one without a gradient
+
+
+@dataclass
+class GradientTree:
+    """Sums up the gradients of micro-steps as a binary tree while they arrive.
+
+    It holds no more than one sum of each height, as a binary counter has one digit of each weight.
+    """
+
+    subtrees: list[Subtree] = field(default_factory=list)  # from the highest to the lowest
+
+    def add(self, gradients: list[Tensor | None]) -> None:
+        """Add the gradients of the next micro-step; they belong to the tree from now on."""
+        added = Subtree(0, gradients)
+        while self.subtrees and self.subtrees[-1].height == added.height:
+            earlier = self.subtrees.pop()
+            added = Subtree(added.height + 1, _add(earlier.gradients, added.gradients))
+        self.subtrees.append(added)
+
+    def total(self) -> list[Tensor | None]:
+        """Return the sum over all micro-steps, whose number must be a power of two."""
+        (whole,) = self.subtrees
+        return whole.gradients
+
+
+def _add(earlier: list[Tensor | None], later: list[Tensor | None]) -> list[Tensor | None]:
+    """Add the later gradients to the earlier ones in place, and return those."""
+    sums: list[Tensor | None] = []
+    targets: list[Tensor] = []
+    addends: list[Tensor] = []
+    for first_gradient, second_gradient in zip(earlier, later, strict=True):
+        sums.append(second_gradient if first_gradient is None else first_gradient)
+        if first_gradient is not None and second_gradient is not None:
+            targets.append(local_part(first_gradient))
+            addends.append(local_part(second_gradient))
+    if targets:
+        torch._foreach_add_(targets, addends)
+    return sums
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, and any other tensor as it is; they share memory."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """Return the sum of the rows as a binary tree, shape (columns,).
+
+    `rows` has the shape (rows, columns); the number of rows must be a power of two.
+    """
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    return rows[0]
+
+
+def reduce_scatter(output: Tensor, contributions: Tensor, group: dist.ProcessGroup) -> None:
+    """Fill `output`, shape (share,), with this rank's share of the sum of all ranks' contributions.
+
+    `contributions` has the shape (ranks * share,); its r-th share is for rank r.
+    """
+    size = group.size()
+    received = torch.empty_like(contributions)
+    dist.all_to_all_single(received, contributions, group=group)
+    output.copy_(sum_rows(received.view(size, -1)))
+
+
+class TreeCollective:
+    """What sums up the gradients of all ranks as a tree."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # buckets or groups of parameters that were summed up
+
+
+class TreeAllReduce(TreeCollective):
+    """A communication hook of DDP: every rank gets the sum of all ranks' buckets.
+
+    Each rank sums up its share of a bucket, and all ranks gather the shares.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __call__(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Return a future that is done, with the bucket's sum."""
+        self.calls += 1
+        flat = bucket.buffer()
+        size = self.group.size()
+        share = -(-len(flat) // size)
+        padded = flat.new_zeros(size * share)
+        padded[: len(flat)] = flat
+        own_share = flat.new_empty(share)
+        reduce_scatter(own_share, padded, self.group)
+        dist.all_gather_into_tensor(padded, own_share, group=self.group)
+        flat.copy_(padded[: len(flat)])
+        devices = [flat.device] if flat.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        future.set_result(flat)
+        return future
+
+
+class TreeReduceScatter(TreeCollective):
+    """FSDP2's reduce-scatter: every rank gets its shards of the sum of all ranks' gradients.
+
+    The sum is not divided: the training step does that.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a buffer, as FSDP2 asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        """Fill `output_tensor`, whatever mean or sum `op` asks for."""
+        self.calls += 1
+        reduce_scatter(output_tensor, input_tensor, group)

@@ -1,0 +1,80 @@
+"""`reduction: tree` computes the same bits at 1, 2 and 4 ranks, under DDP and FSDP2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.records.record import Record
+from tests.support.running import run
+
+pytestmark = pytest.mark.distributed
+
+# Each workload has dropout, and one has batch norm. Layers of 10 and 8 features leave shards that
+# fill no vector register.
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "mlp": {"data": {"source": "digits"}},
+    "cnn": {"data": {"source": "digits"}, "options": {"width": 8, "batch_norm": True}},
+    "distilbert": {"data": {"source": "tickets", "rows": 100}, "options": {"sequence": 16}},
+}
+# Strategy, ranks, DDP's bucket size in MiB, and what FSDP2 shards.
+ARRANGEMENTS: list[tuple[str, int, float | None, str]] = [
+    ("single", 1, None, "layers"),
+    ("ddp", 2, None, "layers"),
+    ("ddp", 4, 0.01, "layers"),
+    ("fsdp2", 2, None, "root"),
+    ("fsdp2", 4, None, "layers"),
+]
+MICRO_BATCHES = 4
+
+
+def sweep_of(folder: Path, reduction: str, workloads: dict[str, Any], steps: int) -> Path:
+    """Write a sweep over all arrangements and return its path."""
+    strategies, world_sizes, buckets, wraps = zip(*ARRANGEMENTS, strict=True)
+    content = {
+        "name": "tree",
+        "workloads": workloads,
+        "length": {"steps": steps},
+        "warmup": 1,
+        "matrix": {"reduction": [reduction], "batch_size": [32]},
+        "zip": {
+            "strategy": list(strategies),
+            "world_size": list(world_sizes),
+            "bucket_cap_mb": list(buckets),
+            "fsdp_wrap": list(wraps),
+            "grad_accum_steps": [MICRO_BATCHES // world_size for world_size in world_sizes],
+        },
+    }
+    path = folder / "tree.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def digests(records: list[Record]) -> dict[str, set[str]]:
+    """Return the different digests of the final parameters, by workload."""
+    by_workload: dict[str, set[str]] = {}
+    for record in records:
+        assert record.failure is None
+        assert record.rank0 is not None
+        label = record.trial.cell.workload.label
+        by_workload.setdefault(label, set()).add(record.rank0.parameter_digest)
+    return by_workload
+
+
+def test_all_arrangements_compute_the_same_bits(tmp_path: Path) -> None:
+    records = run(sweep_of(tmp_path, "tree", WORKLOADS, steps=12), slots=4)
+    assert len(records) == len(WORKLOADS) * len(ARRANGEMENTS)
+    assert {label: len(seen) for label, seen in digests(records).items()} == {
+        "mlp": 1,
+        "cnn": 1,
+        "distilbert": 1,
+    }
+
+
+def test_the_backends_order_computes_other_bits_at_each_number_of_ranks(tmp_path: Path) -> None:
+    workloads = {"mlp": WORKLOADS["mlp"] | {"options": {"dropout": 0.0}}}
+    records = run(sweep_of(tmp_path, "backend", workloads, steps=12), slots=4)
+    assert len(digests(records)["mlp"]) > 1

@@ -1,0 +1,95 @@
+"""A tree of sums is the same whoever computes it, and other orders are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.spec.axes import Axes, find_conflict
+from harness.training.tree_reduction import GradientTree, sum_rows
+
+LEAVES = 8
+
+
+def random_leaves(seed: int, elements: int = 1000) -> Tensor:
+    """Return gradients of many magnitudes, shape (LEAVES, elements)."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-6, 7, (LEAVES, elements), generator=generator)
+    return torch.randn(LEAVES, elements, generator=generator) * 2.0**exponents
+
+
+def sum_at_ranks(leaves: Tensor, world_size: int) -> Tensor:
+    """Return what `world_size` ranks compute: the rows of a micro-step, then the micro-steps."""
+    tree = GradientTree()
+    for micro_step in torch.split(leaves, world_size):
+        tree.add([sum_rows(micro_step).clone()])  # the tree adds in place
+    (total,) = tree.total()
+    assert total is not None
+    return total
+
+
+@given(seed=st.integers(0, 2**32), world_size=st.sampled_from([1, 2, 4, 8]))
+def test_any_number_of_ranks_computes_the_same_bits(seed: int, world_size: int) -> None:
+    leaves = random_leaves(seed)
+    assert torch.equal(sum_at_ranks(leaves, world_size), sum_rows(leaves))
+
+
+def test_another_order_computes_other_bits() -> None:
+    leaves = random_leaves(0)
+    in_sequence = leaves[0].clone()
+    for leaf in leaves[1:]:
+        in_sequence += leaf
+    assert not torch.equal(in_sequence, sum_rows(leaves))
+    torch.testing.assert_close(in_sequence, sum_rows(leaves))
+
+
+def test_a_parameter_without_a_gradient_in_some_micro_steps_gets_the_sum_of_the_others() -> None:
+    tree = GradientTree()
+    for gradient in (None, torch.ones(2), torch.ones(2), None):
+        tree.add([gradient, None])
+    used, unused = tree.total()
+    assert used is not None
+    assert used.tolist() == [2, 2]
+    assert unused is None
+
+
+def test_a_tree_holds_one_sum_of_each_height() -> None:
+    tree = GradientTree()
+    for _ in range(7):
+        tree.add([torch.ones(1)])
+    assert [subtree.height for subtree in tree.subtrees] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "2, 4, 8 …; it is 1"),
+        ({"grad_accum_steps": 3}, "2, 4, 8 …; it is 3"),
+        ({"grad_accum_steps": 2, "optimizer_impl": "fused"}, "optimizer_impl fused"),
+        (
+            {"strategy": "fsdp2", "world_size": 2, "max_grad_norm": 1.0},
+            "max_grad_norm under strategy fsdp2",
+        ),
+    ],
+)
+def test_settings_that_would_break_the_promise_are_refused(
+    settings: dict[str, object], reason: str
+) -> None:
+    conflict = find_conflict(Axes(batch_size=12, reduction="tree", **settings))  # type: ignore[arg-type]
+    assert conflict is not None
+    assert reason in conflict
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_four_micro_batches_are_allowed_at_any_number_of_ranks(world_size: int) -> None:
+    axes = Axes(
+        batch_size=8,
+        reduction="tree",
+        strategy="single" if world_size == 1 else "ddp",
+        world_size=world_size,
+        grad_accum_steps=4 // world_size,
+    )
+    assert find_conflict(axes) is None
