@@ -40,13 +40,15 @@ def sweep_of(folder: Path, reduction: str, workloads: dict[str, Any], steps: int
         "length": {"steps": steps},
         "warmup": 1,
         "matrix": {"reduction": [reduction], "batch_size": [32]},
-        "zip": {
-            "strategy": list(strategies),
-            "world_size": list(world_sizes),
-            "bucket_cap_mb": list(buckets),
-            "fsdp_wrap": list(wraps),
-            "grad_accum_steps": [MICRO_BATCHES // world_size for world_size in world_sizes],
-        },
+        "zip": [
+            {
+                "strategy": list(strategies),
+                "world_size": list(world_sizes),
+                "bucket_cap_mb": list(buckets),
+                "fsdp_wrap": list(wraps),
+                "grad_accum_steps": [MICRO_BATCHES // world_size for world_size in world_sizes],
+            }
+        ],
     }
     path = folder / "tree.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
