@@ -1,15 +1,21 @@
 """Starts pairs of arms, the ranks of two trees of files, and lets them train in turn: only one arm
-trains at a time.
+runs at a time.
+
+What a rank says of its own speed is the word of the code that is measured. So the gate reads its
+own clock around every turn, and stops the processes of an arm while it is not its turn.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import select
 import shutil
+import signal
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +27,14 @@ from typing import Any, TextIO
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.ports import free_port, unix_socket_path
+from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
 from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment
+from harness.records.environment import redact_text, secret_values
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile, count_gpus
 
@@ -35,21 +43,36 @@ ENDLESS = Length(steps=STEPS)
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
 POLL = 0.2  # seconds between two looks at ranks that start
+LONGEST_MESSAGE = 10_000_000  # characters; a turn of 200 steps takes 5,000
+# How far a rank's clock, which may be a GPU's, and this one may be apart after a turn.
+CLOCK_DRIFT = 0.01  # a fraction of the turn
+CLOCK_ERROR = 1e-4  # seconds
+LONGEST_LOG = 1_000_000  # bytes of a log that are searched for an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an arm did in a turn: so many steps without a pause, while the other arm waited."""
+    """What an arm did in a turn: so many steps without a pause, while the other arm stood still."""
 
-    seconds: Sequence[float]  # of each step, at the slowest rank
+    seconds: Sequence[float]  # of each step, at the slowest rank, by the ranks' own clocks
+    reported: Sequence[float]  # seconds of all steps together, by rank, by the rank's own clock
+    elapsed: Sequence[float]  # seconds from the request to the answer, by rank, by this clock
+    delay: float  # seconds of the turn for which other programs kept arm and gate from a core
     losses: str  # digests of the losses, one for each rank
+
+    @property
+    def wall_seconds(self) -> float:
+        """Return how long the whole turn took by the gate's clock."""
+        return max(self.elapsed)
 
 
 class Arm:
     """The ranks of one tree, each behind a connection of its own.
 
     A rank waits until it is told how many steps to train. Its messages are lines of JSON, as
-    `turn_worker` sends them.
+    `turn_worker` sends them. Its process, and whatever that has started in its group, is stopped
+    whenever it is not the arm's turn: threads that spin and loader workers would take the other
+    arm's cores, and work could be done where no clock runs.
     """
 
     def __init__(self, name: str, log: Path) -> None:
@@ -57,50 +80,164 @@ class Arm:
         self.log = log  # what its ranks print
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # what a rank sends, by rank
+        self.process_groups: Sequence[int] = ()  # of its ranks
+        self._wait_clocks: Sequence[WaitClock] = ()  # of its ranks
+        self._gate_clock = WaitClock(os.getpid())
+
+    def watch(self, process_ids: Sequence[int], *, with_delays: bool) -> None:
+        """Take the processes of the ranks, each of which leads a group of its own.
+
+        `with_delays`: whether what other programs take from a turn can be told.
+        """
+        self.process_groups = process_ids
+        self._wait_clocks = [WaitClock(number) for number in process_ids if with_delays]
 
     def connect(self, rank: int, connection: socket.socket, lines: TextIO) -> None:
         """Take the connection of a rank."""
         self.sockets[rank] = connection
         self.lines[rank] = lines
 
+    def freeze(self) -> None:
+        """Stop all processes of the arm until its next turn; those that have ended are skipped."""
+        self._signal(signal.SIGSTOP)
+
     def train(self, steps: int) -> Turn:
         """Train so many steps and return how long each took.
 
         All ranks get the request before the first answer is read, because they train together.
-        Raises HarnessError with a rank's own message if it fails.
+        Raises HarnessError with a rank's own message if it fails, and for answers that can't be
+        true.
         """
         request = (json.dumps({"steps": steps}) + "\n").encode()
+        waited = self._read_wait_clocks()
+        # Before the arm may run, so that nothing it does goes uncounted.
+        start = time.perf_counter()
+        self._signal(signal.SIGCONT)
         for connection in self.sockets.values():
+            connection.settimeout(TURN_TIMEOUT)
             with suppress(
                 BrokenPipeError
             ):  # its last message, which is read below, says why it ended
                 connection.sendall(request)
-        answers = [self.receive(rank, TURN_TIMEOUT) for rank in sorted(self.sockets)]
-        by_rank = [answer["seconds"] for answer in answers]
-        slowest = [max(step) for step in zip(*by_rank, strict=True)]
-        return Turn(seconds=slowest, losses=" ".join(answer["losses"] for answer in answers))
+        elapsed = self._wait_for_answers(start)
+        self.freeze()
+        delay = self._delay_since(waited)
+        answers = {rank: self.receive(rank, TURN_TIMEOUT) for rank in sorted(self.sockets)}
+        by_rank = []
+        for rank, answer in answers.items():
+            by_rank.append(self._step_seconds(rank, answer, steps, elapsed[rank]))
+        return Turn(
+            seconds=[max(step) for step in zip(*by_rank, strict=True)],
+            reported=[math.fsum(seconds) for seconds in by_rank],
+            elapsed=[elapsed[rank] for rank in answers],
+            delay=delay,
+            losses=" ".join(str(answer.get("losses")) for answer in answers.values()),
+        )
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
         """Return a rank's next message.
 
-        Raises HarnessError if the rank reports a failure, if it has ended, and if it does not
-        answer for `timeout` seconds. The error names the arm, the rank and the log.
+        Raises HarnessError if the rank reports a failure, if it has ended, if it does not answer
+        for `timeout` seconds, and if its message is none. The error names the arm, the rank and the
+        log.
         """
         self.sockets[rank].settimeout(timeout)
         try:
-            line = self.lines[rank].readline()
+            line = self.lines[rank].readline(LONGEST_MESSAGE)
         except TimeoutError:
-            raise HarnessError(
-                f"{self.name}: rank {rank} did not answer for {timeout:g} s; log: {self.log}"
-            ) from None
+            raise self._no_answer(rank, timeout) from None
         except OSError:
             line = ""
         if not line:
             raise HarnessError(f"{self.name}: rank {rank} ended; log: {self.log}")
-        message: dict[str, Any] = json.loads(line)
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise HarnessError(f"{self.name}: rank {rank} sent no message; log: {self.log}")
         if "failure" in message:
-            raise HarnessError(f"{self.name}: {message['failure']}; log: {self.log}")
+            raise HarnessError(f"{self.name}: {_scrubbed(message['failure'])}; log: {self.log}")
         return message
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the arm."""
+        for group in self.process_groups:
+            with suppress(ProcessLookupError):  # its connection says that it has ended
+                os.killpg(group, number)
+
+    def _read_wait_clocks(self) -> list[float]:
+        """Return how long each rank and then the gate have waited for a core, if that is told."""
+        if not self._wait_clocks:
+            return []
+        return [clock.read() for clock in (*self._wait_clocks, self._gate_clock)]
+
+    def _delay_since(self, before: Sequence[float]) -> float:
+        """Return how long other programs have delayed a turn that began with these readings.
+
+        Ranks wait for each other, so what delays one delays all: the longest counts. The gate
+        delays a turn besides, as it has to wake up for the answer.
+        """
+        if not before:
+            return 0.0
+        waited = []
+        for start, end in zip(before, self._read_wait_clocks(), strict=True):
+            waited.append(max(0.0, end - start))
+        *ranks_waited, gate_waited = waited
+        return max(ranks_waited) + gate_waited
+
+    def _wait_for_answers(self, start: float) -> dict[int, float]:
+        """Return how many seconds after `start` each rank answered, or ended."""
+        ranks = {connection: rank for rank, connection in self.sockets.items()}
+        elapsed: dict[int, float] = {}
+        while ranks:
+            left = start + TURN_TIMEOUT - time.perf_counter()
+            ready, _, _ = select.select(list(ranks), [], [], max(0.0, left))
+            if not ready:
+                raise self._no_answer(min(ranks.values()), TURN_TIMEOUT)
+            now = time.perf_counter()
+            for connection in ready:
+                elapsed[ranks.pop(connection)] = now - start
+        return elapsed
+
+    def _no_answer(self, rank: int, timeout: float) -> HarnessError:
+        """Return the error that a rank does not answer."""
+        return HarnessError(
+            f"{self.name}: rank {rank} did not answer for {timeout:g} s; log: {self.log}"
+        )
+
+    def _step_seconds(
+        self, rank: int, answer: Mapping[str, Any], steps: int, elapsed: float
+    ) -> list[float]:
+        """Return the seconds of each step as a rank reports them.
+
+        Raises HarnessError unless they are so many positive numbers, and for more time than passed.
+        """
+        seconds = answer.get("seconds")
+        if not isinstance(seconds, list) or len(seconds) != steps:
+            raise HarnessError(
+                f"{self.name}: rank {rank} did not report {steps} steps; log: {self.log}"
+            )
+        if not all(isinstance(step, float) and 0 < step < math.inf for step in seconds):
+            raise HarnessError(
+                f"{self.name}: rank {rank} reported a step that took no time; log: {self.log}"
+            )
+        if sum(seconds) > elapsed * (1 + CLOCK_DRIFT) + CLOCK_ERROR:
+            raise HarnessError(
+                f"{self.name}: rank {rank} reported {milliseconds(sum(seconds))}"
+                f" for a turn that took {milliseconds(elapsed)}; log: {self.log}"
+            )
+        return seconds
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a duration as `0.4 ms` or `510 ms`."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
+
+
+def _scrubbed(text: object) -> str:
+    """Return what a rank said in one line, without the secrets of its environment."""
+    return one_line(redact_text(str(text), secret_values()))
 
 
 @dataclass(frozen=True)
@@ -170,11 +307,26 @@ class PairStarter:
                     requests[ArmRank(key, rank)] = request
             forked = self.server.fork(list(requests.values()))
             stack.callback(kill_all, forked)
-            self._accept_all(arms, dict(zip(requests, forked, strict=True)), stack)
-            for arm in arms.values():
+            processes = dict(zip(requests, forked, strict=True))
+            self._accept_all(arms, processes, stack)
+            for key, arm in arms.items():
                 for rank in arm.sockets:
                     arm.receive(rank, START_TIMEOUT)  # `ready`
+                process_ids = [
+                    process.pid for name, process in processes.items() if name.arm == key
+                ]
+                arm.watch(process_ids, with_delays=self._can_tell_delays())
+            for arm in arms.values():
+                arm.freeze()
             yield arms
+
+    def _can_tell_delays(self) -> bool:
+        """Return whether a rank that waits for a core waits for other programs.
+
+        Not with loader workers, which are the arm's own. And a GPU works on while its rank waits.
+        """
+        on_cpu = self.profile.device == "cpu" or not count_gpus()
+        return on_cpu and self.cell.axes.num_workers == 0
 
     def _draw_cores(self) -> list[list[int]]:
         """Return the cores of each rank, which it shares with the same rank of the other arm alone.
@@ -246,6 +398,7 @@ class PairStarter:
         the ranks take longer than `START_TIMEOUT`.
         """
         deadline = time.monotonic() + START_TIMEOUT
+        names = {process.pid: name for name, process in processes.items()}
         while any(name.rank not in arms[name.arm].sockets for name in processes):
             if time.monotonic() > deadline:
                 logs = ", ".join(str(arm.log) for arm in arms.values())
@@ -259,29 +412,52 @@ class PairStarter:
             # ended.
             while select.select([self.listening], [], [], 0)[0]:
                 connection, _ = self.listening.accept()
-                connect_rank(connection, arms, stack)
+                connect_rank(connection, names, arms, stack)
             check_connected(ended, arms)
             select.select([self.listening.fileno(), self.server.fileno()], [], [], POLL)
 
 
-def connect_rank(connection: socket.socket, arms: Mapping[str, Arm], stack: ExitStack) -> None:
+def connect_rank(
+    connection: socket.socket,
+    names: Mapping[int, ArmRank],
+    arms: Mapping[str, Arm],
+    stack: ExitStack,
+) -> None:
     """Give the connection of a rank to its arm; raises HarnessError if it speaks another protocol.
 
-    The connection is closed with `stack`.
+    The kernel says which process connected, and `names` which rank that is: the code of one arm
+    could otherwise answer for the other one. Connections of other processes, and further ones of a
+    rank, are closed. The connection is closed with `stack`.
     """
     stack.enter_context(connection)
+    name = names.get(_peer_process_id(connection))
+    if name is None or name.rank in arms[name.arm].sockets:
+        connection.close()
+        return
+    arm = arms[name.arm]
     connection.settimeout(START_TIMEOUT)
-    lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
-    line = lines.readline()
+    lines = stack.enter_context(connection.makefile("r", encoding="utf-8", errors="replace"))
+    line = lines.readline(LONGEST_MESSAGE)
     if not line:
         return  # it ended at once, which `check_connected` reports
-    hello = json.loads(line)
-    arm = arms[hello["side"]]
-    if hello["protocol"] != PROTOCOL:
+    try:
+        protocol = json.loads(line)["protocol"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        protocol = None
+    if protocol != PROTOCOL:
         raise HarnessError(
-            f"{arm.name}: its turn worker speaks protocol {hello['protocol']}; allowed: {PROTOCOL}"
+            f"{arm.name}: its turn worker speaks protocol {protocol}; allowed: {PROTOCOL}"
         )
-    arm.connect(hello["rank"], connection, lines)
+    arm.connect(name.rank, connection, lines)
+
+
+def _peer_process_id(connection: socket.socket) -> int:
+    """Return the number of the process that made a Unix connection, as the kernel has it."""
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    process_id, _, _ = struct.unpack("3i", credentials)
+    return int(process_id)
 
 
 def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
@@ -304,8 +480,9 @@ def _error_line(log: Path) -> str:
     """
     if not log.exists():
         return "it printed nothing"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with log.open("rb") as file:
+        lines = file.read(LONGEST_LOG).decode(errors="replace").strip().splitlines()
     for line in lines:
         if "Error" in line or "No module named" in line:
-            return one_line(line)
-    return one_line(lines[0]) if lines else "it printed nothing"
+            return _scrubbed(line)
+    return _scrubbed(lines[0]) if lines else "it printed nothing"

@@ -9,28 +9,50 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.gate.arms import Arm, PairStarter
+from harness.core.errors import HarnessError
+from harness.gate.arms import Arm, PairStarter, Turn, milliseconds
 from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
-from harness.statistics.sequential import confidence_sequence, decide, log_ratio
+from harness.statistics.sequential import (
+    FEWEST_VALUES,
+    confidence_sequence,
+    decide,
+    log_ratio,
+    stop,
+)
 
-# Seconds that a window takes at least. The shorter windows are, the more alike are the conditions
-# of neighbors.
-WINDOW_SECONDS = 0.001
+# Seconds that a window takes at least. A step needs about ten others before it until the caches are
+# its own again, and neighbors have the more alike conditions the shorter windows are.
+WINDOW_SECONDS = 0.01
 MIN_WINDOW_STEPS = 2  # beside the uncounted steps at the start of its turn
+MAX_WINDOW_STEPS = 500  # however short a rank says its steps are
 MIN_WINDOWS = 8  # of a pair of arms
 WARM_UP_SECONDS = 0.2  # that each arm trains at least before anything counts
 WARM_UP_STEPS = 5  # of one turn
 MAX_WARM_UP_STEPS = 200  # in all
-PAIRS_PER_BUDGET = 20  # how many pairs of arms a budget is divided into
+PAIRS_PER_BUDGET = 30  # how many pairs of arms a budget is divided into
 MIN_PAIR_SECONDS = 0.1  # of measuring; starting a pair takes ten times as long
+
+# The share of an arm's steps that are no slower than what it is compared by. Whatever disturbs a
+# machine makes steps slower and none faster, so the fastest ones say most about the code.
+FAST_SHARE = 0.05
+# The slowdown of whole turns that must be ruled out before a cell passes, unless what matters is
+# more: fast steps say nothing about steps that are slow now and then.
+WHOLE_MARGIN = 0.05
+WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to that question
+SHORTEST_TURN = 0.1  # of what its steps usually take
+# Seconds of its usual turn that a rank may leave out of its report, beside twice what the other arm
+# leaves out. Past this, it does not report what it does.
+MAX_UNREPORTED_SECONDS = 0.02
+LARGEST_LOG_RATIO = 100.0  # of a bound; a larger one says nothing
+MAX_PAIRS_FORETOLD = 10_000  # within which certainty is looked for
 
 SpeedVerdict = Literal["faster", "slower", "same", "inconclusive"]
 # What the decision of a confidence sequence on log ratios says of arm B.
@@ -61,44 +83,63 @@ class PairedResult:
     """How fast arm B trains a cell, as a multiple of arm A's throughput."""
 
     verdict: SpeedVerdict = "inconclusive"
-    ratio: float | None = None  # throughput of B over that of A
+    ratio: float | None = None  # throughput of B over that of A, in undisturbed steps
     # The interval of the ratio, which holds at all looks at once; None where too little has been
     # measured.
     low: float | None = None
     high: float | None = None
-    a_rate: float | None = None  # samples/s
-    b_rate: float | None = None  # samples/s
+    # The same of whole turns by the gate's own clock.
+    whole_ratio: float | None = None
+    whole_low: float | None = None
+    whole_high: float | None = None
+    a_rate: float | None = None  # samples/s, in undisturbed steps
+    b_rate: float | None = None  # samples/s, in undisturbed steps
     pairs: int = 0  # of processes
     windows: int = 0  # of all pairs together
-    seconds: float = 0.0  # in the windows
+    seconds: float = 0.0  # in the turns
+    seconds_until_certain: float | None = None  # in all, if it goes on as it did; None: unknown
     same_bits: bool | None = None  # whether both arms computed the same losses
     failure: str | None = None  # why it could not be measured
     log_ratios: Sequence[float] = field(default=(), repr=False)  # one for each pair
 
+    @property
+    def is_slower_as_a_whole(self) -> bool:
+        """Whether B is slower by its whole turns, which its undisturbed steps don't show."""
+        if self.verdict != "slower" or self.whole_high is None:
+            return False
+        return self.whole_high < 1 and (self.high is None or self.high >= 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairSample:
-    """What one pair of arms measured."""
+    """What one pair of arms measured, in two ways.
 
-    step_seconds: NDArray[np.float64]  # mean of a step in each window, the arms in turn, (windows,)
+    Undisturbed steps are precise on a busy machine, but they are the word of the code that is
+    measured, and blind to a step that is slow now and then. Whole turns are timed by the gate and
+    leave nothing out, but are as noisy as the machine.
+    """
+
+    a_fast_step: float  # seconds that `FAST_SHARE` of arm A's counted steps do not exceed
+    b_fast_step: float
+    # Mean of a step in each turn by the gate's clock, the arms in turn, (windows,).
+    turn_step_seconds: NDArray[np.float64]
     b_first: bool  # whether the first window is B's
-    seconds: float  # in all windows
+    seconds: float  # in all turns, by the gate's clock
     same_bits: bool
 
     @property
     def log_ratio(self) -> float:
-        """Return the logarithm of B's throughput over A's.
+        """Return the logarithm of B's throughput over A's in undisturbed steps."""
+        return math.log(self.a_fast_step / self.b_fast_step)
+
+    @property
+    def whole_log_ratio(self) -> float:
+        """Return the logarithm of B's throughput over A's in whole turns.
 
         Every window is compared with its neighbors, so a drift of the machine cancels: see
         `sequential.log_ratio`.
         """
-        return float(log_ratio(self.step_seconds, b_first=self.b_first))
-
-    def log_rate(self, key: str) -> float:
-        """Return the mean logarithm of an arm's steps/s."""
-        has_first_window = (key == "b") == self.b_first
-        offset = 0 if has_first_window else 1
-        return -float(np.log(self.step_seconds[offset::2]).mean())
+        return float(log_ratio(self.turn_step_seconds, b_first=self.b_first))
 
 
 def measure(
@@ -137,44 +178,104 @@ def run_paired(
     So values are independent, and for equal arms as likely up as down.
     """
     samples: list[PairSample] = []
-    decision = "undecided"
-    # Batches that loader workers prepared while the other arm trained cost a turn's first steps
-    # nothing; and at least one step finds the other arm's data in the caches.
+    verdict: SpeedVerdict = "inconclusive"
+    # Batches that loader workers prepared in the arm's last turn cost a turn's first steps nothing;
+    # and at least one step finds the other arm's data in the caches.
     prepared = cell.axes.num_workers * cell.axes.prefetch_factor
     uncounted = max(1, prepared)
     seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
     spent = 0.0
-    while decision == "undecided" and spent < budget.seconds:
+    while verdict == "inconclusive" and spent < budget.seconds:
         order: list[str] = rng.permutation(["a", "b"]).tolist()
         with start_pair(order) as arms:
             counted = warm_up(arms)
             sample = sample_pair(arms, uncounted, counted, seconds_per_pair)
         samples.append(sample)
         spent += sample.seconds
-        ratios = np.asarray([sample.log_ratio for sample in samples])
-        decision = decide(ratios, budget.min_effect, budget.alpha)
-        on_progress(f"{len(samples)} pairs, {math.expm1(float(ratios.mean())):+.1%}")
-    return summarize_pairs(cell, samples, VERDICTS[decision], budget)
+        verdict = judge_pairs(samples, budget)
+        ratio = fmean(sample.log_ratio for sample in samples)
+        on_progress(f"{len(samples)} pairs, {math.expm1(ratio):+.1%}")
+    return summarize_pairs(cell, samples, verdict, budget)
+
+
+def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
+    """Return what both measurements show together.
+
+    Slower if either of them shows it. Any other verdict is that of the undisturbed steps, once the
+    whole turns rule out a slowdown of `WHOLE_MARGIN`.
+    """
+    fast, whole = _log_ratios(samples)
+    decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    whole_decision = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
+    if "down" in (decision, whole_decision):
+        return "slower"
+    lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
+    if lows[-1] < _whole_margin(budget):
+        return "inconclusive"
+    return VERDICTS[decision]
+
+
+def _log_ratios(samples: Sequence[PairSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the log ratios of undisturbed steps and of whole turns, each (pairs,)."""
+    fast = np.asarray([sample.log_ratio for sample in samples])
+    whole = np.asarray([sample.whole_log_ratio for sample in samples])
+    return fast, whole
+
+
+def _whole_margin(budget: Budget) -> float:
+    """Return the log ratio that whole turns must be certain to exceed for a cell to pass."""
+    return math.log1p(-max(WHOLE_MARGIN, budget.min_effect))
+
+
+def foretell_seconds(samples: Sequence[PairSample], budget: Budget) -> float | None:
+    """Return for how many seconds in all it takes to be certain, None if that can't be told.
+
+    Further pairs are taken to have the mean and the deviation of those measured.
+    """
+    if len(samples) < FEWEST_VALUES:
+        return None
+    fast, whole = (_continued(values) for values in _log_ratios(samples))
+    decided = stop(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
+    excludes_slowdown = lows > _whole_margin(budget)
+    if math.isnan(float(decided.sign)):
+        return None
+    pairs = int(decided.count)
+    if decided.sign >= 0:
+        if not excludes_slowdown.any():
+            return None
+        pairs = max(pairs, int(excludes_slowdown.argmax()) + 1)
+    seconds_per_pair = fmean(sample.seconds for sample in samples)
+    return max(pairs, len(samples) + 1) * seconds_per_pair
+
+
+def _continued(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return many values with the mean and the deviation of these, (MAX_PAIRS_FORETOLD,)."""
+    signs = np.resize([1.0, -1.0], MAX_PAIRS_FORETOLD)
+    continued: NDArray[np.float64] = values.mean() + values.std(ddof=1) * signs
+    return continued
 
 
 def warm_up(arms: Mapping[str, Arm]) -> int:
     """Train all arms until they are warm; return the steps to count in a window.
 
-    That is as many steps of the fastest arm as take `WINDOW_SECONDS`. Both arms train the same
-    number of steps, so that their losses can be compared afterwards.
+    That is as many steps as take `WINDOW_SECONDS` by the arm that reports the longer ones: an arm
+    that calls its steps shorter than they are does not make windows longer. Both arms train the
+    same number of steps, so that their losses can be compared afterwards.
     """
     seconds = dict.fromkeys(arms, 0.0)
-    fastest_step = math.inf
+    fastest_steps = dict.fromkeys(arms, math.inf)
     steps = 0
     turns = 0
     while turns < 2 or (min(seconds.values()) < WARM_UP_SECONDS and steps < MAX_WARM_UP_STEPS):
         for key, arm in arms.items():
             turn = arm.train(WARM_UP_STEPS)
-            seconds[key] += sum(turn.seconds)
-            fastest_step = min(fastest_step, float(np.median(turn.seconds)))
+            seconds[key] += turn.wall_seconds
+            fastest_steps[key] = min(fastest_steps[key], float(np.median(turn.seconds)))
         steps += WARM_UP_STEPS
         turns += 1
-    return max(MIN_WINDOW_STEPS, math.ceil(WINDOW_SECONDS / fastest_step))
+    steps_of_window = math.ceil(WINDOW_SECONDS / max(fastest_steps.values()))
+    return min(MAX_WINDOW_STEPS, max(MIN_WINDOW_STEPS, steps_of_window))
 
 
 def sample_pair(
@@ -182,27 +283,87 @@ def sample_pair(
 ) -> PairSample:
     """Let the arms train windows in turn for so many seconds, `MIN_WINDOWS` at least.
 
-    The `uncounted` steps that a turn begins with belong to no window.
+    Raises HarnessError for a rank that spends most of its turns on what it does not report.
     """
-    step_seconds: list[float] = []
+    turns: dict[str, list[Turn]] = {key: [] for key in arms}
     same_bits = True
     spent = 0.0
-    while len(step_seconds) < MIN_WINDOWS or spent < seconds:
-        losses = set()
-        for arm in arms.values():
+    while sum(map(len, turns.values())) < MIN_WINDOWS or spent < seconds:
+        for key, arm in arms.items():
             turn = arm.train(uncounted + counted)
-            window = turn.seconds[uncounted:]
-            step_seconds.append(fmean(window))
-            spent += sum(window)
-            losses.add(turn.losses)
-        same_bits = same_bits and len(losses) == 1
-    first_arm = next(iter(arms))
+            turns[key].append(turn)
+            spent += turn.wall_seconds
+        same_bits = same_bits and len({turns[key][-1].losses for key in arms}) == 1
+    check_reports(arms, turns)
     return PairSample(
-        step_seconds=np.asarray(step_seconds),
-        b_first=first_arm == "b",
+        a_fast_step=fast_step(turns["a"], uncounted),
+        b_fast_step=fast_step(turns["b"], uncounted),
+        turn_step_seconds=turn_step_seconds(list(turns.values()), uncounted),
+        b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
     )
+
+
+def fast_step(turns: Sequence[Turn], uncounted: int) -> float:
+    """Return the seconds that `FAST_SHARE` of an arm's counted steps do not exceed."""
+    return float(np.quantile([turn.seconds[uncounted:] for turn in turns], FAST_SHARE))
+
+
+def turn_step_seconds(turns: Sequence[Sequence[Turn]], uncounted: int) -> NDArray[np.float64]:
+    """Return the mean seconds of a step in each turn, in the order of training, (windows,).
+
+    `turns` are those of each arm. The time is the gate's own: that of the whole turn, less what
+    other programs took of it, and less what a turn costs beside its steps. So nothing that an arm
+    does in its turn is free, wherever it does it. The cost of a turn is the same for both arms: the
+    mean of what each arm's usual turn takes beyond its usual steps. That is all that the ranks'
+    own clocks are used for. An arm that calls its steps shorter than they are looks slower for it.
+    """
+    steps = len(turns[0][0].seconds)
+    needed = []
+    costs = []
+    usual_steps = []
+    for of_arm in turns:
+        seconds = np.asarray([turn.wall_seconds - turn.delay for turn in of_arm])
+        usual_step = float(np.median([turn.seconds[uncounted:] for turn in of_arm]))
+        needed.append(seconds)
+        usual_steps.append(usual_step)
+        costs.append(max(0.0, float(np.median(seconds)) - steps * usual_step))
+    in_order = np.stack(needed, axis=1).ravel()
+    # Less than a part of the usual time is an error of the kernel's count, and has no logarithm.
+    floor = SHORTEST_TURN * steps * min(usual_steps)
+    step_seconds: NDArray[np.float64] = np.maximum(in_order - fmean(costs), floor) / steps
+    return step_seconds
+
+
+def check_reports(arms: Mapping[str, Arm], turns: Mapping[str, Sequence[Turn]]) -> None:
+    """Raise HarnessError for a rank most of whose turns take far longer than it reports.
+
+    Messages, and epochs that begin, take time that no rank reports, but they do in both arms.
+    """
+    usual = {key: _usual_unreported(of_arm) for key, of_arm in turns.items()}
+    for key, of_arm in turns.items():
+        allowed = MAX_UNREPORTED_SECONDS
+        for other, unreported in usual.items():
+            if other != key:
+                allowed += 2 * max(unreported)
+        for rank, left_out in enumerate(usual[key]):
+            reported = float(np.median([turn.reported[rank] for turn in of_arm]))
+            if left_out > max(allowed, reported):
+                raise HarnessError(
+                    f"{arms[key].name}: rank {rank} reported {milliseconds(reported)}"
+                    f" for turns that took {milliseconds(reported + left_out)};"
+                    f" log: {arms[key].log}"
+                )
+
+
+def _usual_unreported(turns: Sequence[Turn]) -> list[float]:
+    """Return by rank the median seconds of a turn that its report leaves out."""
+    unreported = np.asarray(
+        [np.subtract(turn.elapsed, turn.reported) - turn.delay for turn in turns]
+    )
+    medians: list[float] = np.median(unreported, axis=0).tolist()
+    return medians
 
 
 def summarize_pairs(
@@ -213,31 +374,33 @@ def summarize_pairs(
     The ratio is the geometric mean over pairs. Its interval is the last one of the confidence
     sequence, which holds however often the samples were looked at.
     """
-    ratios = np.asarray([sample.log_ratio for sample in samples])
-    lows, highs = confidence_sequence(ratios, budget.alpha)
-    windows = sum(len(sample.step_seconds) for sample in samples)
-    seconds = sum(sample.seconds for sample in samples)
+    fast, whole = _log_ratios(samples)
+    lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
+    whole_lows, whole_highs = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
     return PairedResult(
         verdict=verdict,
-        ratio=math.exp(float(ratios.mean())),
+        ratio=math.exp(float(fast.mean())),
         low=_finite_exp(float(lows[-1])),
         high=_finite_exp(float(highs[-1])),
-        a_rate=_mean_rate(cell, samples, "a"),
-        b_rate=_mean_rate(cell, samples, "b"),
+        whole_ratio=math.exp(float(whole.mean())),
+        whole_low=_finite_exp(float(whole_lows[-1])),
+        whole_high=_finite_exp(float(whole_highs[-1])),
+        a_rate=_mean_rate(cell, [sample.a_fast_step for sample in samples]),
+        b_rate=_mean_rate(cell, [sample.b_fast_step for sample in samples]),
         pairs=len(samples),
-        windows=windows,
-        seconds=seconds,
+        windows=sum(len(sample.turn_step_seconds) for sample in samples),
+        seconds=sum(sample.seconds for sample in samples),
+        seconds_until_certain=foretell_seconds(samples, budget),
         same_bits=all(sample.same_bits for sample in samples),
-        log_ratios=ratios.tolist(),
+        log_ratios=fast.tolist(),
     )
 
 
-def _mean_rate(cell: Cell, samples: Sequence[PairSample], key: str) -> float:
+def _mean_rate(cell: Cell, step_seconds: Sequence[float]) -> float:
     """Return an arm's throughput in samples/s, the geometric mean over pairs."""
-    log_rates = [sample.log_rate(key) for sample in samples]
-    return cell.axes.batch_size * math.exp(fmean(log_rates))
+    return cell.axes.batch_size / geometric_mean(step_seconds)
 
 
 def _finite_exp(bound: float) -> float | None:
-    """Return the exponential of a bound, None if the bound is infinite."""
-    return math.exp(bound) if math.isfinite(bound) else None
+    """Return the exponential of a bound, None if the bound is as good as infinite."""
+    return math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None

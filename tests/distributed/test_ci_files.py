@@ -112,7 +112,7 @@ def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_pa
     assert done.returncode == 1, done.stderr + done.stdout
     assert done.stdout.splitlines()[-1] == "The gate fails: 1 of 1 cells."
     summary = (tmp_path / "gate.md").read_text(encoding="utf-8")
-    assert summary.startswith("### Training speed of `spiral`: fails: 1 of 1 cells")
+    assert summary.startswith("### Training speed of spiral: fails: 1 of 1 cells")
     assert "% slower than base (" in summary
     suite = parse(tmp_path / "gate.xml").getroot()
     assert suite.get("tests") == "1"
@@ -152,7 +152,7 @@ def test_githubs_job_warns_where_nothing_can_be_told(tmp_path: Path, code: int) 
 
 
 def comment(
-    folder: Path, gh: str = "true", report: str = "### Training speed of `spiral`: passes\n"
+    folder: Path, gh: str = "true", report: str = "### Training speed of spiral: passes\n"
 ) -> list[str]:
     """Run the step that comments on what `measure` left; return the calls of `gh`, in order."""
     (folder / "untrusted").mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ def comment(
 def test_githubs_job_writes_one_comment_and_renews_it(tmp_path: Path, gh: str, last: str) -> None:
     assert comment(tmp_path, gh)[-1] == f"api {last} -F body=@comment.md"
     text = (tmp_path / "comment.md").read_text(encoding="utf-8")
-    assert text == "### Training speed\n`spiral`: passes\n"
+    assert text == "### Training speed\nspiral: passes\n"
 
 
 HOSTILE = (
@@ -213,9 +213,7 @@ def test_only_the_job_that_runs_nothing_of_a_pull_request_may_write() -> None:
     assert file["permissions"] == {}
     assert measure["permissions"] == {"contents": "read"}
     assert writer["permissions"] == {"pull-requests": "write"}
-    (checkout,) = (
-        step for step in measure["steps"] if "actions/checkout@" in step.get("uses", "")
-    )
+    (checkout,) = (step for step in measure["steps"] if "actions/checkout@" in step.get("uses", ""))
     assert checkout["with"]["persist-credentials"] is False
     assert not any("checkout" in step.get("uses", "") for step in writer["steps"])
     assert "token" not in str(measure).lower()

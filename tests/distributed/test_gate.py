@@ -38,7 +38,7 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     assert ended.code == 1, ended.err + ended.out
     assert "slower than main" in ended.out.splitlines()[-2]
     assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cells."
-    assert summary.read_text(encoding="utf-8").startswith("### Training speed of `own`: fails")
+    assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
     assert '<failure message="own eager' in junit.read_text(encoding="utf-8")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
     assert processes_below(tmp_path) == []

@@ -3,30 +3,115 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from harness.core.errors import HarnessError
 from harness.gate.arms import PairStarter
+from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
-from tests.support.running import line_sweep
+from tests.support.repository import Repository
+from tests.support.running import line_sweep, wait_until
 
 pytestmark = pytest.mark.distributed
 
+SLEEPS_AND_LIES = """
+import sys
 
-def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_path: Path) -> None:
-    sweep = load_sweep(
-        line_sweep(tmp_path, {"line": {"axes": {"strategy": "ddp", "world_size": 2}}})
-    )
-    tree = Tree(name="here", top=tmp_path, path=tmp_path)
-    usable = os.sched_getaffinity(0)
+rank = sys.modules["__main__"]
+
+
+def lying(honest_send):
+    def send(self, **message):
+        if "seconds" in message:
+            time.sleep(0.05)
+            message["seconds"] = [1e-6 for _ in message["seconds"]]
+        honest_send(self, **message)
+
+    return send
+
+
+if hasattr(rank, "TurnSocket"):  # this file is also imported to plan the sweep
+    rank.TurnSocket.send = lying(rank.TurnSocket.send)
+"""
+# What it does in the first step of a turn takes longer than all the others together.
+WORKS_IN_THE_UNCOUNTED_STEP = """
+honest_loss = Slowed.loss
+newest = [0.0]
+
+
+def loss(self, model, batch):
+    if time.perf_counter() - newest[0] > 0.005:
+        until = time.perf_counter() + 0.03
+        while time.perf_counter() < until:
+            pass
+    newest[0] = time.perf_counter()
+    return honest_loss(self, model, batch)
+
+
+Slowed.loss = loss
+"""
+# Half of its work is done by a thread, which a step waits for only if it has not been able to work
+# ahead. It would work ahead for as long as it is the other side's turn.
+WORKS_IN_THE_IDLE_TURN = """
+import queue
+import threading
+
+honest_loss = Slowed.loss
+ready = queue.Queue(maxsize=1000)
+
+
+def work_ahead():
+    while True:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        ready.put(None)
+
+
+def loss(self, model, batch):
+    if not threading.active_count() > 1:
+        threading.Thread(target=work_ahead, daemon=True).start()
+    ready.get()
+    return honest_loss(self, model, batch)
+
+
+Slowed.loss = loss
+"""
+
+
+@contextmanager
+def line_starter(folder: Path, **axes: object) -> Iterator[PairStarter]:
+    """Pairs of the test workload from one and the same tree."""
+    sweep = load_sweep(line_sweep(folder, {"line": {"axes": axes}}))
+    tree = Tree(name="here", top=folder, path=folder)
     with PairStarter(
         sweep.cells[0], 0, {"a": tree, "b": tree}, sweep.base_folder, Profile(device="cpu")
     ) as starter:
+        yield starter
+
+
+def stand_still(process_id: int) -> bool:
+    """Whether a process and all that it has started are stopped."""
+    process = psutil.Process(process_id)
+    family = (process, *process.children(recursive=True))
+    return {member.status() for member in family} == {psutil.STATUS_STOPPED}
+
+
+def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_path: Path) -> None:
+    usable = os.sched_getaffinity(0)
+    with line_starter(tmp_path, strategy="ddp", world_size=2) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):
                 ranks = psutil.Process(starter.server.process.pid).children()
@@ -36,3 +121,82 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
             assert len(usable) < 2 or len({core for shared in cores for core in shared}) == sum(
                 map(len, cores)
             )
+
+
+def test_a_side_stands_still_with_its_loader_workers_while_it_is_not_its_turn(
+    tmp_path: Path,
+) -> None:
+    with line_starter(tmp_path, num_workers=1) as starter, starter.pair("ab") as arms:
+        arms["a"].train(3)
+        (rank,) = arms["a"].process_groups
+        # A signal takes effect when the process is scheduled next.
+        wait_until(lambda: stand_still(rank), seconds=20)
+        turn = arms["a"].train(20)  # into the next epoch, which starts another worker
+        assert len(turn.seconds) == 20
+        wait_until(lambda: stand_still(rank), seconds=20)
+
+
+PAIR = """
+import sys
+from pathlib import Path
+from tests.distributed.test_sides import line_starter
+
+with line_starter(Path(sys.argv[1]), num_workers=1) as starter, starter.pair("ab") as arms:
+    arms["a"].train(3)
+    groups = [str(group) for arm in arms.values() for group in arm.process_groups]
+    print(*groups, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_that_stands_still_outlives_a_gate_that_is_killed(tmp_path: Path) -> None:
+    gate = subprocess.Popen(
+        [sys.executable, "-c", PAIR, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with gate:
+        assert gate.stdout is not None
+        groups = [int(group) for group in gate.stdout.readline().split()]
+        members = [process for process in psutil.process_iter() if group_of(process) in groups]
+        assert len(members) == 4  # two ranks, each with a loader worker
+        gate.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(process.is_running() for process in members), seconds=20)
+
+
+def group_of(process: psutil.Process) -> int:
+    """The number of a process's group, 0 for one that has ended."""
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return 0
+
+
+def measured_against(mutant: str, folder: Path, **budget: float) -> PairedResult:
+    """Measure a workload of which a mutant takes the place."""
+    before, now = Repository(folder / "before"), Repository(folder / "now")
+    now.write(0.0, more=mutant)
+    trees = {
+        "a": Tree(name="main", top=before.path, path=before.path),
+        "b": Tree(name="the working tree", top=before.path, path=now.path),
+    }
+    (cell,) = load_sweep(before.sweep).cells
+    limits = Budget(**{"min_effect": 0.2, "seconds": 20.0, "alpha": 0.05, **budget})
+    profile = Profile(device="cpu")
+    return measure(cell, 0, trees, before.path, profile, limits, np.random.default_rng())
+
+
+def test_a_rank_that_sleeps_and_lies_fails_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        HarnessError,
+        match=r"^the working tree: rank 0 reported [\d.]+ ms for turns that took [5-9]\d ms; log: ",
+    ):
+        measured_against(SLEEPS_AND_LIES, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", [WORKS_IN_THE_UNCOUNTED_STEP, WORKS_IN_THE_IDLE_TURN])
+def test_work_can_be_hidden_neither_in_the_uncounted_step_nor_in_the_idle_turn(
+    mutant: str, tmp_path: Path
+) -> None:
+    assert measured_against(mutant, tmp_path).verdict == "slower"

@@ -5,16 +5,27 @@ is real.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.core.errors import HarnessError
 from harness.gate.arms import Arm, Turn
-from harness.gate.paired import WARM_UP_STEPS, Budget, PairedResult, run_paired
+from harness.gate.paired import (
+    WARM_UP_STEPS,
+    Budget,
+    PairedResult,
+    PairSample,
+    foretell_seconds,
+    judge_pairs,
+    run_paired,
+)
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
 
@@ -25,6 +36,7 @@ STEP = 0.005  # seconds
 @pytest.fixture(autouse=True)
 def soon_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.gate.paired.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("harness.gate.paired.WINDOW_SECONDS", 0.001)
 
 
 @dataclass
@@ -68,12 +80,20 @@ class Machine:
         return seconds_of_steps
 
 
+def report(seconds: Sequence[float], *, hidden: float = 0.0, delay: float = 0.0) -> Turn:
+    """A turn of one rank that takes `hidden` and `delay` seconds beside the steps that it reports."""
+    total = sum(seconds)
+    elapsed = total + hidden + delay
+    return Turn(seconds=seconds, reported=[total], elapsed=[elapsed], delay=delay, losses="")
+
+
 class Simulated(Arm):
     def __init__(self, machine: Machine, key: str, factor: float) -> None:
+        super().__init__(f"tree {key}", Path("log"))
         self.machine, self.key, self.factor = machine, key, factor
 
     def train(self, steps: int) -> Turn:
-        return Turn(seconds=self.machine.take(steps, self.factor), losses="")
+        return report(self.machine.take(steps, self.factor))
 
 
 def measured(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) -> PairedResult:
@@ -129,7 +149,7 @@ def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
     budget = Budget(min_effect=0.5, seconds=0.1, alpha=0.05)
     result = run_paired(make_cell(**axes), machine.pair, budget, machine.rng)
     assert set(machine.turns) == {WARM_UP_STEPS, steps}
-    assert result.seconds == pytest.approx(2 * STEP * result.windows, rel=0.05)
+    assert result.seconds == pytest.approx(steps * STEP * result.windows, rel=0.05)
 
 
 def test_every_value_is_a_fresh_pair_of_processes() -> None:
@@ -154,8 +174,130 @@ class InSequence(Simulated):
 
 @pytest.mark.parametrize(("kind", "biased"), [(Simulated, False), (InSequence, True)])
 def test_a_ramp_biases_a_sequential_order_and_not_ours(kind: type[Simulated], biased: bool) -> None:
-    """A step takes 10% longer with every second: equal sides, one after the other, are told apart."""
-    result = measured(Machine(rng=np.random.default_rng(3), ramp=0.1, noise=0.0001, kind=kind))
+    """A step takes 1% longer with every second: equal sides, one after the other, are told apart."""
+    result = measured(Machine(rng=np.random.default_rng(3), ramp=0.01, noise=0.0001, kind=kind))
     assert result.verdict == ("slower" if biased else "same")
     assert result.ratio is not None
     assert (abs(result.ratio - 1) > 0.001) is biased
+
+
+class Intermittent(Simulated):
+    """One turn in ten of side b takes three times as long."""
+
+    def train(self, steps: int) -> Turn:
+        seconds = self.machine.take(steps, self.factor)
+        if self.key == "b" and self.machine.rng.random() < 0.1:
+            seconds = [3 * step for step in seconds]
+        return report(seconds)
+
+
+class MovedToTheFirstStep(Simulated):
+    """Side b does in the first step of a turn, which is not counted, what the others leave out."""
+
+    def train(self, steps: int) -> Turn:
+        first, *others = self.machine.take(steps, self.factor)
+        if self.key == "b":
+            first += 0.5 * sum(others)
+        return report([first, *others])
+
+
+class CallsItsStepsShorter(Simulated):
+    """Side b takes 30% longer and reports what side a does."""
+
+    def train(self, steps: int) -> Turn:
+        seconds = self.machine.take(steps, self.factor)
+        return report(seconds, hidden=0.3 * sum(seconds) * (self.key == "b"))
+
+
+@pytest.mark.parametrize("kind", [Intermittent, MovedToTheFirstStep, CallsItsStepsShorter])
+def test_what_usual_steps_do_not_show_whole_turns_do(kind: type[Simulated]) -> None:
+    machine = Machine(rng=np.random.default_rng(6), kind=kind, placement=0.002)
+    result = measured(machine, seconds=20.0, min_effect=0.01)
+    assert result.verdict == "slower"
+    assert result.is_slower_as_a_whole
+    assert result.ratio == pytest.approx(1, abs=0.01)
+
+
+class SleepsAndLies(Simulated):
+    """Side b takes half a second and reports 5 µs."""
+
+    def train(self, steps: int) -> Turn:
+        if self.key == "a":
+            return super().train(steps)
+        return report([5e-6 / steps] * steps, hidden=0.5)
+
+
+def test_a_rank_that_reports_next_to_nothing_fails_by_name() -> None:
+    machine = Machine(rng=np.random.default_rng(7), kind=SleepsAndLies)
+    with pytest.raises(
+        HarnessError, match=r"^tree b: rank 0 reported 0\.0 ms for turns that took 500 ms; log: "
+    ):
+        measured(machine)
+
+
+class Disturbed(Simulated):
+    """Other programs take a core: every other turn lasts far longer, which the kernel counts."""
+
+    def train(self, steps: int) -> Turn:
+        seconds = self.machine.take(steps, self.factor)
+        rng = self.machine.rng
+        delay = float(rng.exponential(0.01)) * (rng.random() < 0.5)
+        seconds[int(rng.integers(steps))] += delay
+        turn = report(seconds)
+        return replace(turn, delay=delay)
+
+
+def test_a_small_slowdown_is_found_beside_other_programs() -> None:
+    rng = np.random.default_rng(8)
+    verdicts = Counter(
+        measured(
+            Machine(rng=rng, slower=0.025, placement=0.005, kind=Disturbed), 10.0, min_effect=0.01
+        ).verdict
+        for _ in range(20)
+    )
+    assert verdicts["slower"] >= 19
+
+
+def test_other_programs_raise_no_more_alarms_than_were_allowed_for() -> None:
+    rng = np.random.default_rng(9)
+    verdicts = Counter(
+        measured(Machine(rng=rng, placement=0.01, kind=Disturbed)).verdict for _ in range(100)
+    )
+    alarms = verdicts["slower"] + verdicts["faster"]
+    assert alarms <= 100 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100))
+
+
+def samples(count: int, mean: float, deviation: float) -> list[PairSample]:
+    """Pairs of a second each whose log ratios have this mean and this deviation."""
+    signs = np.resize([1.0, -1.0], count)
+    pairs = []
+    for log_ratio in mean + deviation * signs:
+        b_fast_step = STEP * math.exp(-log_ratio)
+        turns = np.asarray([STEP, b_fast_step] * 4)
+        pair = PairSample(
+            a_fast_step=STEP,
+            b_fast_step=b_fast_step,
+            turn_step_seconds=turns,
+            b_first=False,
+            seconds=1.0,
+            same_bits=True,
+        )
+        pairs.append(pair)
+    return pairs
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(-0.02, 0.02), (0.0, 0.01), (0.03, 0.02)])
+def test_it_is_told_how_long_certainty_takes(mean: float, deviation: float) -> None:
+    budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
+    few = samples(6, mean, deviation)
+    assert judge_pairs(few, budget) == "inconclusive"
+    seconds = foretell_seconds(few, budget)
+    assert seconds is not None
+    enough = samples(math.ceil(1.2 * seconds), mean, deviation)
+    assert judge_pairs(enough, budget) != "inconclusive"
+    assert judge_pairs(enough[: int(0.8 * seconds)], budget) == "inconclusive"
+
+
+def test_two_pairs_do_not_tell_how_long_certainty_takes() -> None:
+    budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
+    assert foretell_seconds(samples(2, 0.0, 0.01), budget) is None

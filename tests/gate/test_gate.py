@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -87,6 +88,11 @@ def test_words_for_a_tired_engineer() -> None:
         "inconclusive after 30 s of measuring: between 3.8% slower and 4.6% faster than main;"
         in line
     )
+    (line,) = view.lines(outcome(paired("inconclusive", seconds_until_certain=241.6)))
+    assert line.endswith("to be certain would take about --budget 242 here, or a quieter machine")
+    whole = {"whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
+    (line,) = view.lines(outcome(paired("slower", 1.0, **whole)))
+    assert "trains 12.0% slower as a whole than main (10.0% to 14.0%)" in line
     (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
     assert "inconclusive after 2 s of measuring: too few measurements for an interval" in line
     (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
@@ -135,7 +141,7 @@ def test_junit_has_a_case_a_cell_and_none_that_can_be_taken_for_a_pass() -> None
 def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
     text = view.markdown(outcome(paired("same"), paired("slower", 0.95)), "nightly")
     lines = text.splitlines()
-    assert lines[0] == "### Training speed of `nightly`: fails: 1 of 2 cells"
+    assert lines[0] == "### Training speed of nightly: fails: 1 of 2 cells"
     assert lines[2].startswith(f"- {CELL.label}: trains 5.0% slower than main")
     assert len([line for line in lines if line.startswith("| mlp ")]) == 2
     assert lines[-1].startswith("Samples/s of main (f8fea52) and of the working tree")
@@ -151,6 +157,32 @@ def test_what_can_not_be_printed_is_left_out_of_a_ranks_words() -> None:
     said = one_line("\x1b[31mno\x00\n  way\udc80")
     found = fromstring(view.junit(outcome(PairedResult(failure=said)), "sweep"))
     assert found.findtext("testcase/failure") == f"{CELL.label}: failed: [31mno way"
+
+
+HOSTILE = "x`y` @org/all #1 a[/red]b\n| <img> ![](http://evil) \x1b[31m \ufffe \ud800 ::error::"
+
+
+def test_hostile_names_and_words_are_text_in_every_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A pull request chooses its labels, its sweep's name and what its ranks print."""
+    cell = make_cell(HOSTILE)
+    cells = [
+        CellOutcome(cell=cell, measured=paired("slower", 0.9)),
+        CellOutcome(cell=cell, measured=PairedResult(failure=HOSTILE)),
+        CellOutcome(cell=cell, measured=paired("same"), control=PairedResult(failure=HOSTILE)),
+    ]
+    found = replace(outcome(), cells=cells, options=GateOptions(revision=HOSTILE))
+    view.show_outcome(found)
+    comment = view.markdown(found, HOSTILE)
+    cases = fromstring(view.junit(found, HOSTILE)).findall("testcase")
+    assert [case.get("classname") for case in cases] == [one_line(HOSTILE)] * 3
+    for text in (capsys.readouterr().out, comment):
+        assert "\x1b" not in text
+        assert "a[/red]b" in text.replace("\\", "")
+    for line in comment.splitlines()[2:]:
+        assert line[:2] in ("", "- ", "| ", "Sa")  # nobody else begins a line
+    assert not re.search(r"@\w|#\d|(?<!\\)[`<]|(?<!\\)!\[", comment)
 
 
 def test_json_has_all_of_it() -> None:

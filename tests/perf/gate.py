@@ -1,5 +1,5 @@
-"""How soon `harness gate` finds what is slower: `python -m tests.perf.gate`. Nothing else should
-run meanwhile.
+"""How soon `harness gate` finds what is slower: `python -m tests.perf.gate`, and with `--busy` beside
+a process that takes a core. Nothing else should run meanwhile.
 
 Each try is a whole gate of one cell. The slower side spins in every step for so much of the time
 that its steps take anyway, about a millisecond. How often equal code is told apart is what `harness
@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +30,20 @@ from harness.statistics.verdict import ALPHA
 from tests.support.repository import Repository
 
 SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}
-CASES = [("2%", 10.0), ("5%", 2.0)]  # how much slower, and seconds of measuring
+# How much slower, and seconds of measuring.
+CASES = [("2%", 10.0), ("5%", 2.0), ("2.5%", 30.0)]
+BUSY_CASES = [("2.5%", 30.0)]
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Have a process compute without a pause for as long as the context lasts."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def tries(
@@ -61,7 +78,7 @@ def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
     low, high = share_interval(verdicts["slower"], len(results))
     spent = np.median([result.seconds for result in results])
     return (
-        f"{slower:.0%} slower found within {seconds:g} s:"
+        f"{slower:.1%} slower found within {seconds:g} s:"
         f" {verdicts['slower']} of {len(results)} ({low:.0%} to {high:.0%});"
         f" median {spent:.1f} s; {dict(verdicts)}"
     )
@@ -75,19 +92,22 @@ def main() -> None:
         "--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)"
     )
     parser.add_argument("--min-effect", default="1%", help="change that matters (default 1%%)")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure beside a process that takes a core"
+    )
     options = parser.parse_args()
-    cases = [(options.slower, options.seconds)] if options.slower else CASES
+    cases = BUSY_CASES if options.busy else CASES
+    if options.slower:
+        cases = [(options.slower, options.seconds)]
+    min_effect = parse_percentage(options.min_effect, "--min-effect")
     lines = []
-    for text, seconds in cases:
-        slower = parse_percentage(text, "--slower")
-        print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
-        with tempfile.TemporaryDirectory() as name:
-            min_effect = parse_percentage(options.min_effect, "--min-effect")
-            lines.append(
-                summary(
-                    slower, tries(slower, seconds, options.tries, min_effect, Path(name)), seconds
-                )
-            )
+    with busy_core() if options.busy else nullcontext():
+        for text, seconds in cases:
+            slower = parse_percentage(text, "--slower")
+            print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
+            with tempfile.TemporaryDirectory() as name:
+                results = tries(slower, seconds, options.tries, min_effect, Path(name))
+            lines.append(summary(slower, results, seconds))
     print("\n".join(lines))
 
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harness.core.errors import one_line
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.render.terminal.console import TerminalConsole
@@ -30,6 +31,8 @@ NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned 
 BITS = {True: "same", False: "differ", None: "–"}  # by `PairedResult.same_bits`
 UNKNOWN = "–"
 SHORT_COMMIT = 7  # characters, as git abbreviates
+LONGEST_TEXT = 2000  # characters of a name or a sentence
+ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
 
 
 def show_outcome(outcome: GateOutcome) -> None:
@@ -39,7 +42,7 @@ def show_outcome(outcome: GateOutcome) -> None:
     for cell_outcome in outcome.cells:
         _add_row(table, cell_outcome.cell.label, cell_outcome.measured)
         if cell_outcome.control is not None:
-            _add_row(table, "  control", cell_outcome.control)
+            _add_row(table, "↳ control", cell_outcome.control)
     show(console, table)
     console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
     console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
@@ -55,7 +58,13 @@ def _add_row(table: Table, label: str, paired: PairedResult) -> None:
     if paired.pairs:
         cost = f"{paired.seconds:.1f} s, {paired.pairs} pairs"
     styled_verdict = Text(verdict, style=STYLES.get(verdict, ""))
-    table.add_row(label, *_numbers(paired), styled_verdict, BITS[paired.same_bits], cost)
+    table.add_row(
+        Text(_printable(label)),
+        *_numbers(paired),
+        styled_verdict,
+        BITS[paired.same_bits],
+        cost,
+    )
 
 
 def _caption(outcome: GateOutcome) -> str:
@@ -82,7 +91,7 @@ def _revision_name(outcome: GateOutcome) -> str:
 
     CI files often pass a full id, which makes sentences unreadable.
     """
-    revision = outcome.options.revision
+    revision = _printable(outcome.options.revision)
     if outcome.commit.startswith(revision):
         return outcome.commit[:SHORT_COMMIT]
     return revision
@@ -118,10 +127,10 @@ def lines(outcome: GateOutcome) -> list[str]:
 
 def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     """Return what was measured of a cell, in a sentence that begins with the cell's label."""
-    label = cell_outcome.cell.label
+    label = _printable(cell_outcome.cell.label)
     paired = cell_outcome.measured
     if paired.failure:
-        return f"{label}: failed: {paired.failure}"
+        return f"{label}: failed: {_printable(paired.failure)}"
     text = f"{label}: {_describe_speed(outcome, cell_outcome)}"
     if outcome.options.compare_bits and paired.same_bits is False:
         text += f"; its losses differ from those of {_revision_name(outcome)}"
@@ -140,16 +149,35 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     if control is not None and cell_outcome.control_disagrees:
         finding = f"came out {control.verdict}"
         if control.failure:
-            finding = f"failed: {control.failure}"
+            finding = f"failed: {_printable(control.failure)}"
         return f"inconclusive: {revision} measured against itself {finding}"
+    if paired.is_slower_as_a_whole:
+        return _describe_whole_turns(paired, revision)
     if paired.verdict in ("slower", "faster"):
         return _describe_change(paired, revision)
     if paired.verdict == "same":
         return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
     return (
         f"inconclusive after {paired.seconds:.0f} s of measuring:"
-        f" {_describe_interval(paired, revision)};"
-        " a larger --budget or a quieter machine narrows the interval"
+        f" {_describe_interval(paired, revision)}; {_describe_remedy(paired)}"
+    )
+
+
+def _describe_remedy(paired: PairedResult) -> str:
+    """Return what it takes to be certain."""
+    seconds = paired.seconds_until_certain
+    if seconds is None:
+        return "a larger --budget or a quieter machine narrows the interval"
+    return f"to be certain would take about --budget {seconds:.0f} here, or a quieter machine"
+
+
+def _describe_whole_turns(paired: PairedResult, revision: str) -> str:
+    """Return a change that only whole turns show: `… 12.0% slower as a whole than main (…)`."""
+    change = abs((paired.whole_ratio or 1) - 1)
+    low, high = sorted(abs(bound - 1) for bound in (paired.whole_low or 1, paired.whole_high or 1))
+    return (
+        f"trains {change:.1%} slower as a whole than {revision} ({low:.1%} to {high:.1%}),"
+        " which its usual steps don't show: some steps take far longer, or time passes beside them"
     )
 
 
@@ -232,7 +260,7 @@ def markdown(outcome: GateOutcome, name: str) -> str:
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
     text = [
-        f"### Training speed of `{name}`: {heading}",
+        f"### Training speed of {_escape_markdown(name)}: {_escape_markdown(heading)}",
         "",
         *(f"- {_escape_markdown(line)}" for line in lines(outcome)),
         "",
@@ -257,8 +285,18 @@ def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text without markup: an error message of a rank may have any character."""
-    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
+    """Return the text in one line without markup, mentions and references.
+
+    Names and error messages of a pull request may have any character, and the comment is written
+    by somebody whom GitHub lets mention everybody.
+    """
+    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", _printable(text))
+    return re.sub(r"[@#]", lambda match: match[0] + ZERO_WIDTH_SPACE, escaped)
+
+
+def _printable(text: str) -> str:
+    """Return the text in one line, without what a terminal obeys and what XML can't hold."""
+    return one_line(text, LONGEST_TEXT)
 
 
 def _verdict(cell_outcome: CellOutcome) -> str:
@@ -287,7 +325,7 @@ def junit(outcome: GateOutcome, name: str) -> str:
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(outcome.conditions).items():
-        SubElement(properties, "property", name=key, value=value)
+        SubElement(properties, "property", name=key, value=_printable(value))
     for cell_outcome in outcome.cells:
         _add_test_case(suite, outcome, cell_outcome, name)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
@@ -300,8 +338,8 @@ def _add_test_case(
     case = SubElement(
         suite,
         "testcase",
-        classname=name,
-        name=cell_outcome.cell.label,
+        classname=_printable(name),
+        name=_printable(cell_outcome.cell.label),
         time=f"{cell_outcome.measured.seconds:.3f}",
     )
     if outcome.has_failed(cell_outcome):
