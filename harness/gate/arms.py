@@ -27,6 +27,7 @@ from typing import Any, TextIO
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.ports import free_port, unix_socket_path
+from harness.core.redaction import redact_text, secret_values
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
 from harness.gate.worktree import Tree
@@ -34,7 +35,6 @@ from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_al
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment
-from harness.records.environment import redact_text, secret_values
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile, count_gpus
 
@@ -75,9 +75,10 @@ class Arm:
     arm's cores, and work could be done where no clock runs.
     """
 
-    def __init__(self, name: str, log: Path) -> None:
+    def __init__(self, name: str, log: Path, secrets: Sequence[str] = ()) -> None:
         self.name = name  # of the tree, for people
         self.log = log  # what its ranks print
+        self.secrets = secrets  # texts that no message may repeat
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # what a rank sends, by rank
         self.process_groups: Sequence[int] = ()  # of its ranks
@@ -157,8 +158,12 @@ class Arm:
         if not isinstance(message, dict):
             raise HarnessError(f"{self.name}: rank {rank} sent no message; log: {self.log}")
         if "failure" in message:
-            raise HarnessError(f"{self.name}: {_scrubbed(message['failure'])}; log: {self.log}")
+            raise HarnessError(f"{self.name}: {self.scrub(message['failure'])}; log: {self.log}")
         return message
+
+    def scrub(self, text: object) -> str:
+        """Return what a rank said in one line, without secrets."""
+        return one_line(redact_text(str(text), self.secrets))
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the arm."""
@@ -235,11 +240,6 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
 
 
-def _scrubbed(text: object) -> str:
-    """Return what a rank said in one line, without the secrets of its environment."""
-    return one_line(redact_text(str(text), secret_values()))
-
-
 @dataclass(frozen=True)
 class ArmRank:
     """Names one rank of one arm."""
@@ -300,9 +300,11 @@ class PairStarter:
         with ExitStack() as stack:
             arms: dict[str, Arm] = {}
             requests: dict[ArmRank, ForkRequest] = {}
+            secrets = secret_values(os.environ, self.profile.environment)
             cores = self._draw_cores()
             for key in keys:
-                arms[key] = Arm(self.trees[key].name, TrialFolder(self.folder / key).launch_log)
+                log = TrialFolder(self.folder / key).launch_log
+                arms[key] = Arm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
             forked = self.server.fork(list(requests.values()))
@@ -469,7 +471,8 @@ def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
         arm = arms[name.arm]
         if name.rank not in arm.sockets:
             raise HarnessError(
-                f"{arm.name}: rank {name.rank} did not start: {_error_line(arm.log)}; log: {arm.log}"
+                f"{arm.name}: rank {name.rank} did not start: {arm.scrub(_error_line(arm.log))};"
+                f" log: {arm.log}"
             )
 
 
@@ -484,5 +487,5 @@ def _error_line(log: Path) -> str:
         lines = file.read(LONGEST_LOG).decode(errors="replace").strip().splitlines()
     for line in lines:
         if "Error" in line or "No module named" in line:
-            return _scrubbed(line)
-    return _scrubbed(lines[0]) if lines else "it printed nothing"
+            return line
+    return lines[0] if lines else "it printed nothing"

@@ -19,6 +19,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.gate import paired
 from harness.gate.arms import ENDLESS, Arm, ArmRank, check_connected, connect_rank
 from harness.gate.paired import Budget
+from harness.gate.protocol import PROTOCOL
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment
 from harness.spec.cell import Cell, Trial
@@ -147,13 +148,15 @@ def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path
 def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     tmp_path: Path,
 ) -> None:
-    arm = Arm("HEAD", tmp_path / "log")
+    arm = Arm("HEAD", tmp_path / "log", secrets=["hunter2-hunter2"])
     with ExitStack() as stack:
-        rank = rank_that_sent(stack, failure="rank 0 on n1: ValueError: the dog ate the model")
+        said = "rank 0 on n1: ValueError: the dog\x1b ate\nhunter2-hunter2"
+        rank = rank_that_sent(stack, failure=said)
         arm.connect(0, rank, stack.enter_context(rank.makefile("r", encoding="utf-8")))
         check_connected([ArmRank("a", 0)], {"a": arm})
         with pytest.raises(
-            HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate the model; log: "
+            HarnessError,
+            match=r"HEAD: rank 0 on n1: ValueError: the dog ate \[redacted\]; log: ",
         ):
             arm.receive(0, 5)
 
@@ -164,3 +167,36 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
         rank = rank_that_sent(stack, protocol=1, side="a", rank=0)
         with pytest.raises(HarnessError, match=r"^v1\.0: its turn worker speaks protocol 1; "):
             connect_rank(rank, {os.getpid(): ArmRank("a", 0)}, {"a": arm}, stack)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("[1]", "sent no message"),
+        ("[" * 100_000, "sent no message"),
+        ('{"seconds": [0.1], "losses": ""}', "did not report 2 steps"),
+        ('{"seconds": [NaN, 0.1], "losses": ""}', "reported a step that took no time"),
+        ('{"seconds": [0.1, -0.1], "losses": ""}', "reported a step that took no time"),
+        ('{"seconds": [9.0, 9.0], "losses": ""}', "reported 18000 ms for a turn that took"),
+    ],
+)
+def test_an_answer_that_can_not_be_true_is_refused(answer: str, words: str, tmp_path: Path) -> None:
+    arm = Arm("HEAD", tmp_path / "log")
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        arm.connect(0, ours, stack.enter_context(ours.makefile("r", encoding="utf-8")))
+        theirs.sendall(f"{answer}\n".encode())
+        with pytest.raises(HarnessError, match=f"^HEAD: rank 0 {words}"):
+            arm.train(2)
+
+
+def test_one_arm_can_not_answer_for_the_other(tmp_path: Path) -> None:
+    """The kernel says which process connected; what the process says of itself does not count."""
+    arms = {"a": Arm("main", tmp_path / "log"), "b": Arm("HEAD", tmp_path / "log")}
+    names = {os.getpid(): ArmRank("b", 0)}
+    with ExitStack() as stack:
+        hello = {"protocol": PROTOCOL, "side": "a", "rank": 0}
+        connect_rank(rank_that_sent(stack, **hello), names, arms, stack)
+        connect_rank(rank_that_sent(stack, **hello), names, arms, stack)  # once only
+        connect_rank(rank_that_sent(stack, **hello), {}, arms, stack)
+    assert (list(arms["a"].sockets), list(arms["b"].sockets)) == ([], [0])
