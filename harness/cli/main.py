@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,11 +25,10 @@ from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
     HarnessError,
-    describe_disk_error,
-    is_disk_error,
     one_line,
 )
 from harness.core.redaction import scrub
+from harness.core.storage import storage_error
 
 BROKEN_PIPE = 1  # exit code
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
@@ -88,9 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except OSError as error:
-        if not is_disk_error(error):
+        # Of a rename, the second name is the file's own and the first that of a temporary file.
+        path = error.filename2 or error.filename or "."
+        failure = storage_error(error, Path(os.fsdecode(path)))
+        if failure is None:
             raise
-        code = _fail(describe_disk_error(error), HarnessError.exit_code)
+        code = _fail(str(failure), failure.exit_code)
     if code == INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)

@@ -7,17 +7,9 @@ Everything else keeps its traceback. The command line ends with the exit code of
 from __future__ import annotations
 
 import difflib
-import errno
-import os
-import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 MAX_MESSAGE = 1000  # characters of an error
-
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-# A disk that is full, broken, read-only, or a server of files that has forgotten one.
-DISK_ERRORS = {*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS}
 
 
 class HarnessError(Exception):
@@ -132,31 +124,6 @@ def one_line(text: object, limit: int = 300) -> str:
     if len(flat) <= limit:
         return flat
     return flat[: limit - 1] + "…"
-
-
-def is_disk_error(error: OSError) -> bool:
-    """Return whether an error is one of the disk, which no check beforehand can rule out."""
-    return error.errno in DISK_ERRORS
-
-
-def describe_disk_error(error: OSError) -> str:
-    """Return one line that names the file that could not be read or written, why, and what to do.
-
-    Where there is no space left, it says how much is free: a quota may be used up before the disk.
-    """
-    # Of a rename, the second name is the file's own and the first that of a temporary file.
-    path = error.filename2 or error.filename
-    subject = "the results folder" if path is None else os.fsdecode(path)
-    space = ""
-    if path is not None and error.errno in NO_SPACE:
-        free = shutil.disk_usage(_nearest_folder(Path(subject))).free / 2**30
-        space = f" ({free:.1f} GiB are free on the disk)"
-    return f"{subject}: {error.strerror}{space}; mend that, then run the same command again"
-
-
-def _nearest_folder(path: Path) -> Path:
-    """Return the nearest folder above a path that exists."""
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
 def parse_percentage(text: str, option: str) -> float:

@@ -21,6 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.storage import writing
+
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
 TEMPORARY_FILES = ".*.????????"
 
@@ -232,9 +234,17 @@ def write_atomically(
     system, a rename is atomic. With `durable`, the file and its name are on the disk on return, and
     survive a loss of power. Text is written as UTF-8. Folders that are missing are made. `mode` are
     the file's permissions, whatever the umask.
+
+    Raises StorageError, which names the file, where the disk is full or fails.
     """
     if isinstance(content, str):
         content = content.encode("utf-8")
+    with writing(path):
+        _write(path, content, durable=durable, mode=mode)
+
+
+def _write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
+    """Write a file as `write_atomically` does; raises OSError."""
     new_folders = _make_folders(path.parent)
     # mkstemp lets nobody but the owner read the file until it has its own permissions.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -246,10 +256,8 @@ def write_atomically(
                 file.flush()
                 os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException as error:
+    except BaseException:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # the kernel doesn't name the file that was being written
         raise
     if durable:
         for folder in (path.parent, *new_folders):

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 import harness
-from harness.core.errors import one_line
+from harness.core.errors import StorageError, one_line
 from harness.core.paths import write_atomically
 from harness.slurm.doctor.clock import clock_offset
 
@@ -114,6 +114,8 @@ def try_folder(folder: Path, node: str) -> str | None:
     """Read the token and leave a copy of it. Return why that failed, None if it did not."""
     try:
         write_atomically(answer_path(folder, node), token_path(folder).read_bytes())
+    except StorageError as error:
+        return one_line(error)
     except OSError as error:
         return one_line(error.strerror or error)
     return None
