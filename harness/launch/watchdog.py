@@ -91,8 +91,9 @@ class Watchdog:
 
     def _ended_ranks(self) -> list[int]:
         """Return the ranks that have left a result, as every rank does that ends by itself."""
-        names = [path.stem for path in self._folder.path.glob("rank*.json")]
-        return [int(name.removeprefix("rank")) for name in names]
+        ranks = range(self._world_size)
+        names = {path.name for path in self._folder.path.glob("rank*.json")}
+        return [rank for rank in ranks if self._folder.result_path(rank).name in names]
 
     def _is_any_failed(self, ranks: Collection[int]) -> bool:
         """Return whether any of these ranks reports an error, other than that it was interrupted.

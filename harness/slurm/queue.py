@@ -40,6 +40,13 @@ PENDING_STATES = {
     "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING",
     "SUSPENDED", "STOPPED",
 }  # fmt: skip
+# In these, the job's processes are being ended. It may be requeued afterwards.
+ENDING_STATES = {"COMPLETING", "STAGE_OUT"}
+# Reasons for which Slurm keeps a job pending for good.
+HOPELESS_REASONS = {
+    "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS",
+    "PartitionNodeLimit", "PartitionTimeLimit",
+}  # fmt: skip
 # How squeue shows the pending jobs of an array in one line.
 PENDING_ARRAY = re.compile(r"(?P<array>\d+)_\[(?P<indices>[\d,:-]+)(?:%\d+)?\]")
 
@@ -58,6 +65,24 @@ class QueuedJob:
     def is_pending(self) -> bool:
         """Whether it waits in the queue, or is stopped, so that none of its trials is running."""
         return self.state in PENDING_STATES
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its processes are being ended."""
+        return self.state in ENDING_STATES
+
+    def hold_remedy(self) -> str | None:
+        """Return what makes a job start that Slurm does not start by itself, None for any other.
+
+        A job is held by its user, by an administrator, or by Slurm when it could not be launched,
+        as in `launch failed requeued held`.
+        """
+        if not self.is_pending:
+            return None
+        if self.reason in HOPELESS_REASONS:
+            return "cancel it, change the profile and submit again"
+        is_held = "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
+        return f"`scontrol release {self.id}` starts it" if is_held else None
 
 
 class SlurmDown(HarnessError):

@@ -17,14 +17,18 @@ from harness.launch.runner import RETRIED_FAILURES
 from harness.records.record import Failure
 from harness.slurm.leader import RETRIES
 
-# lost: its job has ended and left no record of it; missing: it was never submitted.
+# lost: its job has ended and left no record of it; missing: it was never submitted;
+# held: its job does not start until somebody does something.
 State = Literal[
-    "queued", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost", "missing"
-]
-OPEN_STATES = {"queued", "running", "interrupted"}  # the trial goes on if its job still exists
+    "queued", "held", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost",
+    "missing",
+]  # fmt: skip
+# The trial goes on if its job still exists.
+OPEN_STATES = {"queued", "held", "running", "interrupted"}
 
-# What Slurm says of a trial's job; unknown: it did not answer.
-JobState = Literal["pending", "running", "ended", "unknown"]
+# What Slurm says of a trial's job. ending: its processes are being ended, after which it may be
+# requeued; unknown: Slurm did not answer.
+JobState = Literal["pending", "running", "ending", "ended", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,7 @@ class TrialFacts:
     job: JobState = "ended"
     job_id: str | None = None  # None where whoever submitted was killed before it was written down
     pending_reason: str = ""  # Slurm's, of a pending job
+    hold_remedy: str | None = None  # what makes a job start that Slurm does not start by itself
     is_retried: bool = False  # by its job, after a failure that is not its own
     runs_locally: bool = False  # a `harness run` on this machine is going through the sweep
 
@@ -81,12 +86,21 @@ class TrialFacts:
     def is_running(self) -> bool:
         """Return whether the trial's last report is that of a running attempt, not of a killed one.
 
-        A pending job runs nothing, so that the report is left from before it was requeued. Reports
-        of a trial that was not submitted are only taken from a run that exists.
+        A job that is pending or ending runs nothing, so that the report is left over. Reports of a
+        trial that was not submitted are only taken from a run that exists.
         """
         if self.phase is None:
             return False
         return self.job in ("running", "unknown") or not self.is_submitted
+
+    def is_held(self) -> bool:
+        """Return whether the trial has to run and its job does not start by itself."""
+        is_open = self.record is None or self.is_retried or self.has_record("interrupted")
+        return self.hold_remedy is not None and is_open
+
+    def is_retried_if_job_comes_back(self) -> bool:
+        """Return whether its job, which is ending, will run the trial again if it was requeued."""
+        return self.is_retried and self.job == "ending"
 
     def is_retried_by_job(self) -> bool:
         """Return whether a job that exists will run the trial again."""
@@ -105,7 +119,7 @@ class TrialFacts:
         """
         if not self.has_record("interrupted"):
             return False
-        if not self.is_submitted or self.job in ("pending", "running"):
+        if not self.is_submitted or self.job in ("pending", "running", "ending"):
             return True
         return self.job == "unknown" and not self.is_cancelled
 
@@ -145,7 +159,17 @@ def _phase_detail(facts: TrialFacts) -> str:
 
 RULES = (
     Rule("running", TrialFacts.is_running, _phase_detail),
+    Rule(
+        "held",
+        TrialFacts.is_held,
+        lambda facts: f"{facts.pending_reason}: Slurm does not start its job; {facts.hold_remedy}",
+    ),
     Rule("queued", TrialFacts.is_retried_by_job, lambda facts: f"to run again: {facts.detail}"),
+    Rule(
+        "queued",
+        TrialFacts.is_retried_if_job_comes_back,
+        lambda facts: f"to run again if its job, which is ending, was requeued: {facts.detail}",
+    ),
     Rule(
         "queued",
         TrialFacts.is_retried_if_job_exists,
@@ -161,6 +185,7 @@ RULES = (
         lambda facts: facts.job == "running",
         lambda facts: "its job is running another trial, or starting this one",
     ),
+    Rule("queued", lambda facts: facts.job == "ending", lambda facts: "its job is ending"),
     Rule("queued", lambda facts: facts.runs_locally, _record_detail),
     Rule("missing", lambda facts: not facts.is_submitted, _record_detail),
     Rule("cancelled", lambda facts: facts.is_cancelled, _record_detail),

@@ -11,6 +11,7 @@ was written, and only its header is kept.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,9 @@ from harness.core.errors import one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
+from harness.launch.watchdog import STALE_SECONDS, find_straggler
 from harness.records.record import RECORD_FORMAT, read_record_header
+from harness.records.running import read_heartbeats
 from harness.records.store import is_locked
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -41,6 +44,10 @@ class TrialFiles:
 
     record: RecordHeader | None = None
     progress: Mapping[str, Any] | None = None  # of a running trial, or of one that was killed
+    is_begun: bool = False  # an attempt has begun that has left no record yet
+    # Seconds since its last report of progress, or since it began; None where that is short.
+    silent_seconds: float | None = None
+    straggler: str | None = None  # the rank that the others wait for, of a silent trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +63,10 @@ class TrialState:
     nodes: str = ""  # of its job
     step: int | None = None  # that a running trial has reached
     steps: int | None = None  # that it will train
-    samples_per_second: float | None = None  # over all ranks, by its last report
+    # Over all ranks, by its last report; None if that is old.
+    samples_per_second: float | None = None
     seconds_left: float | None = None  # of a running trial, at that rate
+    silent_seconds: float | None = None  # without a report of a running trial, if they are many
     duration: float | None = None  # seconds, of one that is done
     detail: str = ""
     is_live: bool = (
@@ -189,7 +198,7 @@ def _local_state(trial: Trial, files: TrialFiles, runs_locally: bool) -> TrialSt
         is_submitted=False,
         runs_locally=runs_locally,
     )
-    state = _trial_state(trial, facts, files.progress)
+    state = _trial_state(trial, facts, files)
     return replace(state, is_live=runs_locally and state.state in OPEN_STATES)
 
 
@@ -209,17 +218,22 @@ def _submitted_state(
     if record is not None and record.attempt < first_attempt:
         record = None  # an earlier submission left it
     queued = None if live_jobs is None else live_jobs.get(trial.id)
+    job_state = _job_state(queued, slurm_answers=live_jobs is not None)
+    phase = _phase(files.progress)
+    if phase is None and files.is_begun and job_state == "running":
+        phase = "starting"
     facts = TrialFacts(
         record=record,
-        phase=_phase(files.progress),
+        phase=phase,
         is_submitted=True,
         is_cancelled=submission.cancelled_at is not None,
-        job=_job_state(queued, slurm_answers=live_jobs is not None),
+        job=job_state,
         job_id=job.id,
         pending_reason=queued.reason if queued else "",
+        hold_remedy=queued.hold_remedy() if queued else None,
         is_retried=record is not None and record.is_retried(first_attempt),
     )
-    state = _trial_state(trial, facts, files.progress)
+    state = _trial_state(trial, facts, files)
     nodes = queued.nodes if queued else ""
     return replace(state, job=job.id, nodes=nodes, is_live=queued is not None)
 
@@ -230,6 +244,8 @@ def _job_state(queued: QueuedJob | None, *, slurm_answers: bool) -> JobState:
         return "unknown"
     if queued is None:
         return "ended"
+    if queued.is_ending:
+        return "ending"
     return "pending" if queued.is_pending else "running"
 
 
@@ -238,7 +254,7 @@ def _phase(progress: Mapping[str, Any] | None) -> str | None:
     return str(progress.get("phase", "train")) if progress else None
 
 
-def _trial_state(trial: Trial, facts: TrialFacts, progress: Mapping[str, Any] | None) -> TrialState:
+def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialState:
     """Return the row of a trial, without what only its job tells."""
     state, detail = conclude(facts)
     row = TrialState(
@@ -251,9 +267,28 @@ def _trial_state(trial: Trial, facts: TrialFacts, progress: Mapping[str, Any] | 
     )
     if state == "done" and facts.record is not None:
         return replace(row, duration=facts.record.seconds)
-    if state == "running" and progress is not None:
-        return _with_progress(row, progress, trial.cell.axes.batch_size)
+    if state != "running":
+        return row
+    if files.progress is not None:
+        row = _with_progress(row, files.progress, trial.cell.axes.batch_size)
+    if files.silent_seconds is not None:
+        row = _with_silence(row, files.silent_seconds, files.straggler)
     return row
+
+
+def _with_silence(row: TrialState, seconds: float, straggler: str | None) -> TrialState:
+    """Return the row of a running trial that has reported nothing for a while.
+
+    Its last rate is no longer true. `straggler` says which rank the others wait for, if any does.
+    """
+    parts = [row.detail, f"no report for {seconds:.0f} s", straggler]
+    return replace(
+        row,
+        samples_per_second=None,
+        seconds_left=None,
+        silent_seconds=seconds,
+        detail="; ".join(part for part in parts if part),
+    )
 
 
 def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int) -> TrialState:
@@ -311,7 +346,10 @@ def _read_status(
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
-    files = {trial_id: read_trial_files(sweep_folder.trial_folder(trial_id)) for trial_id in trials}
+    files = {}
+    for trial_id, trial in trials.items():
+        trial_folder = sweep_folder.trial_folder(trial_id)
+        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size)
     # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
@@ -353,20 +391,40 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     return counts
 
 
-def read_trial_files(trial_folder: TrialFolder) -> TrialFiles:
-    """Read what counts for the status from a trial's folder.
+def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
+    """Read what counts for the status from the folder of a trial of so many ranks.
+
+    Heartbeats are read only of a trial that has not reported for a while, so that what is read does
+    not grow with the number of ranks.
 
     Raises BadInput for a record that can't be read.
     """
     path = trial_folder.record_path
     record = None
+    recorded_at = 0
     try:
-        record = _read_header(path, path.stat().st_mtime_ns)
+        recorded_at = path.stat().st_mtime_ns
+        record = _read_header(path, recorded_at)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except OSError as error:
         raise RECORD_FORMAT.unavailable(path, error) from None
-    return TrialFiles(record=record, progress=read_progress(trial_folder) or None)
+    # Both files are the work of the machine that runs the trial, so their times can be compared.
+    begun_at = _modified_at(trial_folder.assignment_path)
+    if begun_at * 1e9 <= recorded_at:
+        return TrialFiles(record=record)
+    progress = read_progress(trial_folder)
+    silent_seconds = time.time() - progress.get("at", begun_at)
+    if silent_seconds < STALE_SECONDS:
+        return TrialFiles(record=record, progress=progress or None, is_begun=True)
+    straggler = find_straggler(read_heartbeats(trial_folder.heartbeat_folder), world_size)
+    return TrialFiles(
+        record=record,
+        progress=progress or None,
+        is_begun=True,
+        silent_seconds=silent_seconds,
+        straggler=str(straggler) if straggler else None,
+    )
 
 
 @cache

@@ -26,6 +26,11 @@ def submitted(job: JobState, record: RecordHeader | None = None, **facts: Any) -
     return TrialFacts(record=record, job=job, **(defaults | facts))
 
 
+def held(record: RecordHeader | None = None) -> TrialFacts:
+    """Return the facts of a trial whose job is held."""
+    return submitted("pending", record, pending_reason="JobHeldUser", hold_remedy="release it")
+
+
 def local(record: RecordHeader | None = None, **facts: Any) -> TrialFacts:
     """Return the facts of a trial that was not submitted."""
     defaults: dict[str, Any] = {"phase": None, "is_submitted": False}
@@ -41,43 +46,60 @@ ROWS: list[tuple[int, TrialFacts, State, str]] = [
     (0, local(phase="starting"), "running", "starting"),
     (0, submitted("running", header("interrupted"), phase="train"), "running", "why"),
     (0, submitted("running", header("interrupted"), phase="compile"), "running", "compile"),
-    # A trial that its job runs again.
-    (1, submitted("running", header("failed"), is_retried=True), "queued", "to run again: why"),
-    (1, submitted("pending", header("failed"), is_retried=True), "queued", "to run again: why"),
+    # A job that does not start by itself, of a trial that has to run.
+    (1, held(), "held", "JobHeldUser: Slurm does not start its job; release it"),
     (
-        2,
+        1,
+        held(header("interrupted")),
+        "held",
+        "JobHeldUser: Slurm does not start its job; release it",
+    ),
+    (5, held(header("done", "")), "done", ""),
+    # A trial that its job runs again.
+    (
+        3,
+        submitted("ending", header("failed"), is_retried=True),
+        "queued",
+        "to run again if its job, which is ending, was requeued: why",
+    ),
+    (2, submitted("running", header("failed"), is_retried=True), "queued", "to run again: why"),
+    (2, submitted("pending", header("failed"), is_retried=True), "queued", "to run again: why"),
+    (
+        4,
         submitted("unknown", header("failed"), is_retried=True),
         "queued",
         "to run again if its job still exists: why",
     ),
     # A record says how a trial ended, whatever has become of its job.
-    (3, submitted("ended", header("done", "")), "done", ""),
-    (3, submitted("ended", header("done", ""), phase="train"), "done", ""),
-    (3, local(header("done", "")), "done", ""),
-    (4, submitted("ended", header("failed")), "failed", "why"),
-    (4, submitted("ended", header("failed"), is_retried=True), "failed", "why"),
-    (4, submitted("running", header("failed")), "failed", "why"),
-    (5, submitted("pending", header("invalid")), "invalid", "why"),
+    (5, submitted("ended", header("done", "")), "done", ""),
+    (5, submitted("ended", header("done", ""), phase="train"), "done", ""),
+    (5, local(header("done", "")), "done", ""),
+    (6, submitted("ended", header("failed")), "failed", "why"),
+    (6, submitted("ended", header("failed"), is_retried=True), "failed", "why"),
+    (6, submitted("running", header("failed")), "failed", "why"),
+    (7, submitted("pending", header("invalid")), "invalid", "why"),
     # An interrupted trial continues if its job exists, or may.
-    (6, submitted("pending", header("interrupted")), "interrupted", "why"),
-    (6, submitted("running", header("interrupted"), is_cancelled=True), "interrupted", "why"),
-    (6, submitted("unknown", header("interrupted")), "interrupted", "why"),
-    (6, local(header("interrupted")), "interrupted", "why"),
-    (6, local(header("interrupted"), runs_locally=True), "interrupted", "why"),
+    (8, submitted("pending", header("interrupted")), "interrupted", "why"),
+    (8, submitted("running", header("interrupted"), is_cancelled=True), "interrupted", "why"),
+    (8, submitted("unknown", header("interrupted")), "interrupted", "why"),
+    (8, local(header("interrupted")), "interrupted", "why"),
+    (8, local(header("interrupted"), runs_locally=True), "interrupted", "why"),
     # Without a record, the job tells.
-    (7, submitted("pending", pending_reason="Priority"), "queued", "Priority"),
-    (7, submitted("pending", phase="train", pending_reason="Priority"), "queued", "Priority"),
-    (8, submitted("running"), "queued", "its job is running another trial, or starting this one"),
-    (9, local(runs_locally=True), "queued", ""),
-    (10, local(), "missing", ""),
-    (11, submitted("ended", is_cancelled=True), "cancelled", ""),
-    (11, submitted("unknown", header("interrupted"), is_cancelled=True), "cancelled", "why"),
-    (12, submitted("unknown"), "queued", "Slurm does not say whether its job still exists"),
-    (13, submitted("ended"), "lost", "job 7_0 ended without a record of it"),
-    (13, submitted("ended", phase="train"), "lost", "job 7_0 ended without a record of it"),
-    (13, submitted("ended", header("interrupted")), "lost", "job 7_0 ended; why"),
+    (9, submitted("pending", pending_reason="Priority"), "queued", "Priority"),
+    (9, submitted("pending", phase="train", pending_reason="Priority"), "queued", "Priority"),
+    (10, submitted("running"), "queued", "its job is running another trial, or starting this one"),
+    (8, submitted("ending", header("interrupted"), phase="train"), "interrupted", "why"),
+    (11, submitted("ending", phase="train"), "queued", "its job is ending"),
+    (12, local(runs_locally=True), "queued", ""),
+    (13, local(), "missing", ""),
+    (14, submitted("ended", is_cancelled=True), "cancelled", ""),
+    (14, submitted("unknown", header("interrupted"), is_cancelled=True), "cancelled", "why"),
+    (15, submitted("unknown"), "queued", "Slurm does not say whether its job still exists"),
+    (16, submitted("ended"), "lost", "job 7_0 ended without a record of it"),
+    (16, submitted("ended", phase="train"), "lost", "job 7_0 ended without a record of it"),
+    (16, submitted("ended", header("interrupted")), "lost", "job 7_0 ended; why"),
     (
-        13,
+        16,
         submitted("ended", job_id=None),
         "lost",
         "whoever submitted it was killed before it had a job without a record of it",
@@ -99,7 +121,7 @@ def test_every_rule_is_tried() -> None:
     assert {row[0] for row in ROWS} == set(range(len(RULES)))
 
 
-@pytest.mark.parametrize("job", ["pending", "running", "ended", "unknown"])
+@pytest.mark.parametrize("job", ["pending", "running", "ending", "ended", "unknown"])
 @pytest.mark.parametrize("status", [None, "done", "failed", "invalid", "interrupted"])
 @pytest.mark.parametrize("phase", [None, "train"])
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.records.record import Failure
 from harness.records.store import lock
 from harness.render.terminal.status import panel
@@ -21,7 +22,14 @@ from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.packing import PackedArray, PackedJob, Packing
 from harness.slurm.rules import RecordHeader, State
-from harness.slurm.status import SweepStatus, TrialFiles, TrialState, read_statuses, trial_states
+from harness.slurm.status import (
+    SweepStatus,
+    TrialFiles,
+    TrialState,
+    read_statuses,
+    read_trial_files,
+    trial_states,
+)
 from harness.slurm.submission import Submission
 from harness.spec.cluster import Profile
 from tests.factories import make_record
@@ -150,6 +158,24 @@ class TestOfSubmittedTrials:
         assert rows[2].detail == "JobArrayTaskLimit"
         assert rows[6].detail == "ValueError: no"
 
+    def test_held_with_a_job_that_slurm_does_not_start(self, submission: Submission) -> None:
+        """Not so the trials that are over."""
+        squeue = SQUEUE.replace("JobArrayTaskLimit", "launch failed requeued held")
+        row = states_by(submission, squeue=squeue)[2]
+        assert (row.state, row.is_live) == ("held", True)
+        assert row.detail == (
+            "launch failed requeued held: Slurm does not start its job; `scontrol release 7_2`"
+            " starts it"
+        )
+        assert states_by(submission, {2: recorded()}, squeue=squeue)[2].state == "done"
+
+    def test_starting_as_soon_as_the_next_attempt_has_begun(self, submission: Submission) -> None:
+        interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
+        begun = replace(interrupted, is_begun=True)
+        rows = states_by(submission, {0: begun, 1: begun, 2: begun})
+        assert names(rows)[:3] == ["running", "interrupted", "interrupted"]
+        assert rows[0].detail == "starting"
+
     def test_lost_with_a_job_that_left_no_record(self, submission: Submission) -> None:
         rows = states_by(submission, {5: RUNNING}, squeue="")
         assert set(names(rows)) == {"lost"}
@@ -258,6 +284,25 @@ class TestOfTrialsThatWereNotSubmitted:
         assert status.trials[1].detail == "starting"
         assert not status.is_over
         assert not waiting.path.exists()
+
+
+def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_for(
+    submission: Submission, tmp_path: Path
+) -> None:
+    """The rate of its last report is no longer true."""
+    trial = submission.sweep.trials()[0]
+    trial_folder = SweepFolder(tmp_path / "sweep").trial_folder(trial.id)
+    minute_ago = time.time() - 60
+    write_atomically(trial_folder.assignment_path, "{}")
+    write_atomically(trial_folder.progress_path, json.dumps(PROGRESS | {"at": minute_ago}))
+    beat = {"rank": 0, "host": "n1", "pid": 7, "step": 30, "position": "torch.autograd.graph.run:1"}
+    for rank, at in ((0, minute_ago + 60), (1, minute_ago)):
+        content = json.dumps(beat | {"rank": rank, "host": f"n{rank + 1}", "at": at})
+        write_atomically(trial_folder.heartbeat_path(rank), content)
+    row = states_by(submission, {0: read_trial_files(trial_folder, world_size=2)})[0]
+    assert (row.state, row.step) == ("running", 30)
+    assert (row.samples_per_second, row.seconds_left) == (None, None)
+    assert row.detail.startswith("no report for 60 s; rank 1 on n2 is in torch.autograd.graph.run")
 
 
 def test_a_sweep_is_not_over_while_slurm_is_silent(submission: Submission) -> None:

@@ -39,12 +39,14 @@ from harness.spec.sweep import Sweep
 STYLE = STATUS_STYLE | {  # Rich's, by the state of a trial
     "running": "cyan",
     "queued": "dim",
+    "held": "yellow",
     "interrupted": "yellow",
     "lost": "red",
     "cancelled": "dim",
 }
 # The order in which trials are listed while a sweep is watched, the most interesting first.
-ORDER = ("running", "failed", "lost", "invalid", "interrupted", "queued")  # any other state follows
+# Any other state follows.
+ORDER = ("running", "failed", "lost", "invalid", "held", "interrupted", "queued")
 ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
 MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is
@@ -309,7 +311,7 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
     columns = _columns_with_content(rows)
     table = make_table(columns, NUMBER_COLUMNS)
     for table_column in table.columns:
-        table_column.no_wrap = table_column.header not in SHORTENED_COLUMNS
+        table_column.no_wrap = str(table_column.header) not in SHORTENED_COLUMNS
     for row in rows:
         texts: list[str | Text] = []
         for column in columns:
