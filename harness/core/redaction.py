@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from urllib.parse import quote, unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 
@@ -82,8 +82,8 @@ def secret_values(
     """Return the texts to remove from whatever may repeat this process's environment.
 
     They are the values of variables whose names speak of a secret, those of a library's variables
-    that are not public, and the passwords of URLs in any variable; each also as JSON and as a URL
-    spell it, and the longest first, so that none leaves a remainder of another. Short values are
+    that are not public, and the passwords of URLs in any variable; each also as Python, JSON and
+    URLs spell it, and the longest first, so that none leaves a remainder of another. Short values are
     left out: removing every `1` would leave nothing readable.
 
     `environment` is this process's own by default. `profile_environment` are variables that a
@@ -97,8 +97,19 @@ def secret_values(
     spellings: set[str] = set()
     for secret in secrets:
         if len(secret) >= SHORTEST_SECRET:
-            spellings.update((secret, json.dumps(secret)[1:-1], quote(secret, safe="")))
+            spellings.update(_spellings(secret))
     return sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield a secret as it is, as Python and JSON write it in quotes, and as URLs spell it."""
+    yield secret
+    yield repr(secret)[1:-1]
+    for ensure_ascii in (True, False):
+        yield json.dumps(secret, ensure_ascii=ensure_ascii)[1:-1]
+    for safe in ("", "/"):
+        yield quote(secret, safe=safe)
+        yield quote_plus(secret, safe=safe)
 
 
 def _secrets_in(name: str, value: str, *, is_withheld: bool) -> Iterator[str]:

@@ -25,6 +25,8 @@ def scrub_logs(folder: TrialFolder, secrets: Sequence[str]) -> None:
 
     Raises HarnessError if a log can't be replaced, because it must not stay.
     """
+    for stale in folder.log_folder.glob(f"*{SUFFIX}"):  # of a process that was killed here
+        stale.unlink()
     for log in sorted(folder.log_folder.glob("*.log")):
         if log.is_symlink():
             continue
