@@ -28,7 +28,7 @@ from harness.launch.runner import read_progress
 from harness.launch.watchdog import STALE_SECONDS, find_straggler
 from harness.records.record import RECORD_FORMAT, read_record_header
 from harness.records.running import read_heartbeats
-from harness.records.store import is_locked
+from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob, SlurmDown
@@ -346,6 +346,8 @@ def _read_status(
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
+    for trial in recorded_trials(sweep_folder, sweep.cells):  # of other seeds, or further repeats
+        trials.setdefault(trial.id, trial)
     files = {}
     for trial_id, trial in trials.items():
         trial_folder = sweep_folder.trial_folder(trial_id)

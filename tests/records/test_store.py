@@ -116,3 +116,8 @@ def test_broken_record_holds_up_no_delivery(results: Results, sweep: Sweep) -> N
     collected = harness("collect", "demo", "--results", str(results.path))
     assert (collected.code, collected.out) == (0, "2 trials delivered, 0 were there already\n")
     assert "1 record left out" in collected.err
+
+
+def test_status_lists_trials_of_earlier_commands(results: Results, sweep: Sweep) -> None:
+    ended = harness("status", "demo", "--results", str(results.path))
+    assert "3 trials: 3 done" in ended.out

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.errors import HarnessError, one_line
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.records.record import read_record
 from harness.records.store import read_recorded_sweep
@@ -263,8 +263,12 @@ class RecordDeliverer:
                 new.add(path)
         if not new:
             return
+        records = []
+        for path in new:
+            with suppress(BadInput):  # it is named at the end, and holds up no other
+                records.append(read_record(path))
         try:
-            self.tracker.deliver(sweep_folder, [read_record(path) for path in new])
+            self.tracker.deliver(sweep_folder, records)
             self.delivered |= new
         except HarnessError as error:
             self.error = escape(str(error))

@@ -21,6 +21,7 @@ from harness.core.paths import write_atomically
 from harness.core.ports import node_address
 from harness.core.private import refuse_foreign
 from harness.core.processes import output_lines, run_command
+from harness.core.slurm_environment import client_variables
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.clock import serve_clock
@@ -98,7 +99,7 @@ def examine_nodes(folder: Path, profile: Profile) -> Examination:
     python = [*slurm.prefix, slurm.python or sys.executable]
     with serve_clock() as port:
         command = report_command(folder, python, nodes, address, port)
-        lines = output_lines(command, os.environ | profile.environment, STEP_SECONDS)
+        lines = output_lines(command, client_variables() | profile.environment, STEP_SECONDS)
     reports, silent_nodes = parse_reports(lines, nodes)
     examination = Examination(nodes=nodes, reports=reports, silent_nodes=silent_nodes)
     is_unreachable = any(report.unreachable for report in reports)
