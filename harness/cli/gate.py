@@ -26,6 +26,7 @@ from harness.cli.arguments import (
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
 
 if TYPE_CHECKING:
+    from harness.gate.limits import Policy
     from harness.spec.cell import Cell
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
@@ -74,6 +75,21 @@ def gate(
             help="Also measure the revision against itself, which must come out equal.",
         ),
     ] = False,
+    inconclusive: Annotated[
+        str,
+        typer.Option(
+            "--inconclusive",
+            metavar="POLICY",
+            help="What an inconclusive cell does: ignore (exit code 0), warn (3) or fail (1).",
+        ),
+    ] = "warn",
+    accept_sweep_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-sweep-changes",
+            help="Pass although the sweep lost or changed cells that the revision has.",
+        ),
+    ] = False,
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
     summary: Annotated[
@@ -91,8 +107,8 @@ def gate(
     turns until the difference is certain or the budget is spent. The other revision is checked out
     in a temporary worktree; the working tree is measured as it is, uncommitted changes included.
 
-    Exit code 1 if the working tree is slower, 3 if the
-    measurement is inconclusive.
+    Exit code 1 if the working tree is slower or its
+    sweep lost cells, 3 if the measurement is inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import Results, write_atomically
@@ -111,6 +127,10 @@ def gate(
         compare_bits=bits,
         control=control,
         order_seed=order,
+        inconclusive=_read_policy(inconclusive),
+        accept_sweep_changes=accept_sweep_changes,
+        settings=settings,
+        data=data,
     )
     # Before the measurement, so that a certificate that can't be read does not waste it.
     conditions = describe_conditions(Results(results), profile)
@@ -265,6 +285,19 @@ def certify(
     )
     if not view.run(Results(results), loaded, profile, request, comparisons, anew=anew):
         raise typer.Exit(1)
+
+
+def _read_policy(text: str) -> Policy:
+    """Return what `--inconclusive` says; raises BadInput for anything else."""
+    from typing import get_args
+
+    from harness.gate.limits import Policy
+
+    for policy in get_args(Policy):
+        if text == policy:
+            chosen: Policy = policy
+            return chosen
+    raise BadInput(f"--inconclusive: found {text!r}; {did_you_mean(text, get_args(Policy))}")
 
 
 def _choose_cell(sweep: Sweep, cell: str) -> Cell:

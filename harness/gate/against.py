@@ -5,14 +5,16 @@ revision of it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from harness.core.errors import HarnessError
+from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.sweep_changes import SweepChange, compare_with_revision
 from harness.gate.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
@@ -20,6 +22,7 @@ from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
 WORKING_TREE = "the working tree"
+EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inconclusive cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,10 @@ class GateOptions:
     compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too
     order_seed: int | None = None  # of the random order of arms, to repeat a run
+    inconclusive: Policy = "warn"  # what follows from a cell that neither fails nor passes
+    accept_sweep_changes: bool = False  # whether what the sweep has lost passes
+    settings: Sequence[str] = ()  # `--set`, for the revision's sweep
+    data: Sequence[str] = ()  # `--data`, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,14 @@ class GateOutcome:
     conditions: Conditions
     commit: str  # the full id of `options.revision`
     cells: Sequence[CellOutcome]
+    sweep_changes: Sequence[SweepChange] = ()
+
+    @property
+    def refused_changes(self) -> list[SweepChange]:
+        """The changes of the sweep that fail the gate."""
+        if self.options.accept_sweep_changes:
+            return []
+        return [change for change in self.sweep_changes if change.may_hide]
 
     def has_failed(self, outcome: CellOutcome) -> bool:
         """Whether a cell could not be measured, computes other losses where that matters, or is
@@ -91,11 +106,15 @@ class GateOutcome:
 
     @property
     def exit_code(self) -> int:
-        """1 if a cell failed, else 3 if one is inconclusive, else 0."""
-        if any(self.has_failed(outcome) for outcome in self.cells):
+        """1 if a cell failed or was lost, else 3 if one is inconclusive, else 0.
+
+        `options.inconclusive` makes an inconclusive cell a failure, or lets it pass.
+        """
+        is_inconclusive = any(self.is_inconclusive(outcome) for outcome in self.cells)
+        if self.refused_changes or any(self.has_failed(outcome) for outcome in self.cells):
             return 1
-        if any(self.is_inconclusive(outcome) for outcome in self.cells):
-            return 3
+        if is_inconclusive:
+            return EXIT_CODES[self.options.inconclusive]
         return 0
 
 
@@ -115,20 +134,27 @@ def gate(
     """
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
-    gauge = _Gauge(sweep, profile, options, on_progress)
     working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
     outcomes = []
     with (
         tempfile.TemporaryDirectory(prefix="harness-gate-", ignore_cleanup_errors=True) as folder,
         checked_out(repository, options.revision, Path(folder) / "tree") as revision,
     ):
-        for cell in sweep.cells:
+        compared = compare_with_revision(sweep, revision, options.settings, options.data)
+        gauge = _Gauge(sweep, len(compared.cells), profile, options, on_progress)
+        for cell in compared.cells:
             control = None
             if options.control:
                 control = gauge.measure(cell, revision, revision, "control")
             measured = gauge.measure(cell, revision, working_tree, "measuring")
             outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
-    return GateOutcome(options=options, conditions=conditions, commit=commit, cells=outcomes)
+    return GateOutcome(
+        options=options,
+        conditions=conditions,
+        commit=commit,
+        cells=outcomes,
+        sweep_changes=compared.changes,
+    )
 
 
 class _Gauge:
@@ -139,6 +165,7 @@ class _Gauge:
     def __init__(
         self,
         sweep: Sweep,
+        cell_count: int,
         profile: Profile,
         options: GateOptions,
         on_progress: Callable[[Cell, str], None],
@@ -150,7 +177,7 @@ class _Gauge:
         self.budget = Budget(
             min_effect=options.min_effect,
             seconds=options.budget_seconds,
-            alpha=ALPHA / len(sweep.cells),
+            alpha=ALPHA / max(1, cell_count),
         )
 
     def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:

@@ -60,9 +60,9 @@ def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_tria
         text = f"other bits: {match.same_bits} of {match.pairs} pairs end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
     reasons += _warnings(match, comparison)
-    outcome: Outcome = "pass"
-    for reason in reasons:
-        outcome = max(outcome, reason.outcome, key=SEVERITY.index)
+    # The most severe first: pytest's summary shows the first line only.
+    reasons.sort(key=lambda reason: SEVERITY.index(reason.outcome), reverse=True)
+    outcome: Outcome = reasons[0].outcome if reasons else "pass"
     return Answer(
         outcome=outcome,
         reasons=[reason.text for reason in reasons if reason.outcome != "pass"],

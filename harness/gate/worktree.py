@@ -27,12 +27,13 @@ class Tree:
     def counterpart(self, path: Path) -> Path:
         """Return what this tree has in place of a path of the working tree.
 
-        A path outside of the working tree, such as that of a data set, stays as it is.
+        A path outside of the working tree, such as that of a data set, stays as it is. Links are
+        followed: git names the real folder of a working tree that was reached through one.
         """
-        path = path.absolute()
-        if not path.is_relative_to(self.top):
-            return path
-        return self.path / path.relative_to(self.top)
+        real_path, real_top = path.resolve(), self.top.resolve()
+        if not real_path.is_relative_to(real_top):
+            return path.absolute()
+        return self.path / real_path.relative_to(real_top)
 
     @property
     def python_path(self) -> str:
@@ -44,7 +45,7 @@ class Tree:
         entries = [str(self.path)]
         for entry in sys.path:
             folder = Path(entry)
-            if entry and folder.is_dir() and folder.absolute().is_relative_to(self.top):
+            if entry and folder.is_dir() and folder.resolve().is_relative_to(self.top.resolve()):
                 counterpart = self.counterpart(folder)
                 if "site-packages" not in counterpart.parts:
                     entries.append(str(counterpart))

@@ -63,6 +63,8 @@ def outcome(*found: PairedResult, control: PairedResult | None = None, **asked: 
         (outcome(paired("same"), paired("slower", 0.9)), 1),
         (outcome(paired("inconclusive"), paired("slower", 0.9)), 1),
         (outcome(paired("same"), paired("inconclusive")), 3),
+        (outcome(paired("inconclusive"), inconclusive="fail"), 1),
+        (outcome(paired("inconclusive"), inconclusive="ignore"), 0),
         (outcome(FAILED), 1),
         (outcome(paired("same", same_bits=False)), 0),
         (outcome(paired("same", same_bits=False), compare_bits=True), 1),
@@ -111,6 +113,11 @@ def test_words_for_a_tired_engineer() -> None:
             "fails: 1 of 2 cells; 1 inconclusive",
         ),
         (outcome(paired("same"), paired("inconclusive")), "is inconclusive: 1 of 2 cells"),
+        (outcome(paired("inconclusive"), inconclusive="fail"), "fails: 1 inconclusive"),
+        (
+            outcome(paired("inconclusive"), inconclusive="ignore"),
+            "passes: nothing is slower than main; 1 inconclusive",
+        ),
     ],
 )
 def test_the_last_line_says_what_the_exit_code_says(
@@ -236,6 +243,21 @@ def test_a_revision_that_there_is_not(tmp_path: Path) -> None:
     found = harness("gate", "--against", "mian", str(repository.sweep))
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "--against mian: no such revision" in found.err
+
+
+def test_a_tree_that_is_reached_through_a_link_is_the_same_tree(tmp_path: Path) -> None:
+    """Its code would else be compared with itself."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    other = Tree(name="main", top=tmp_path / "real", path=Path("/other"))
+    assert other.counterpart(tmp_path / "link" / "own.py") == Path("/other/own.py")
+
+
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    found = harness("gate", "--against", "main", str(repository.sweep), "--inconclusive", "failed")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "--inconclusive: found 'failed'; did you mean 'fail'?" in found.err
 
 
 def test_a_folder_without_git(tmp_path: Path) -> None:

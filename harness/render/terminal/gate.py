@@ -19,13 +19,15 @@ from rich.text import Text
 from harness.core.errors import one_line
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
+from harness.gate.sweep_changes import SweepChange
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.statistics.verdict import ALPHA
 
 # Rich's, by verdict; any other has none.
 STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green", "inconclusive": "yellow"}
-HEADINGS = {0: "passes", 1: "fails", 3: "is inconclusive"}  # by exit code
+EXIT_INCONCLUSIVE = 3
+HEADINGS = {0: "passes", 1: "fails", EXIT_INCONCLUSIVE: "is inconclusive"}  # by exit code
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
 BITS = {True: "same", False: "differ", None: "–"}  # by `PairedResult.same_bits`
@@ -100,21 +102,39 @@ def _revision_name(outcome: GateOutcome) -> str:
 def headline(outcome: GateOutcome) -> str:
     """Return the gate's verdict with its exit code's meaning: `fails: 1 of 2 cells`."""
     heading = HEADINGS[outcome.exit_code]
+    problems = "; ".join(_count_problems(outcome))
+    if outcome.exit_code:
+        return f"{heading}: {problems}"
+    text = f"{heading}: nothing is slower than {_revision_name(outcome)}"
+    return f"{text}; {problems}" if problems else text
+
+
+def _count_problems(outcome: GateOutcome) -> list[str]:
+    """Return how many cells were lost, failed and are inconclusive, as far as there are any."""
     cell_count = len(outcome.cells)
+    lost_count = len(outcome.refused_changes)
     failed_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
     inconclusive_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
-    if failed_count and inconclusive_count:
-        return f"{heading}: {failed_count} of {cell_count} cells; {inconclusive_count} inconclusive"
-    if failed_count or inconclusive_count:
-        return f"{heading}: {failed_count or inconclusive_count} of {cell_count} cells"
-    return f"{heading}: nothing is slower than {_revision_name(outcome)}"
+    problems = []
+    if lost_count:
+        unit = "cell" if lost_count == 1 else "cells"
+        problems.append(f"the sweep lost or changed {lost_count} {unit}")
+    if failed_count:
+        problems.append(f"{failed_count} of {cell_count} cells")
+    if inconclusive_count and outcome.exit_code == EXIT_INCONCLUSIVE:
+        problems.append(f"{inconclusive_count} of {cell_count} cells")
+    elif inconclusive_count:
+        problems.append(f"{inconclusive_count} inconclusive")
+    return problems
 
 
 def lines(outcome: GateOutcome) -> list[str]:
-    """Return a sentence for each cell that failed, then for each that is inconclusive.
+    """Return a sentence for each change of the sweep, then for each cell that failed, then for each
+    that is inconclusive.
 
     Cells that pass have none: where there are no lines, the headline says it all.
     """
+    changes = [_describe_sweep_change(outcome, change) for change in outcome.sweep_changes]
     failed: list[str] = []
     inconclusive: list[str] = []
     for cell in outcome.cells:
@@ -122,7 +142,15 @@ def lines(outcome: GateOutcome) -> list[str]:
             failed.append(sentence(outcome, cell))
         elif outcome.is_inconclusive(cell):
             inconclusive.append(sentence(outcome, cell))
-    return failed + inconclusive
+    return changes + failed + inconclusive
+
+
+def _describe_sweep_change(outcome: GateOutcome, change: SweepChange) -> str:
+    """Return how the sweep differs from the revision's, and how to let it pass."""
+    text = _printable(change.text)
+    if change in outcome.refused_changes:
+        text += "; if that is meant: --accept-sweep-changes"
+    return text
 
 
 def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
@@ -245,6 +273,7 @@ def as_json(outcome: GateOutcome) -> str:
         "commit": outcome.commit,
         "conditions": asdict(outcome.conditions),
         "options": asdict(outcome.options),
+        "sweep_changes": [asdict(change) for change in outcome.sweep_changes],
         "cells": cells,
     }
     return json.dumps(content, indent=1, allow_nan=False)
@@ -319,13 +348,16 @@ def junit(outcome: GateOutcome, name: str) -> str:
     suite = Element(
         "testsuite",
         name="harness gate",
-        tests=str(len(outcome.cells)),
-        failures=str(failure_count),
+        tests=str(len(outcome.cells) + len(outcome.refused_changes)),
+        failures=str(failure_count + len(outcome.refused_changes)),
         errors=str(error_count),
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(outcome.conditions).items():
         SubElement(properties, "property", name=key, value=_printable(value))
+    for change in outcome.refused_changes:
+        case = SubElement(suite, "testcase", classname=_printable(name), name="sweep", time="0")
+        _add_problem(case, "failure", change.kind, _describe_sweep_change(outcome, change))
     for cell_outcome in outcome.cells:
         _add_test_case(suite, outcome, cell_outcome, name)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
@@ -348,7 +380,13 @@ def _add_test_case(
         tag = "error"
     else:
         return
-    # The sentence is in it twice: GitLab shows the text of the element, other tools its attribute.
-    summary = sentence(outcome, cell_outcome)
-    problem = SubElement(case, tag, message=summary, type=_verdict(cell_outcome))
-    problem.text = summary
+    _add_problem(case, tag, _verdict(cell_outcome), sentence(outcome, cell_outcome))
+
+
+def _add_problem(case: Element, tag: str, kind: str, text: str) -> None:
+    """Add why a test case does not pass.
+
+    The text is in it twice: GitLab shows that of the element, other tools its attribute.
+    """
+    problem = SubElement(case, tag, message=text, type=kind)
+    problem.text = text

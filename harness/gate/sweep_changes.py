@@ -1,0 +1,137 @@
+"""Names what a change does to the sweep that it is measured by.
+
+A gate trains the working tree's sweep. A sweep that lost the cell that became slower would pass, as
+would one that trains for less long, so the other revision's sweep is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.analysis.compare import identity_settings
+from harness.core.errors import BadInput, one_line
+from harness.gate.worktree import Tree
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep, load_sweep
+
+LONGEST_VALUE = 80  # characters of a setting in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepChange:
+    """A difference between the sweeps of two revisions, as a sentence."""
+
+    # `unreadable`: the other revision's sweep can't be read, so that nobody knows what was lost.
+    kind: Literal["dropped", "changed", "new", "unreadable", "note"]
+    text: str
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether a regression may go unnoticed by it."""
+        return self.kind in ("dropped", "changed", "unreadable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSweeps:
+    """What of a sweep can be measured against another revision, and how the sweeps differ."""
+
+    cells: Sequence[Cell]  # of the working tree's sweep, except those that are new
+    changes: Sequence[SweepChange]
+
+
+def compare_with_revision(
+    sweep: Sweep, revision: Tree, sets: Sequence[str], data: Sequence[str]
+) -> ComparedSweeps:
+    """Compare a sweep with what it is in another revision, under the same `--set` and `--data`.
+
+    Where the revision has no such sweep, or none that can be read, all cells are measured.
+    """
+    source = revision.counterpart(sweep.source)
+    name = revision.name
+    if source == sweep.source:
+        text = f"{sweep.source} is in no revision, so what it has lost is unknown"
+        return ComparedSweeps(cells=sweep.cells, changes=[SweepChange(kind="note", text=text)])
+    if not source.is_file():
+        text = f"{name} has no {sweep.source.name}: all cells are measured"
+        return ComparedSweeps(cells=sweep.cells, changes=[SweepChange(kind="note", text=text)])
+    try:
+        before = load_sweep(source, sets, data)
+    except Exception as error:  # the revision's workloads are imported, which may raise anything
+        change = SweepChange(kind="unreadable", text=_describe_unreadable(name, source, error))
+        return ComparedSweeps(cells=sweep.cells, changes=[change])
+    return compare_sweeps(before, sweep, name)
+
+
+def _describe_unreadable(name: str, source: Path, error: Exception) -> str:
+    """Return why a revision's sweep can't be read."""
+    message = one_line(error)
+    if not isinstance(error, BadInput):
+        message = f"{type(error).__name__}: {message}"
+    return f"{source.name} of {name} can't be read: {message}"
+
+
+def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
+    """Compare a sweep with that of the revision `name`.
+
+    Cells are the same if they have the same id, which hashes all that decides a result. Cells of
+    one label are the same cell, changed.
+    """
+    ids_before = {cell.id for cell in before.cells}
+    ids_now = {cell.id for cell in now.cells}
+    lost = {cell.label: cell for cell in before.cells if cell.id not in ids_now}
+    cells, new, changes = [], [], []
+    for cell in now.cells:
+        if cell.id not in ids_before and cell.label not in lost:
+            text = f"{cell.label}: new, so {name} has nothing to compare it with"
+            new.append(SweepChange(kind="new", text=text))
+            continue
+        cells.append(cell)
+        old = lost.pop(cell.label, cell) if cell.id not in ids_before else cell
+        differences = _cell_differences(old, cell)
+        differences += _trial_differences(before, old, now, cell)
+        if differences:
+            text = f"{cell.label}: changed: {'; '.join(differences)}"
+            changes.append(SweepChange(kind="changed", text=text))
+    for label in lost:
+        text = f"{label}: in the sweep of {name}, and no longer in this one"
+        changes.append(SweepChange(kind="dropped", text=text))
+    return ComparedSweeps(cells=cells, changes=changes + new)
+
+
+def _cell_differences(before: Cell, now: Cell) -> list[str]:
+    """Return each setting of a cell that has changed: `length 20 epochs → 5 epochs`."""
+    old_settings, new_settings = identity_settings(before), identity_settings(now)
+    lengths = {"length": (before.length, now.length), "evaluate": (before.evaluate, now.evaluate)}
+    differences = []
+    for name, old in old_settings.items():
+        if old != new_settings[name]:
+            values = lengths.get(name, (old, new_settings[name]))
+            differences.append(_describe_difference(name, *values))
+    return differences
+
+
+def _trial_differences(sweep_before: Sweep, before: Cell, sweep_now: Sweep, now: Cell) -> list[str]:
+    """Return what has changed of how often a cell is trained."""
+    differences = []
+    seeds_before = list(sweep_before.seeds_of(before))
+    seeds_now = list(sweep_now.seeds_of(now))
+    if seeds_before != seeds_now:
+        differences.append(_describe_difference("seeds", seeds_before, seeds_now))
+    if sweep_before.repeats != sweep_now.repeats:
+        differences.append(_describe_difference("repeats", sweep_before.repeats, sweep_now.repeats))
+    return differences
+
+
+def _describe_difference(name: str, before: Any, now: Any) -> str:
+    """Return a setting with both of its values."""
+    return f"{name} {_as_text(before)} → {_as_text(now)}"
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting as text that fits into a message."""
+    text = json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+    return one_line(text, LONGEST_VALUE)

@@ -1,0 +1,37 @@
+"""What a gate says of a cell that was compared with its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.analysis.compare import Rules, Side, compare
+from harness.analysis.result import CellResult, aggregate
+from harness.gate.answer import judge_cell
+from harness.gate.limits import read_gate
+from tests.factories import make_cell, make_record
+
+CELL = make_cell()
+
+
+def side(name: str, metrics: Sequence[float], speeds: Sequence[float]) -> Side:
+    """A side with a trial for each metric, at these samples/s."""
+    records = [make_record(CELL, seed=seed) for seed in range(len(metrics))]
+    (result,) = aggregate(records)
+    trials = []
+    for trial, metric, speed in zip(result.trials, metrics, speeds, strict=True):
+        digest = f"{name}{trial.seed}"
+        trials.append(replace(trial, metric=metric, throughput=speed, parameter_digest=digest))
+    cell_result: CellResult = replace(result, trials=trials)
+    return Side(name=name, cells=[cell_result])
+
+
+def test_the_first_line_says_why_a_cell_fails() -> None:
+    """pytest's summary has room for that line only; what is merely inconclusive comes after it."""
+    before = side("a", [0.95, 0.951, 0.949, 0.95], [100.0, 140.0, 90.0, 120.0])
+    now = side("b", [0.50, 0.503, 0.498, 0.501], [120.0, 95.0, 130.0, 100.0])
+    answer = judge_cell(CELL, read_gate(None).limits(CELL), compare(before, [now], Rules()), 4)
+    assert answer.outcome == "fail"
+    first, *others = answer.text.splitlines()
+    assert first.startswith("worse accuracy: ")
+    assert any(line.startswith("inconclusive: samples/s") for line in others)

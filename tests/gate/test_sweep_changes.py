@@ -1,0 +1,143 @@
+"""A sweep that lost what would have failed does not pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import parse
+
+import pytest
+import yaml
+
+from harness.gate import against
+from harness.gate.paired import PairedResult
+from tests.support.commands import harness
+from tests.support.repository import Repository
+
+SWEEP: dict[str, Any] = {
+    "name": "own",
+    "workloads": {
+        "one": {"uses": "mlp", "data": {"source": "digits"}, "options": {"hidden": [8]}},
+        "two": {"uses": "mlp", "data": {"source": "digits"}, "options": {"hidden": [9]}},
+    },
+    "matrix": {"batch_size": [32, 64]},
+    "length": {"steps": 100},
+    "seeds": [0, 1],
+}
+OTHER_SPLIT = {**SWEEP["workloads"]["two"], "data": {"source": "digits", "split_seed": 3}}
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is trained: every cell comes out the same. Returns the labels of those measured."""
+    labels: list[str] = []
+
+    def measure(cell: Any, *_: object) -> PairedResult:
+        labels.append(cell.label)
+        return PairedResult(verdict="same", ratio=1.0, low=0.99, high=1.01, a_rate=1.0, b_rate=1.0)
+
+    monkeypatch.setattr(against, "measure", measure)
+    return labels
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """One that has committed the sweep."""
+    return Repository(tmp_path, **SWEEP)
+
+
+def gate(repository: Repository, changes: dict[str, Any], *options: str) -> tuple[int, list[str]]:
+    """Return the exit code and the differences, where the working tree's sweep has changes."""
+    content = {**SWEEP, **changes}
+    repository.sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep), "--json", *options)
+    found = json.loads(ended.out)
+    return ended.code, [f"{one['kind']}: {one['text']}" for one in found["sweep_changes"]]
+
+
+def without(*path: str) -> dict[str, Any]:
+    """The sweep's workloads without one of them."""
+    return {"workloads": {key: value for key, value in SWEEP["workloads"].items() if key not in path}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"matrix": {"batch_size": [32]}}, "dropped: two eager fp32 single w0 b64 t1: in the"),
+        (without("two"), "dropped: two eager fp32 single w0 b32 t1: in the sweep of HEAD, and"),
+        ({"length": {"steps": 20}}, "changed: length 100 steps → 20 steps"),
+        ({"warmup": 50}, "changed: warmup 10 → 50"),
+        ({"evaluate": {"steps": 7}}, "changed: evaluate 1 epoch → 7 steps"),
+        ({"seeds": [0]}, "changed: seeds [0, 1] → [0]"),
+        ({"repeats": 2}, "changed: repeats 1 → 2"),
+        (
+            {"workloads": {**SWEEP["workloads"], "two": OTHER_SPLIT}},
+            'changed: data {"data": {"source": "digits"}',
+        ),
+        (
+            {"exclude": [{"workload": "two", "batch_size": 64}]},
+            "dropped: two eager fp32 single w0 b64 t1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_sweep_loses_fails_by_name(
+    repository: Repository, changes: dict[str, Any], expected: str
+) -> None:
+    code, differences = gate(repository, changes)
+    assert code == 1
+    assert any(expected in text for text in differences), differences
+    assert gate(repository, changes, "--accept-sweep-changes")[0] == 0
+
+
+def test_the_same_sweep_differs_in_nothing(repository: Repository) -> None:
+    assert gate(repository, {"description": "now with words"}) == (0, [])
+
+
+def test_what_is_new_is_named_and_neither_measured_nor_failed(
+    repository: Repository, measured: list[str]
+) -> None:
+    code, differences = gate(repository, {"matrix": {"batch_size": [32, 64, 128]}})
+    assert code == 0
+    assert len(differences) == 2
+    assert differences[0] == (
+        "new: one eager fp32 single w0 b128 t1: new, so HEAD has nothing to compare it with"
+    )
+    assert len(measured) == 4
+    assert not any("b128" in label for label in measured)
+
+
+def test_settings_of_the_command_line_are_those_of_both(repository: Repository) -> None:
+    assert gate(repository, {}, "--set", "length={steps: 7}", "--set", "warmup=2") == (0, [])
+
+
+def test_a_sweep_that_the_revision_lacks_is_measured_whole(
+    repository: Repository, measured: list[str]
+) -> None:
+    repository.git("rm", "--cached", "--quiet", "sweep.yaml")
+    repository.git("commit", "--quiet", "--message", "no sweep")
+    code, differences = gate(repository, {})
+    assert (code, differences) == (0, ["note: HEAD has no sweep.yaml: all cells are measured"])
+    assert len(measured) == 4
+
+
+def test_a_sweep_of_the_revision_that_can_not_be_read_fails(repository: Repository) -> None:
+    repository.sweep.write_text("workloads: [", encoding="utf-8")
+    repository.commit("broken")
+    code, differences = gate(repository, {})
+    assert code == 1
+    assert differences[0].startswith("unreadable: sweep.yaml of HEAD can't be read: ")
+
+
+def test_every_output_names_it(repository: Repository, tmp_path: Path) -> None:
+    repository.sweep.write_text(yaml.safe_dump({**SWEEP, **without("two")}), encoding="utf-8")
+    summary, junit = tmp_path / "gate.md", tmp_path / "gate.xml"
+    files = ("--summary", str(summary), "--junit", str(junit))
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep), *files)
+    assert ended.code == 1
+    assert ended.out.splitlines()[-1] == "The gate fails: the sweep lost or changed 2 cells."
+    assert "no longer in this one; if that is meant: --accept-sweep-changes" in ended.out
+    assert "fails: the sweep lost or changed 2 cells" in summary.read_text(encoding="utf-8")
+    suite = parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
+    assert len(suite.findall("testcase/failure[@type='dropped']")) == 2
