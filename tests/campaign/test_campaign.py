@@ -123,8 +123,8 @@ def test_different_parameters_are_found(expected: Snapshot, work: Path) -> None:
     assert found(expected, work) == ["differing"]
 
 
-def test_a_different_loss_is_found(expected: Snapshot, work: Path) -> None:
-    write_record(record_path(work, SECOND), replace(SECOND, loss=FIRST.loss))
+def test_a_different_order_is_found(expected: Snapshot, work: Path) -> None:
+    write_record(record_path(work, SECOND), replace(SECOND, order_digest="0" * 32))
     assert found(expected, work) == ["differing"]
 
 
