@@ -149,6 +149,14 @@ class SweepFolder:
         return self.path.parent.parent / "peaks"
 
     @property
+    def delivery_folder(self) -> Path:
+        """Return the folder for files on their way to MLflow, which all sweeps share.
+
+        Whoever holds the lock on deliveries uses it, and empties it.
+        """
+        return self.path.parent.parent / "delivery"
+
+    @property
     def roofline_path(self) -> Path:
         """Return where `harness roofline` writes its plot."""
         return self.path / "roofline.png"

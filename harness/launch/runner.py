@@ -371,7 +371,7 @@ def _write(folder: TrialFolder, record: Record) -> None:
     The record comes first: without it, what is removed could not be told from what never was.
     """
     write_record(folder.record_path, record)
-    _remove_leftovers(folder)
+    remove_leftovers(folder)
     if record.status in ("done", "invalid"):
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
 
@@ -403,7 +403,7 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
     elif folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)
     shutil.rmtree(folder.trace_folder, ignore_errors=True)
-    _remove_leftovers(folder)
+    remove_leftovers(folder)
     return previous_failures
 
 
@@ -422,8 +422,8 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
     return failures
 
 
-def _remove_leftovers(folder: TrialFolder) -> None:
-    """Remove what only a running trial needs."""
+def remove_leftovers(folder: TrialFolder) -> None:
+    """Remove what only a running trial needs, and what a process that was killed had not removed."""
     remove_temporary_files(folder.path)
     for path in [folder.progress_path, folder.failures_path, *folder.path.glob("rank*.json")]:
         path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from harness.hardware import machine
 from harness.hardware.roofline import device_of
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.runner import Runner, TrialListener
+from harness.launch.runner import Runner, TrialListener, remove_leftovers
 from harness.launch.torchrun import Torchrun
 from harness.records.record import Record, Status, read_record_if_exists
 from harness.records.settings import profile_change, run_settings
@@ -123,7 +123,7 @@ def run(
         check(folder)
         planned = plan(sweep, folder, redo)
         refuse_changed_profile(planned, sweep, profile, folder)
-        remove_temporary_files(folder.path)
+        _remove_leftovers(folder, planned)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
         runner = Runner(
@@ -141,3 +141,13 @@ def run(
             if fail_fast and record.status in ("failed", "interrupted"):
                 break
     return list(records.values())
+
+
+def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
+    """Remove what an earlier process left that was killed before it had tidied up.
+
+    Of a trial that will run, the runner does that.
+    """
+    remove_temporary_files(folder.path)
+    for record in planned.finished:
+        remove_leftovers(folder.trial_folder(record.trial.id))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +22,21 @@ LOG_BYTES = 2**20  # at most, of the end of each log
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
 RECORD_FILE = "record.json"
 ENVIRONMENT_FILE = "environment.json"
+
+
+@contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """Yield `folder`, new and empty, and remove it when the block ends.
+
+    A system's own temporary folder would be left behind by a process that is killed. This one is
+    removed by the next delivery.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def collect_files(

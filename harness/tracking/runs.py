@@ -11,7 +11,6 @@ import getpass
 import hashlib
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
 from harness.records.record import Record, read_record
 from harness.spec.cell import WorkloadRef
-from harness.tracking.artifacts import collect_files
+from harness.tracking.artifacts import collect_files, staging
 from harness.tracking.contents import (
     RunContents,
     TrialOutline,
@@ -156,8 +155,8 @@ class SweepRuns:
             if text:
                 digests[label] = _digest(text)
         sweep_digest = " ".join(digests.values())
-        with tempfile.TemporaryDirectory() as aside:
-            pictures = Pictures(result, Path(aside))
+        with staging(self.folder.delivery_folder) as aside:
+            pictures = Pictures(result, aside)
             for label, digest in digests.items():
                 for run in cell_runs[label]:
                     if run.data.tags.get(BOARD_TAG) != digest:
@@ -233,7 +232,10 @@ class SweepRuns:
         text = self._clean(self.folder.spec_path.read_text(encoding="utf-8"))
         digest = _digest(text)
         if sweep_run.data.tags.get(SPEC_TAG) != digest:
-            self.client.log_text(sweep_run.info.run_id, text, self.folder.spec_path.name)
+            with staging(self.folder.delivery_folder) as aside:
+                path = aside / self.folder.spec_path.name
+                path.write_text(text, encoding="utf-8")
+                self.client.log_artifact(sweep_run.info.run_id, str(path))
             self.client.set_tag(sweep_run.info.run_id, SPEC_TAG, digest)
 
     def _find_complete(self, outline: TrialOutline, cell_run: Run) -> Run | None:
@@ -267,11 +269,11 @@ class SweepRuns:
         run = self._create(contents, cell_run.info.run_id, {RECORD_TAG: outline.digest})
         run_id = run.info.run_id
         self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
-        with tempfile.TemporaryDirectory() as aside:
-            collect_files(record, trial_folder, Path(aside), self._clean)
+        with staging(self.folder.delivery_folder) as aside:
+            collect_files(record, trial_folder, aside, self._clean)
             # client.log_artifacts would ask for the run again to learn where its files belong.
             files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
-            files.log_artifacts(aside)
+            files.log_artifacts(str(aside))
         params = []
         for name, value in contents.params.items():
             params.append(Param(name, self._clean(value)))
