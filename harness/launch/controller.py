@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.core.errors import one_line
+from harness.core.slurm_environment import client_variables
 
 # How clients of Slurm 20.11 to 24.05 report that no controller answers, as opposed to one that
 # refuses.
@@ -64,7 +65,12 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a client once."""
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=CALL_SECONDS
+            command,
+            env=client_variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CALL_SECONDS,
         )
     except subprocess.TimeoutExpired:
         message = f"socket timed out: no answer within {CALL_SECONDS:g} s"

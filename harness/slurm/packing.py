@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 
 from harness.spec.cell import Trial
 
@@ -18,6 +20,8 @@ MAX_ARRAY_JOBS = (
     1000  # of one array: SlurmOptions's MaxArraySize is 1001 unless an administrator raised it
 )
 FILL_FRACTION = 0.9  # of a job's time limit that estimates may fill; trials may take longer
+# Seconds a trial, of a job whose trials were never measured, below which the user is warned.
+TIGHT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class Packing:
     """The arrays to submit, and what the user should know about them."""
 
     arrays: Sequence[PackedArray]
-    remarks: Sequence[str]  # one for each block that had to be split
+    remarks: Sequence[str]
 
 
 def pack(
@@ -60,11 +64,14 @@ def pack(
     may run at a time, or over more if those would take too long. A block whose duration is unknown
     has a job to itself.
 
-    `estimates` are seconds by cell id. `limit_seconds` is the time limit of a job,
+    `estimates` are seconds by cell id. Where some cells were measured, the others are taken to need
+    what those do on average, with a remark. `limit_seconds` is the time limit of a job,
     `max_parallel_jobs` the number of jobs of an array that Slurm runs at a time.
     """
     usable_seconds = limit_seconds * FILL_FRACTION
-    remarks: list[str] = []
+    estimates, remarks = _complete_estimates(blocks, estimates)
+    if not estimates:
+        remarks += _unmeasured_remarks(blocks, limit_seconds)
     jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
     for block in blocks:
         parts = _split_block(block, estimates, usable_seconds)
@@ -79,6 +86,48 @@ def pack(
         for chunk in _chunks(merged):
             arrays.append(PackedArray(nodes=nodes, ranks_per_node=ranks, jobs=chunk))
     return Packing(arrays=arrays, remarks=remarks)
+
+
+def _complete_estimates(
+    blocks: Sequence[Sequence[Trial]], estimates: Mapping[str, float]
+) -> tuple[Mapping[str, float], list[str]]:
+    """Return estimates for all cells if there are any, and a remark on those that are guesses.
+
+    A cell that was never measured is taken to need what the measured ones of its workload do on
+    average, or all measured ones.
+    """
+    unmeasured: dict[str, str] = {}  # label of the workload by cell id
+    measured: dict[str, list[float]] = {}  # seconds by label of the workload
+    for trial in chain.from_iterable(blocks):
+        label = trial.cell.workload.label
+        if trial.cell.id not in estimates:
+            unmeasured[trial.cell.id] = label
+        else:
+            measured.setdefault(label, []).append(estimates[trial.cell.id])
+    if not unmeasured or not estimates:
+        return estimates, []
+    mean_seconds = fmean(estimates.values())
+    completed = dict(estimates)
+    for cell_id, label in unmeasured.items():
+        completed[cell_id] = fmean(measured[label]) if label in measured else mean_seconds
+    remark = (
+        f"{len(unmeasured)} cells were never measured, and are taken to need what the measured ones"
+        f" do: {mean_seconds:,.0f} s a trial on average"
+    )
+    return completed, [remark]
+
+
+def _unmeasured_remarks(blocks: Sequence[Sequence[Trial]], limit_seconds: float) -> list[str]:
+    """Return a remark if the largest of blocks that were never measured hardly fits into a job."""
+    largest = max((len(block) for block in blocks), default=0)
+    if largest < 2 or limit_seconds / largest >= TIGHT_SECONDS:
+        return []
+    return [
+        f"{largest} trials that were never measured share a job of {limit_seconds:,.0f} s, which is"
+        f" {limit_seconds / largest:.3g} s each; the job comes back after its limit as long as trials"
+        " end in it. To have more jobs share them, cancel the sweep once a few trials are done and"
+        " submit it again: what they took then decides"
+    ]
 
 
 def _shape(job: PackedJob, ranks_per_node: int) -> tuple[int, int]:

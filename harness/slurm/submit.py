@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,12 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
 from harness.core.private import make_private_folder, private_umask
-from harness.core.slurm_environment import ignored_variables, submission_environment
+from harness.core.slurm_environment import (
+    ignored_variables,
+    submission_environment,
+    submission_variables,
+)
+from harness.launch import controller
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.record import Record, read_record_if_exists
 from harness.records.store import lock, write_spec
@@ -247,6 +253,30 @@ def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int)
     executor = array_executor(sweep_folder, submission, number)
     command = leader_lines(sweep_folder, submission, number)
     return str(executor._make_submission_file_text(command, ""))
+
+
+def refuse_impossible(script: str) -> None:
+    """Refuse a batch script that sbatch would refuse, such as one with an unknown account.
+
+    Nothing is submitted. Where no controller answers, nothing is known either.
+
+    Raises BadInput with Slurm's message.
+    """
+    try:
+        completed = subprocess.run(
+            ["sbatch", "--test-only"],
+            input=script,
+            env=submission_variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=controller.CALL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return
+    message = one_line(completed.stderr)
+    if completed.returncode and not controller.is_silent(message):
+        raise BadInput(f"--cluster: sbatch refuses what the profile asks for: {message}")
 
 
 def leader_lines(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:

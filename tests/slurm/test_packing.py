@@ -103,3 +103,23 @@ def test_no_array_is_larger_than_slurm_allows() -> None:
     blocks = [make_block(SINGLE, seed=seed) for seed in range(2 * MAX_ARRAY_JOBS + 1)]
     arrays = pack_blocks(blocks).arrays
     assert [len(array.jobs) for array in arrays] == [MAX_ARRAY_JOBS, MAX_ARRAY_JOBS, 1]
+
+
+def test_cells_that_were_never_measured_are_taken_to_need_what_the_measured_ones_do() -> None:
+    """So a block of which some trials are done is split, however many are not."""
+    cells = [make_cell(num_workers=number) for number in range(9)]
+    estimates = {cells[0].id: 1000.0, cells[1].id: 1400.0}
+    packing = pack(
+        [make_block(*cells)], estimates, ranks_per_node=1, limit_seconds=LIMIT, max_parallel_jobs=4
+    )
+    assert [len(job) for job in trial_ids(packing)] == [3, 3, 3]
+    assert "7 cells were never measured" in packing.remarks[0]
+    assert "1,200 s a trial" in packing.remarks[0]
+
+
+def test_a_block_that_was_never_measured_and_hardly_fits_is_warned_of() -> None:
+    cells = [make_cell(num_workers=number) for number in range(9)]
+    assert pack_blocks([make_block(*cells)]).remarks == []
+    many = [make_cell(batch_size=number + 1) for number in range(200)]
+    (remark,) = pack_blocks([make_block(*many), make_block(*many, seed=1)]).remarks
+    assert remark.startswith("200 trials that were never measured share a job of 4,000 s, which is")

@@ -136,6 +136,20 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(
     ]
 
 
+def test_a_dry_run_asks_slurm_whether_it_would_accept_the_jobs(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown account, for example, or a constraint that no node meets."""
+    monkeypatch.setenv("REFUSAL", "allocation failure: Invalid account specified")
+    refused = submit(write(tmp_path), results, "--dry-run")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert (
+        "--cluster: sbatch refuses what the profile asks for: allocation failure: " in refused.err
+    )
+    monkeypatch.setenv("REFUSAL", "Unable to contact slurm controller (connect failure)")
+    assert submit(write(tmp_path), results, "--dry-run").code == 0, "nobody knows"
+
+
 def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
     """Each stays one argument of sbatch, or one word of the script."""
     results = Results(tmp_path / f"{HOSTILE}\nx")

@@ -73,13 +73,17 @@ def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
 
 
 def show_scripts(console: Console, sweep_folder: SweepFolder, submission: Submission) -> None:
-    """Print the arrays that would be submitted, and the batch script of each."""
+    """Print the arrays that would be submitted, and the batch script of each.
+
+    Raises BadInput if sbatch would refuse one, which Slurm is asked once it is printed.
+    """
     if submission.arrays:
         show_jobs(console, submission)
     for number in range(len(submission.arrays)):
         script = submit.batch_script(sweep_folder, submission, number)
         # Without markup: in a script, square brackets are the shell's.
         console.print(f"\n{script}", markup=False, soft_wrap=True)
+        submit.refuse_impossible(script)
 
 
 def show_jobs(console: Console, submission: Submission) -> None:
