@@ -180,7 +180,7 @@ def checkpoint_positions(folder: Path) -> int:
     _read_json_object(folder / TOKENIZER)
     _check_safetensors(folder / WEIGHTS)
     positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int):
+    if not isinstance(positions, int) or isinstance(positions, bool):
         raise ValueError(
             f"{config_path}: found max_position_embeddings {positions!r}; allowed: an integer"
         )
@@ -191,7 +191,7 @@ def _read_json_object(path: Path) -> dict[str, object]:
     """Return the content of a JSON file that holds an object."""
     try:
         content = json.loads(read_bytes(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
         raise ValueError(
             f"{path}: found no JSON ({error}); allowed: a complete JSON file"
         ) from None
@@ -214,7 +214,7 @@ def _check_safetensors(path: Path) -> None:
     try:
         tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
         needed = 8 + header_bytes + max(entry["data_offsets"][1] for entry in tensors)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ValueError(
             f"{path}: found no safetensors header; allowed: a complete safetensors file"
         ) from None

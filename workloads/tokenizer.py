@@ -32,9 +32,11 @@ def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     It comes from the user's cache if the same texts have trained one before.
     """
     path = _cache_folder() / f"{_digest(texts, vocabulary)}.json"
-    if not path.is_file():
-        _write_atomically(path, _train(texts, vocabulary).to_str())
-    return Tokenizer.from_file(str(path))
+    content = _read_cached(path)
+    if content is None:
+        content = _train(texts, vocabulary).to_str()
+        _write_cached(path, content)
+    return Tokenizer.from_str(content)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[list[int]]:
@@ -122,9 +124,38 @@ def _digest(texts: Sequence[str], vocabulary: int) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _write_atomically(path: Path, content: str) -> None:
-    """Write a file completely or not at all, even while other ranks write the same file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
+def _read_cached(path: Path) -> str | None:
+    """Return a cached tokenizer, None if there is none that is whole.
+
+    Its first line is the digest of the others: a file that lost its content, or a part of it, is
+    trained anew rather than read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, _, tokenizer = content.partition(b"\n")
+    if digest.decode(errors="replace") != hashlib.sha256(tokenizer).hexdigest():
+        return None
+    return tokenizer.decode()
+
+
+def _write_cached(path: Path, tokenizer: str) -> None:
+    """Write a tokenizer completely or not at all, even while other ranks write the same file.
+
+    A cache that can't be written is none, and the tokenizer is used all the same.
+    """
+    content = tokenizer.encode()
+    digest = hashlib.sha256(content).hexdigest().encode()
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            temporary = Path(file.name)
+            file.write(digest + b"\n" + content)
+            file.flush()
+            os.fsync(file.fileno())  # or a loss of power could leave the name without the content
+        temporary.replace(path)
+    except OSError:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

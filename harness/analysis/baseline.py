@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.errors import BadInput, one_line
+from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.records.decode import FileFormat, check_schema, decode_value, read_json
 
@@ -115,7 +115,7 @@ def parse(content: Any, path: Path) -> CellResult:
         result: CellResult = decode_value(CellResult, content, ignore_unknown_fields=is_later_minor)
         _check_numbers(result)
     except ValueError as error:
-        raise BadInput(f"{path}: not a valid baseline: {one_line(error)}") from None
+        raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None
     if result.cell.id != cell_id:
         raise BadInput(
             f"{path}: id: found {cell_id!r}; allowed: {result.cell.id}, its cell's own;"
@@ -139,23 +139,32 @@ def files(results: Results, hardware: str | None = None) -> list[Path]:
 
 
 def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:
-    """Remove baselines of cells whose id is not in `keep`, and those that can't be read any more.
+    """Remove baselines of cells whose id is not in `keep`, and those that are damaged.
 
-    Returns their paths; with `dry_run` the files stay.
+    Returns their paths; with `dry_run` the files stay. Raises FileUnavailable, before anything is
+    removed, for a file that can't be read now: it may be a baseline that is wanted.
     """
     obsolete = []
     for path in files(results):
-        if path.stem not in keep or not _is_readable(path):
+        if path.stem not in keep or _is_damaged(path):
             obsolete.append(path)
     if not dry_run:
         for path in obsolete:
-            path.unlink()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise BadInput(f"{path}: can't be removed: {error.strerror}") from None
     return obsolete
 
 
-def _is_readable(path: Path) -> bool:
-    """Return whether a file is a baseline of the cell that it is named after."""
+def _is_damaged(path: Path) -> bool:
+    """Return whether a file is no baseline of the cell that it is named after.
+
+    Raises FileUnavailable if the file system does not hand it out.
+    """
     try:
-        return read(path).cell.id == path.stem
+        return read(path).cell.id != path.stem
+    except FileUnavailable:
+        raise
     except BadInput:
-        return False
+        return True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
@@ -128,6 +131,24 @@ def test_prune_removes_obsolete_and_unreadable_baselines(results: Results) -> No
     assert all(path.exists() for path in paths)
     baseline.prune(results, ids)
     assert baseline.files(results) == [paths[0]]
+
+
+def test_prune_keeps_what_the_file_system_does_not_hand_out(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, obsolete = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
+    paths = [file.path for file in baseline.save(results, [wanted, obsolete])]
+    opened = Path.open
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == paths[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(FileUnavailable, match="Input/output error"):
+        baseline.prune(results, {wanted.cell.id})
+    assert all(path.exists() for path in paths)
 
 
 def test_absolute_paths_of_data_are_left_out(results: Results) -> None:
