@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,6 +23,7 @@ from harness.records.record import (
     Target,
     write_record,
 )
+from harness.records.seal import sealed_text
 from harness.records.series import Series
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial, WorkloadRef
@@ -122,6 +122,28 @@ def make_record(
     )
 
 
+def with_throughput(record: Record, throughput: float) -> Record:
+    """Return the record of a trial whose steps took other times, for this many samples/s."""
+    assert record.summary is not None
+    assert record.summary.throughput is not None
+    assert record.rank0 is not None
+    slower = record.summary.throughput / throughput
+    ranks = []
+    for rank in record.ranks:
+        assert rank.step_seconds is not None
+        phases = {name: _scaled(series, slower) for name, series in rank.step_phases.items()}
+        seconds = _scaled(rank.step_seconds, slower)
+        ranks.append(replace(rank, step_seconds=seconds, step_phases=phases))
+    cell = record.trial.cell
+    summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
+    # Without the rounding errors of the series.
+    return replace(record, ranks=ranks, summary=replace(summary, throughput=throughput))
+
+
+def _scaled(series: Series, factor: float) -> Series:
+    return Series.pack(series.unpack() * np.asarray(factor, dtype=series.dtype))
+
+
 def write_sweep(
     folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = ""
 ) -> None:
@@ -140,7 +162,7 @@ def write_sweep(
     }
     for record in found:
         write_trial(folder, record, logs=logs)
-    folder.spec_path.write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+    folder.spec_path.write_text(sealed_text(spec), encoding="utf-8")
 
 
 def write_trial(folder: SweepFolder, record: Record, *, logs: str = "") -> None:

@@ -7,7 +7,6 @@ metric and the digests, but no steps, so that it stays small and reads well in a
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -16,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.errors import BadInput, FileUnavailable
+from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
-from harness.records.decode import FileFormat, check_schema, decode_value, read_json
+from harness.records.decode import FileFormat, check_schema, decode_value, read_json, unsealed
+from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is
-SCHEMA = "2.0"  # major.minor: another major one can't be read
+SCHEMA = "2.1"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
-    name="baseline", schema=SCHEMA, remedy="harness baseline save writes it anew"
+    name="baseline",
+    schema=SCHEMA,
+    remedy="harness baseline save writes it anew",
+    sealed_since=1,
 )
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
 
@@ -88,8 +91,8 @@ def dump(cell: CellResult) -> str:
     workload = replace(cell.cell.workload, data=identity_data)
     portable = replace(cell, cell=replace(cell.cell, workload=workload))
     header = {"kind": KIND, "schema": SCHEMA, "id": cell.cell.id, "label": cell.cell.label}
-    text = json.dumps({**header, **asdict(portable)}, indent=1, allow_nan=False, default=str)
-    return NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text) + "\n"
+    text = sealed_text({**header, **asdict(portable)})
+    return NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text)
 
 
 def read(path: Path) -> CellResult:
@@ -103,12 +106,13 @@ def read(path: Path) -> CellResult:
 
 def parse(content: Any, path: Path) -> CellResult:
     """Return the result in the JSON of a baseline, read from `path`; raises BadInput."""
-    if not isinstance(content, dict) or content.pop("kind", None) != KIND:
-        raise BadInput(
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise BadFile(
             f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
         )
     is_later_minor = check_schema(content, str(path), BASELINE_FORMAT)
-    del content["schema"]
+    content = unsealed(content, str(path), BASELINE_FORMAT)
+    del content["kind"], content["schema"]
     cell_id = content.pop("id", None)
     content.pop("label", None)
     try:
@@ -117,7 +121,7 @@ def parse(content: Any, path: Path) -> CellResult:
     except ValueError as error:
         raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None
     if result.cell.id != cell_id:
-        raise BadInput(
+        raise BadFile(
             f"{path}: id: found {cell_id!r}; allowed: {result.cell.id}, its cell's own;"
             " save it anew"
         )

@@ -18,6 +18,7 @@ import numpy as np
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import find_window, unpack
+from harness.records.checks import Amount, Moment, Number
 from harness.records.environment import Code, Software
 from harness.records.record import Record, Target
 from harness.records.series import Numbers
@@ -37,15 +38,15 @@ class TrialResult:
     """One trial that is done."""
 
     sweep: str  # the name of its sweep
-    seed: int  # of its initial weights and its data order
-    repeat: int  # counts the trials of the same cell and seed, from 0
-    started: float  # seconds since the epoch
-    ended: float  # seconds since the epoch
-    throughput: float | None  # samples/s in the measured window; None if it was not measured
-    relative_error: float | None  # standard error over mean, from the steps of this trial only
+    seed: Number  # of its initial weights and its data order
+    repeat: Number  # counts the trials of the same cell and seed, from 0
+    started: Moment  # seconds since the epoch
+    ended: Moment  # seconds since the epoch
+    throughput: Amount | None  # samples/s in the measured window; None if it was not measured
+    relative_error: Amount | None  # standard error over mean, from the steps of this trial only
     settled: bool | None  # whether steady state was reached; None if there were too few steps
-    window_steps: int  # steps of the measured window
-    batch_seconds: Sequence[float]  # seconds a step, of consecutive equal batches of the window
+    window_steps: Number  # steps of the measured window
+    batch_seconds: Sequence[Amount]  # seconds a step, of consecutive equal batches of the window
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
@@ -62,7 +63,7 @@ class CellResult:
     target: Target | None  # None where no trial is done
     conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
     trials: Sequence[TrialResult]  # those that are done
-    left_out: Mapping[str, int]  # the number of trials that are not done, by status
+    left_out: Mapping[str, Number]  # the number of trials that are not done, by status
 
     @property
     def measured_trials(self) -> list[TrialResult]:

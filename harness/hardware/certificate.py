@@ -11,7 +11,6 @@ A gate compares two versions of the code. If it compares a version with itself, 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -19,17 +18,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import stdev
+from typing import Annotated, Literal
 
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Device, machine_key
+from harness.records.checks import Amount, Moment, Number, Share
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Code, Hardware, Software
+from harness.records.seal import sealed_text
 from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
+from workloads.options import Between
 
-SCHEMA = "3.0"
+SCHEMA = "3.1"
 CERTIFICATE_FORMAT = FileFormat(
-    name="certificate", schema=SCHEMA, remedy="harness certify --anew makes a new one"
+    name="certificate",
+    schema=SCHEMA,
+    remedy="harness certify --anew makes a new one",
+    sealed_since=1,
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
 NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
@@ -42,22 +48,24 @@ class CertifySettings:
 
     cell: str  # the cell's id
     label: str  # the cell's label
-    seconds: float  # of measuring at most, for each comparison
-    min_effect: float  # the smallest change that matters, a fraction of throughput
-    alpha: float  # the significance level of a gate
+    seconds: Amount  # of measuring at most, for each comparison
+    min_effect: Share  # the smallest change that matters, a fraction of throughput
+    alpha: Share  # the significance level of a gate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One comparison of the code with itself."""
 
-    verdict: str  # faster, slower, same or inconclusive
-    log_ratio: float  # the mean difference of log throughput between the two sides
-    rate: float  # samples/s, the geometric mean of the two sides
-    pairs: int  # pairs of processes that were measured
-    seconds: float  # of measuring
-    ended: float  # seconds since the epoch
-    load: float  # of the machine over the last minute, when the comparison ended
+    verdict: Literal["faster", "slower", "same", "inconclusive"]
+    log_ratio: Annotated[
+        float, Between(-100, 100)
+    ]  # the mean difference of log throughput between the two sides
+    rate: Annotated[float, Between(1e-9)]  # samples/s, the geometric mean of the two sides
+    pairs: Number  # pairs of processes that were measured
+    seconds: Amount  # of measuring
+    ended: Moment  # seconds since the epoch
+    load: Amount  # of the machine over the last minute, when the comparison ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +152,11 @@ def write(results: Results, certificate: Certificate) -> Path:
     Each comparison is on one line, so that the file reads well in a diff.
     """
     path = certificate_path(results, certificate.key)
-    text = json.dumps(asdict(certificate), indent=1, allow_nan=False)
+    text = sealed_text(asdict(certificate))
     # Comparisons are the only innermost objects with a verdict.
     comparison_object = r"\{[^{}]*\"verdict\"[^{}]*\}"
     text = re.sub(comparison_object, lambda match: " ".join(match[0].split()), text)
-    write_atomically(path, text + "\n")
+    write_atomically(path, text)
     return path
 
 

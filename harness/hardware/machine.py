@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,12 +10,17 @@ from statistics import median
 from typing import Literal
 
 from harness.core.paths import safe_folder_name, write_atomically
+from harness.records.checks import Amount, Moment, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
+from harness.records.seal import sealed_text
 
-SCHEMA = "2.0"
+SCHEMA = "2.1"
 MACHINE_FORMAT = FileFormat(
-    name="record of peaks", schema=SCHEMA, remedy="harness peak makes a new one"
+    name="record of peaks",
+    schema=SCHEMA,
+    remedy="harness peak makes a new one",
+    sealed_since=1,
 )
 
 Device = Literal["cpu", "cuda"]
@@ -33,8 +37,8 @@ class Timing:
     chance that all n lie on the same side of the median is 2 * 2^-n.
     """
 
-    calls: int  # in each repeat
-    seconds: Sequence[float]  # of a single call; one number for each repeat
+    calls: Ordinal  # in each repeat
+    seconds: Sequence[Amount]  # of a single call; one number for each repeat
 
     @property
     def best(self) -> float:
@@ -58,7 +62,7 @@ class Matmul:
 
     dtype: str  # fp32, tf32, bf16 or fp16
     layout: Layout
-    size: int  # rows and columns
+    size: Ordinal  # rows and columns
     threads: int | None  # None on a GPU
     timing: Timing
 
@@ -73,7 +77,7 @@ class Copy:
     """A copy of one array into another, within memory or between the host and a GPU."""
 
     direction: Literal["memory", "to-device", "from-device"]  # the host's array is page-locked
-    bytes: int  # of the array
+    bytes: Ordinal  # of the array
     threads: int | None  # None on a GPU
     timing: Timing
 
@@ -91,8 +95,8 @@ class Copy:
 class AllReduce:
     """A sum in fp32 over all ranks. A call takes as long as at the slowest rank."""
 
-    bytes: int  # at each rank
-    ranks: int
+    bytes: Ordinal  # at each rank
+    ranks: Ordinal
     timing: Timing
 
     @property
@@ -117,7 +121,7 @@ class Machine:
     schema: str = SCHEMA
     device: Device
     quick: bool  # measured with few sizes and few repeats
-    measured_at: float  # seconds since the epoch
+    measured_at: Moment  # seconds since the epoch
     hardware: Hardware
     software: Software
     cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
@@ -182,7 +186,7 @@ def machine_key(hardware: Hardware, device: Device) -> str:
 def write(folder: Path, machine: Machine) -> Path:
     """Write the record into `folder` under the machine's key; return its path."""
     path = folder / f"{machine.key}.json"
-    write_atomically(path, json.dumps(asdict(machine), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, sealed_text(asdict(machine)))
     return path
 
 

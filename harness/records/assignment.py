@@ -5,18 +5,24 @@ The runner, or a gate's arm, writes it before an attempt starts, and every rank 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from harness.core.paths import write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Code
+from harness.records.seal import sealed_text
 from harness.spec.cell import Profiling, Trial
+from workloads.options import Between
 
-SCHEMA = "1.0"  # a gate's arm may run a worker of another revision than writes its assignment
-ASSIGNMENT_FORMAT = FileFormat(name="trial's assignment", schema=SCHEMA)
+SCHEMA = "1.1"  # a gate's arm may run a worker of another revision than writes its assignment
+ASSIGNMENT_FORMAT = FileFormat(
+    name="trial's assignment",
+    schema=SCHEMA,
+    remedy="harness run --force writes it anew",
+    sealed_since=1,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +35,7 @@ class Assignment:
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
     profile: Profiling | None = None  # None: no trace
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attempt: int = 1  # counted from 1
+    attempt: Annotated[int, Between(1)] = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.
     code: Code | None = None
     mlflow: str | None = None  # its version
@@ -37,7 +43,7 @@ class Assignment:
 
 def write_assignment(path: Path, assignment: Assignment) -> None:
     """Write what a worker will read, whole or not at all."""
-    write_atomically(path, json.dumps(asdict(assignment), indent=1) + "\n")
+    write_atomically(path, sealed_text(asdict(assignment)))
 
 
 def read_assignment(path: Path) -> Assignment:

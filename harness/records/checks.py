@@ -17,6 +17,12 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from harness.core.errors import did_you_mean
 from workloads.options import Between
 
+Number = Annotated[int, Between(0)]  # of anything that is counted, or counted from 0
+Ordinal = Annotated[int, Between(1)]  # of anything that there is at least one of, or counted from 1
+Amount = Annotated[float, Between(0)]  # seconds, samples/s and the like
+Share = Annotated[float, Between(0, 1)]
+Moment = Annotated[float, Between(0, 2**37)]  # seconds since the epoch, up to the year 6325
+
 # Raises ValueError for a value of a decoded JSON document that has the right types. The text is the
 # value's key, for the error.
 Check = Callable[[Any, str], None]

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Any, Literal
 
 from harness.core.paths import TrialFolder, write_atomically
 from harness.records import seal
+from harness.records.checks import Amount, Moment, Number, Ordinal, Share
 from harness.records.decode import (
     FileFormat,
     decode_content,
@@ -35,7 +34,6 @@ from harness.records.decode import (
 from harness.records.environment import Environment
 from harness.records.series import Numbers, Series
 from harness.spec.cell import Profiling, Trial
-from workloads.options import Between
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal.
@@ -52,12 +50,6 @@ RANK_RESULT_FORMAT = FileFormat(
 )
 RECORD_FILE = TrialFolder(Path()).record_path.name
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
-
-Number = Annotated[int, Between(0)]  # of anything that is counted, or counted from 0
-Attempt = Annotated[int, Between(1)]  # counted from 1
-Amount = Annotated[float, Between(0)]  # seconds, samples/s and the like
-Share = Annotated[float, Between(0, 1)]
-Moment = Annotated[float, Between(0, 2**40)]  # seconds since the epoch; clocks may be wrong
 
 # The figures of a summary that the times of its steps come to, and by how much they may differ:
 # another version of NumPy adds in another order.
@@ -279,7 +271,7 @@ class RunSettings:
     sweep_file: str  # the path of it, which may have changed since
     base_folder: str  # the folder that file names of user workloads are relative to
     seeds: Sequence[int]  # of the sweep; workloads may have others
-    repeats: Attempt  # trials of each cell and seed
+    repeats: Ordinal  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
     profiling: Profiling | None  # None: no trace
     timeout: Amount  # seconds that the trial could take
@@ -302,7 +294,7 @@ class Record:
     sweep: str  # the sweep's name
     trial: Trial  # with its whole cell, so that the record can be read without the sweep
     status: Status
-    attempt: Attempt  # counted from 1
+    attempt: Ordinal  # counted from 1
     started: Moment  # seconds since the epoch
     ended: Moment  # seconds since the epoch
     failure: Failure | None
@@ -358,7 +350,7 @@ class RecordHeader:
 
     trial: Trial
     status: Status
-    attempt: Attempt
+    attempt: Ordinal
     started: Moment
     ended: Moment
     failure: Failure | None
@@ -417,25 +409,6 @@ def _misplacement(trial: Trial, source: Path | str) -> str | None:
     if folder == trial.id or not TRIAL_ID.fullmatch(folder):
         return None
     return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
-
-
-def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
-    """Return the text of a record with each text in it changed, and a seal of the new content.
-
-    For copies without secrets, which readers are to accept as they are.
-    """
-    return seal.sealed_text(_changed_texts(msgspec.json.decode(text), change))
-
-
-def _changed_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with each text in it changed, keys excepted."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_changed_texts(item, change) for item in value]
-    if isinstance(value, dict):
-        return {key: _changed_texts(item, change) for key, item in value.items()}
-    return value
 
 
 def read_rank_result(path: Path) -> RankResult:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,3 +41,25 @@ def sealed_text(content: Mapping[str, Any]) -> str:
     plain = msgspec.json.decode(text.encode("utf-8", errors="replace"))
     plain[KEY] = digest_of(plain)
     return json.dumps(plain, indent=1) + "\n"
+
+
+def clean_text(text: str, clean: Callable[[str], str]) -> str:
+    """Return the text of a sealed file without secrets, with a seal of what is left.
+
+    `clean` removes secrets from a text. So readers accept copies of the file as they are. A file
+    without secrets stays as it is.
+    """
+    if clean(text) == text:
+        return text
+    return sealed_text(_cleaned(msgspec.json.decode(text), clean))
+
+
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    """Return a JSON value with each text in it cleaned; keys stay."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_cleaned(item, clean) for item in value]
+    if isinstance(value, dict):
+        return {key: _cleaned(item, clean) for key, item in value.items()}
+    return value

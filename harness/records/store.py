@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,15 +28,20 @@ from harness.records.decode import (
     decode_content,
     decode_value,
     read_json,
+    unsealed,
 )
 from harness.records.record import Record, read_record_if_exists
+from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
-SCHEMA = "1.0"  # of sweep.json
+SCHEMA = "1.1"  # of sweep.json
 TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
-SWEEP_FORMAT = FileFormat(name="sweep", schema=SCHEMA, remedy="harness run writes it anew")
+SWEEP_FORMAT = FileFormat(
+    name="sweep", schema=SCHEMA, remedy="harness run writes it anew", sealed_since=1
+)
+CONTENT_FORMAT = replace(SWEEP_FORMAT, sealed_since=None)  # of what is left without the seal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     content["trials"] = list(dict.fromkeys(trial_ids))
     if not folder.key_path.exists():
         write_atomically(folder.key_path, secrets.token_hex(), mode=FILE_MODE)
-    write_atomically(folder.spec_path, json.dumps(content, indent=1, default=str) + "\n")
+    write_atomically(folder.spec_path, sealed_text(content))
 
 
 def comparison_key(folder: SweepFolder) -> bytes | None:
@@ -121,15 +126,27 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
     content = read_spec_content(folder.spec_path)
     content.pop("trials", None)  # they follow from the cells, seeds and repeats
-    return decode_content(Sweep, content, str(folder.spec_path), SWEEP_FORMAT)
+    sweep = decode_content(Sweep, content, str(folder.spec_path), CONTENT_FORMAT)
+    if results.sweep_folder(sweep.name) != folder:
+        problem = f"name: found {sweep.name!r}; allowed: {name!r}, whose folder it lies in"
+        raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: {problem}")
+    return sweep
 
 
 def read_spec_content(path: Path) -> dict[str, Any]:
-    """Return the keys of a `sweep.json` of whatever schema, undecoded; raises BadInput."""
-    content = read_json(path, SWEEP_FORMAT)
+    """Return the keys of a `sweep.json` of whatever schema, undecoded.
+
+    Raises BadFile for a file that was changed after it was written.
+    """
+    content = unsealed(read_json(path, SWEEP_FORMAT), str(path), SWEEP_FORMAT)
     if not isinstance(content, dict):
         raise SWEEP_FORMAT.error(path, "can't be read as a sweep: found no keys; allowed: keys")
-    return content
+    checked: dict[str, Any] = content
+    name = checked.get("name", "")
+    if not isinstance(name, str):
+        problem = f"not a valid sweep: name: found {json.dumps(name)}; allowed: text"
+        raise SWEEP_FORMAT.error(path, problem)
+    return checked
 
 
 def read_recorded_cells(folder: SweepFolder) -> list[Cell]:

@@ -14,7 +14,6 @@ it, and so do `harness status`, `harness cancel` and the next `harness submit`.
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import secrets
@@ -28,12 +27,18 @@ from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
 from harness.slurm.packing import PackedArray, Packing
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = "2.0"  # of submission.json; `harness.records.decode` says what the numbers mean
-SUBMISSION_FORMAT = FileFormat(name="submission", schema=SCHEMA)
+SCHEMA = "2.1"  # of submission.json; `harness.records.decode` says what the numbers mean
+SUBMISSION_FORMAT = FileFormat(
+    name="submission",
+    schema=SCHEMA,
+    remedy="delete its folder once none of its jobs is in the queue",
+    sealed_since=1,
+)
 NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 
 
@@ -226,7 +231,7 @@ def write(sweep_folder: SweepFolder, submission: Submission) -> None:
     """
     folder = folder_of(sweep_folder, submission.id)
     make_private_folder(folder.path)
-    content = json.dumps(asdict(submission), indent=1, default=str) + "\n"
+    content = sealed_text(asdict(submission))
     write_atomically(folder.file, content, mode=FILE_MODE)
 
 

@@ -85,7 +85,9 @@ class Cell:
     # How long it trains; the schedule of the learning rate ends there too.
     length: Length
     evaluate: Length  # how often the test set is evaluated, besides once at the end
-    warmup: int  # optimizer steps before the measured window; an attempt begins with as many
+    warmup: Annotated[
+        int, Between(0)
+    ]  # optimizer steps before the measured window; an attempt begins with as many
 
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
@@ -140,8 +142,10 @@ class Trial:
     """One execution of a cell."""
 
     cell: Cell
-    seed: int  # of parameters, data order and dropout
-    repeat: int = 0  # tells trials apart that have everything else in common; counted from 0
+    seed: Annotated[int, Between(0, 2**32 - 1)]  # of parameters, data order and dropout
+    repeat: Annotated[int, Between(0)] = (
+        0  # tells trials apart that have everything else in common; counted from 0
+    )
 
     @property
     def id(self) -> str:

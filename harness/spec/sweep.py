@@ -19,7 +19,7 @@ from harness.spec.cell import Cell, Length, Profiling, Trial
 from harness.spec.document import Document, Key, read_document
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.text import find_control_character, problem_of_name
-from harness.spec.workload import PlannedWorkload, Seeds, WorkloadEntry, plan_workload
+from harness.spec.workload import PlannedWorkload, Seed, Seeds, WorkloadEntry, plan_workload
 from workloads.catalog import BUILT_IN
 from workloads.options import Between, Strict
 
@@ -67,15 +67,15 @@ class Sweep:
     name: str
     description: str
     source: Path  # the sweep file
-    seeds: Sequence[int]  # of every workload that has none of its own
-    repeats: int  # trials of each cell and seed
+    seeds: Sequence[Seed]  # of every workload that has none of its own
+    repeats: Annotated[int, Between(1, MAX_REPEATS)]  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
-    timeout: float  # seconds that one trial may take
+    timeout: Annotated[float, Between(1)]  # seconds that one trial may take
     cells: Sequence[Cell]
     excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     profile: Profiling | None = None
-    workload_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by label
+    workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
 
     @property
     def base_folder(self) -> Path:

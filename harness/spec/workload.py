@@ -19,7 +19,8 @@ from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.options import Between, Settings, Strict
 
 # What `numpy.random.seed` takes: 32 bits without a sign.
-Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
+Seed = Annotated[int, Between(0, 2**32 - 1)]
+Seeds = list[Seed]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
-from harness.records.record import Record, with_changed_texts
+from harness.records.record import Record
+from harness.records.seal import clean_text
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
@@ -49,9 +50,7 @@ def collect_files(
     them.
     """
     text = trial_folder.record_path.read_text(encoding="utf-8")
-    if clean(text) != text:
-        text = with_changed_texts(text, clean)
-    (target / RECORD_FILE).write_text(text, encoding="utf-8")
+    (target / RECORD_FILE).write_text(clean_text(text, clean), encoding="utf-8")
     if record.rank0:
         text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")

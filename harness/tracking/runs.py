@@ -21,6 +21,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
 from harness.records.record import Record, read_record
+from harness.records.seal import clean_text
 from harness.spec.cell import WorkloadRef
 from harness.tracking.artifacts import collect_files, staging
 from harness.tracking.contents import (
@@ -229,7 +230,7 @@ class SweepRuns:
         """Store sweep.json with the sweep's run, unless that has it already."""
         if not self.folder.spec_path.exists():
             return
-        text = self._clean(self.folder.spec_path.read_text(encoding="utf-8"))
+        text = clean_text(self.folder.spec_path.read_text(encoding="utf-8"), self._clean)
         digest = _digest(text)
         if sweep_run.data.tags.get(SPEC_TAG) != digest:
             with staging(self.folder.delivery_folder) as aside:

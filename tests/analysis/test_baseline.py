@@ -15,6 +15,7 @@ from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results
+from harness.records.seal import sealed_text
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 
@@ -95,22 +96,38 @@ def test_other_files_and_schemas_are_refused(
     results: Results, key: str, value: object, why: str
 ) -> None:
     path = saved(results)
-    path.write_text(
-        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8"
-    )
+    content = json.loads(path.read_text(encoding="utf-8")) | {key: value}
+    path.write_text(sealed_text(content), encoding="utf-8")
     with pytest.raises(BadInput, match=why):
         baseline.read(path)
 
 
-@pytest.mark.parametrize("value", ["NaN", "1e999", "-1000.0", "true", "0"])
-def test_impossible_throughputs_are_refused(results: Results, value: str) -> None:
+@pytest.mark.parametrize("value", ["NaN", "1e999"])
+def test_numbers_that_json_does_not_have_are_refused(results: Results, value: str) -> None:
     path = saved(results)
     text = path.read_text(encoding="utf-8")
     path.write_text(
         text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8"
     )
-    assert path.read_text(encoding="utf-8") != text
-    with pytest.raises(BadInput, match=r"(not a valid|can't be read as a) baseline"):
+    with pytest.raises(BadInput, match="can't be read as a baseline"):
+        baseline.read(path)
+
+
+@pytest.mark.parametrize("value", [-1000.0, True, 0])
+def test_impossible_throughputs_are_refused(results: Results, value: object) -> None:
+    path = saved(results)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["trials"][0]["throughput"] = value
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"not a valid baseline: .*throughput: found"):
+        baseline.read(path)
+
+
+def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
+    path = saved(results)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"throughput": 1000.0', '"throughput": 900.0'), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"seal: found .*; harness baseline save writes it anew$"):
         baseline.read(path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import baseline
+from harness.analysis.baseline import SCHEMA
 from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
@@ -149,7 +150,7 @@ def test_a_baseline_of_another_schema_is_an_error(results: Results) -> None:
     assert harness("baseline", "save", "one").code == 0
     for path in baseline.files(results):
         path.write_text(
-            path.read_text(encoding="utf-8").replace('"schema": "2.0"', '"schema": "9.0"'),
+            path.read_text(encoding="utf-8").replace(f'"schema": "{SCHEMA}"', '"schema": "9.0"'),
             encoding="utf-8",
         )
     command = harness("compare", "baseline", "one")

@@ -24,6 +24,7 @@ from harness.hardware.certificate import (
     drift_by_hardware,
 )
 from harness.records.environment import Code, Hardware, Software
+from harness.records.seal import sealed_text
 from harness.render.terminal.certify import conclusion, summary_lines
 from harness.spec.cluster import Profile
 from tests.factories import BEGUN
@@ -105,9 +106,8 @@ def test_what_is_no_certificate_is_refused(
 ) -> None:
     results, certified = Results(tmp_path), made(1, 3)
     path = certificate.write(results, certified)
-    path.write_text(
-        json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8"
-    )
+    content = json.loads(path.read_text(encoding="utf-8")) | change
+    path.write_text(sealed_text(content), encoding="utf-8")
     with pytest.raises(BadInput, match=message) as caught:
         certificate.read(results, certified.key)
     assert "harness certify --anew" in str(caught.value)

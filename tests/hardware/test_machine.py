@@ -14,6 +14,7 @@ from harness.core.errors import BadInput
 from harness.hardware import machine as machines
 from harness.hardware.machine import AllReduce, Copy, Matmul, Timing, machine_key
 from harness.records.environment import Gpu, Hardware
+from harness.records.seal import sealed_text
 from tests.factories import make_machine
 
 CPU = Hardware(cpu="AMD EPYC", cpu_version="25.1.1", cores=4, usable_cores=2)
@@ -144,7 +145,7 @@ def damaged(folder: Path, damage: Callable[[dict[str, Any]], None]) -> Path:
     path = machines.write(folder, make_machine())
     content = json.loads(path.read_text(encoding="utf-8"))
     damage(content)
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(sealed_text(content), encoding="utf-8")
     return path
 
 

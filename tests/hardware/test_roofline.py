@@ -33,7 +33,7 @@ from harness.render.terminal.run import show_results
 from harness.render.terminal.table import result_table
 from harness.spec.validity import ValidityRules
 from harness.tracking.scalars import scalars
-from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record
+from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record, with_throughput
 from tests.support.sweeps import load
 
 FLOPS = 1e6  # a sample
@@ -50,12 +50,15 @@ def measured(
     """A record with these numbers; `gpu` names the GPUs that it ran on."""
     found = make_record(make_cell(**axes))
     assert found.summary is not None
+    if throughput is None:
+        found = replace(found, summary=replace(found.summary, throughput=None))
+    else:
+        found = with_throughput(found, throughput)
     assert found.rank0 is not None
     gpus = [Gpu(name=gpu, memory_bytes=1)] if gpu else []
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     return replace(
         found,
-        summary=replace(found.summary, throughput=throughput),
         rank0=replace(
             found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment
         ),

@@ -14,6 +14,7 @@ import pytest
 from harness.core.errors import BadFile, FileUnavailable
 from harness.core.paths import SweepFolder
 from harness.records.record import (
+    RECORD_FORMAT,
     Record,
     read_rank_result,
     read_record,
@@ -24,7 +25,7 @@ from harness.records.seal import digest_of, sealed_text
 from harness.records.series import MAX_COUNT, Series
 from tests.factories import make_cell, make_record
 
-REMEDY = "harness run --force measures it again, or delete it"
+REMEDY = RECORD_FORMAT.remedy
 
 
 @pytest.fixture

@@ -4,20 +4,19 @@ it requeues.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder, write_atomically
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, watchdog
 from harness.launch.runner import Runner
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import Failure, RankResult, Record, read_record, write_record
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
@@ -85,7 +84,7 @@ def begin(runner: Runner, trial: Trial, attempt: int) -> TrialFolder:
     """Leave what an attempt leaves whose job ended before it did."""
     trial_folder = runner.folder.trial_folder(trial.id)
     assignment = Assignment(trial=trial, base_folder=".", attempt=attempt)
-    write_atomically(trial_folder.assignment_path, json.dumps(asdict(assignment)))
+    write_assignment(trial_folder.assignment_path, assignment)
     return trial_folder
 
 

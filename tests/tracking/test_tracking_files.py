@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results, SweepFolder
+from harness.records.seal import sealed_text
 from harness.tracking import Tracker, artifacts
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.mlflow import artifact_text, by_name
@@ -99,8 +100,9 @@ def test_the_spec_is_stored_with_the_sweep_and_updated(
         spec = json.loads(folder.spec_path.read_text(encoding="utf-8")) | {
             "description": description
         }
-        folder.spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        folder.spec_path.write_text(sealed_text(spec), encoding="utf-8")
         tracker.deliver(folder)
         run = by_name(uri, "demo")["demo"]
-        assert json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description)) == spec
+        stored = json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description))
+        assert stored == json.loads(folder.spec_path.read_text(encoding="utf-8"))
         assert run.data.tags["mlflow.note.content"].startswith(f"{description}\n\n**mlp**")

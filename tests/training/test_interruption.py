@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import (
     Failure,
     LossScale,
@@ -121,7 +121,7 @@ def attempt(
     steps_done = int(newest.name.removeprefix("step-")) if newest else 0
     checks = itertools.count(steps_done)
     folder.path.mkdir(parents=True, exist_ok=True)
-    folder.assignment_path.write_text(json.dumps(asdict(assignment)), encoding="utf-8")
+    write_assignment(folder.assignment_path, assignment)
     entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
