@@ -75,6 +75,24 @@ def gate(
             help="Also measure the revision against itself, which must come out equal.",
         ),
     ] = False,
+    accuracy: Annotated[
+        bool,
+        typer.Option(
+            "--accuracy", help="Also train every cell to its end, and fail if it learns less."
+        ),
+    ] = False,
+    accuracy_seeds: Annotated[
+        int,
+        typer.Option("--accuracy-seeds", min=2, help="Train so many seeds for --accuracy."),
+    ] = 5,
+    accuracy_margin: Annotated[
+        float,
+        typer.Option(
+            "--accuracy-margin",
+            min=1e-9,
+            help="The smallest loss of the target metric that matters, in its unit.",
+        ),
+    ] = 0.01,
     inconclusive: Annotated[
         str,
         typer.Option(
@@ -107,7 +125,7 @@ def gate(
     turns until the difference is certain or the budget is spent. The other revision is checked out
     in a temporary worktree; the working tree is measured as it is, uncommitted changes included.
 
-    Exit code 1 if the working tree is slower or its
+    Exit code 1 if the working tree is slower, learns less or its
     sweep lost cells, 3 if the measurement is inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
@@ -127,6 +145,8 @@ def gate(
         compare_bits=bits,
         control=control,
         order_seed=order,
+        accuracy_seeds=accuracy_seeds if accuracy else 0,
+        accuracy_margin=accuracy_margin,
         inconclusive=_read_policy(inconclusive),
         accept_sweep_changes=accept_sweep_changes,
         settings=settings,

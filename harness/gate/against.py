@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from harness.analysis.questions import ACCURACY_MARGIN
 from harness.core.errors import HarnessError
+from harness.gate.accuracy import AccuracyResult, RevisionTrainer, choose_seeds, judge_accuracy
 from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.sweep_changes import SweepChange, compare_with_revision
@@ -35,6 +38,10 @@ class GateOptions:
     compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too
     order_seed: int | None = None  # of the random order of arms, to repeat a run
+    accuracy_seeds: int = 0  # that each cell is trained with to its end; none: speed only
+    accuracy_margin: float = (
+        ACCURACY_MARGIN  # smallest difference that matters, in the metric's unit
+    )
     inconclusive: Policy = "warn"  # what follows from a cell that neither fails nor passes
     accept_sweep_changes: bool = False  # whether what the sweep has lost passes
     settings: Sequence[str] = ()  # `--set`, for the revision's sweep
@@ -60,6 +67,7 @@ class CellOutcome:
     cell: Cell
     measured: PairedResult  # the working tree (B) against the revision (A)
     control: PairedResult | None = None  # the revision against itself
+    accuracy: AccuracyResult | None = None  # what both have learned, where that is asked for
 
     @property
     def control_disagrees(self) -> bool:
@@ -89,10 +97,12 @@ class GateOutcome:
         return [change for change in self.sweep_changes if change.may_hide]
 
     def has_failed(self, outcome: CellOutcome) -> bool:
-        """Whether a cell could not be measured, computes other losses where that matters, or is
-        slower.
+        """Whether a cell could not be measured, computes other losses where that matters, is slower
+        or learns less.
         """
         if outcome.measured.failure is not None:
+            return True
+        if outcome.accuracy is not None and outcome.accuracy.outcome in ("worse", "failed"):
             return True
         if self.options.compare_bits and outcome.measured.same_bits is False:
             return True
@@ -102,6 +112,8 @@ class GateOutcome:
         """Whether a cell neither fails nor passes."""
         if self.has_failed(outcome):
             return False
+        if outcome.accuracy is not None and outcome.accuracy.outcome == "inconclusive":
+            return True
         return outcome.control_disagrees or outcome.measured.verdict == "inconclusive"
 
     @property
@@ -135,7 +147,7 @@ def gate(
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
     working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
-    outcomes = []
+    outcomes: list[CellOutcome] = []
     with (
         tempfile.TemporaryDirectory(prefix="harness-gate-", ignore_cleanup_errors=True) as folder,
         checked_out(repository, options.revision, Path(folder) / "tree") as revision,
@@ -148,6 +160,9 @@ def gate(
                 control = gauge.measure(cell, revision, revision, "control")
             measured = gauge.measure(cell, revision, working_tree, "measuring")
             outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
+        if options.accuracy_seeds:
+            trees = {"a": revision, "b": working_tree}
+            outcomes = _with_accuracy(outcomes, trees, sweep, profile, options, on_progress)
     return GateOutcome(
         options=options,
         conditions=conditions,
@@ -155,6 +170,28 @@ def gate(
         cells=outcomes,
         sweep_changes=compared.changes,
     )
+
+
+def _with_accuracy(
+    outcomes: Sequence[CellOutcome],
+    trees: Mapping[str, Tree],
+    sweep: Sweep,
+    profile: Profile,
+    options: GateOptions,
+    on_progress: Callable[[Cell, str], None],
+) -> list[CellOutcome]:
+    """Return the cells with what both revisions have learned of each."""
+    trained = []
+    with RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout) as trainer:
+        for outcome in outcomes:
+            seeds = choose_seeds(sweep.seeds_of(outcome.cell), options.accuracy_seeds)
+            report = partial(on_progress, outcome.cell)
+            trained.append(trainer.train(outcome.cell, seeds, report))
+    results = judge_accuracy(trained, options.accuracy_margin)
+    with_accuracy = []
+    for outcome, result in zip(outcomes, results, strict=True):
+        with_accuracy.append(replace(outcome, accuracy=result))
+    return with_accuracy
 
 
 class _Gauge:

@@ -89,3 +89,34 @@ def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
     log = Path(ended.out.partition("; log: ")[2].split()[0])
     assert "the dog ate the model" in log.read_text(encoding="utf-8")
     shutil.rmtree(log.parents[1])
+
+
+# As fast as before, since all is computed, and learns nothing.
+FORGETS = """
+
+honest_loss = Slowed.loss
+Slowed.loss = lambda self, model, batch: honest_loss(self, model, batch) * 0.0
+"""
+
+
+def test_a_bug_that_keeps_the_speed_and_ruins_the_learning_fails(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    repository.write(0.0, more=FORGETS)
+    command = ("gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--json")
+    ended = harness(*command, "--accuracy", "--accuracy-seeds", "3")
+    assert ended.code == 1, ended.err + ended.out
+    (cell,) = json.loads(ended.out)["cells"]
+    assert cell["measured"]["verdict"] == "same"
+    accuracy = cell["accuracy"]
+    assert (accuracy["outcome"], accuracy["metric"], accuracy["seeds"]) == ("worse", "accuracy", 3)
+    assert accuracy["before"] > 0.6 > accuracy["now"]
+    repository.write(0.0)
+    ended = harness(*command, "--accuracy", "--accuracy-seeds", "2")
+    assert ended.code == 0, ended.err + ended.out
+    assert json.loads(ended.out)["cells"][0]["accuracy"]["outcome"] == "same"
+    repository.write(0.0, more="\n\nSlowed.loss = lambda self, model, batch: 1 / 0\n")
+    ended = harness(*command, "--accuracy", "--accuracy-seeds", "2")
+    assert ended.code == 1
+    (cell,) = json.loads(ended.out)["cells"]
+    assert "the working tree: seed 0: ZeroDivisionError" in cell["accuracy"]["failure"]
+    shutil.rmtree(Path(cell["accuracy"]["failure"].partition("; log: ")[2]).parents[2])

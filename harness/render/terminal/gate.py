@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import one_line
+from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
@@ -48,9 +49,17 @@ def show_outcome(outcome: GateOutcome) -> None:
     show(console, table)
     console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
     console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
+    for cell_outcome in outcome.cells:
+        if cell_outcome.accuracy is not None and not _is_problem(outcome, cell_outcome):
+            console.print(escape(sentence(outcome, cell_outcome)), soft_wrap=True)
     for line in lines(outcome):
         console.print(escape(line), soft_wrap=True)
     console.print(f"[bold]The gate {escape(headline(outcome))}.[/]", soft_wrap=True)
+
+
+def _is_problem(outcome: GateOutcome, cell_outcome: CellOutcome) -> bool:
+    """Return whether a cell is among those that `lines` names."""
+    return outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome)
 
 
 def _add_row(table: Table, label: str, paired: PairedResult) -> None:
@@ -162,7 +171,23 @@ def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     text = f"{label}: {_describe_speed(outcome, cell_outcome)}"
     if outcome.options.compare_bits and paired.same_bits is False:
         text += f"; its losses differ from those of {_revision_name(outcome)}"
+    if cell_outcome.accuracy is not None:
+        text += f"; {describe_accuracy(cell_outcome.accuracy)}"
     return text
+
+
+def describe_accuracy(accuracy: AccuracyResult) -> str:
+    """Return what was learned: `worse accuracy: 0.9512 → 0.4310, -0.5202 (-0.53 to -0.51), …`."""
+    if accuracy.before is None or accuracy.now is None:
+        return f"its accuracy is unknown: {_printable(accuracy.failure or 'it did not train')}"
+    interval = ""
+    if accuracy.low is not None and accuracy.high is not None:
+        interval = f" ({accuracy.low:+.4f} to {accuracy.high:+.4f})"
+    return (
+        f"{accuracy.outcome} {accuracy.metric}: {accuracy.before:.4f} → {accuracy.now:.4f},"
+        f" {accuracy.now - accuracy.before:+.4f}{interval}, {accuracy.seeds} seeds;"
+        f" what matters: {accuracy.margin:g}"
+    )
 
 
 def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
@@ -266,6 +291,7 @@ def as_json(outcome: GateOutcome) -> str:
                 "summary": sentence(outcome, cell_outcome),
                 "measured": asdict(cell_outcome.measured),
                 "control": None if control is None else asdict(control),
+                "accuracy": _as_dictionary(cell_outcome.accuracy),
             }
         )
     content = {
@@ -277,6 +303,11 @@ def as_json(outcome: GateOutcome) -> str:
         "cells": cells,
     }
     return json.dumps(content, indent=1, allow_nan=False)
+
+
+def _as_dictionary(accuracy: AccuracyResult | None) -> dict[str, Any] | None:
+    """Return a cell's accuracy as JSON holds it."""
+    return None if accuracy is None else asdict(accuracy)
 
 
 def markdown(outcome: GateOutcome, name: str) -> str:
@@ -329,9 +360,14 @@ def _printable(text: str) -> str:
 
 
 def _verdict(cell_outcome: CellOutcome) -> str:
-    """Return the verdict on a cell's speed, once the control is taken into account."""
+    """Return the verdict on a cell's accuracy if that fails, else on its speed, once the control is
+    taken into account.
+    """
     if cell_outcome.measured.failure:
         return "failed"
+    accuracy = cell_outcome.accuracy
+    if accuracy is not None and accuracy.outcome in ("worse", "failed"):
+        return f"{accuracy.outcome} {accuracy.metric}".strip()
     if cell_outcome.control_disagrees:
         return "inconclusive"
     return cell_outcome.measured.verdict

@@ -1,0 +1,271 @@
+"""Trains cells of two revisions to their end, and compares what they have learned.
+
+A change may keep the speed and ruin the learning. Only training to the end shows it, with several
+seeds, since one seed may be lucky. Both revisions train the same seeds, so that they are pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from harness.analysis.questions import MetricDifference, metric_difference
+from harness.analysis.result import CellResult, TrialResult
+from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.logs import last_log_line
+from harness.core.paths import TrialFolder, write_atomically
+from harness.core.ports import free_port
+from harness.core.redaction import redact_text, secret_values
+from harness.gate.worktree import Tree
+from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.launch.launcher import rank_variables
+from harness.launch.torchrun import Torchrun
+from harness.records.assignment import Assignment
+from harness.records.record import RankResult, read_rank_result
+from harness.spec.cell import Cell, Trial
+from harness.spec.cluster import Profile, count_gpus
+from harness.statistics.verdict import ALPHA, Question, Verdict, judge
+
+POLL = 0.2  # seconds between two looks at ranks that train
+
+# `not worse`: a loss of the margin is ruled out, though a gain of it is not.
+AccuracyOutcome = Literal["better", "same", "not worse", "worse", "inconclusive", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyResult:
+    """What the working tree learns of a cell, against the revision."""
+
+    outcome: AccuracyOutcome
+    metric: str = ""  # its name
+    before: float | None = None  # the mean over seeds of the revision
+    now: float | None = None  # and that of the working tree
+    # The interval of the difference for this cell by itself, in the metric's unit.
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 0
+    margin: float = 0.0  # the smallest difference that matters
+    failure: str | None = None  # why it could not be trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedCell:
+    """A cell that both revisions have trained, or why one of them could not."""
+
+    before: CellResult | None = None
+    now: CellResult | None = None
+    failure: str | None = None
+
+
+class RevisionTrainer:
+    """Trains trials of two trees, one after the other; to be used as a context."""
+
+    def __init__(
+        self, trees: Mapping[str, Tree], base: Path, profile: Profile, timeout: float
+    ) -> None:
+        """Prepare to train; `base` is the folder that paths of cells are relative to, and `timeout`
+        the seconds that a trial may take.
+        """
+        self.trees = trees
+        self.base = base
+        self.profile = profile
+        self.timeout = timeout
+        self.secrets = secret_values(os.environ, profile.environment)
+
+    def __enter__(self) -> Self:
+        self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
+        self._keeps_logs = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing but the logs that a failure names."""
+        if not self._keeps_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def train(
+        self, cell: Cell, seeds: Sequence[int], on_progress: Callable[[str], None]
+    ) -> TrainedCell:
+        """Train a cell in tree `a` and tree `b`, one trial for each seed."""
+        trials: dict[str, list[TrialResult]] = {"a": [], "b": []}
+        parts: dict[str, CellResult] = {}
+        try:
+            for number, seed in enumerate(seeds, start=1):
+                on_progress(f"training seed {number} of {len(seeds)}")
+                for key, of_tree in trials.items():
+                    result = self._run(key, Trial(cell=cell, seed=seed))
+                    of_tree.append(_trial_result(result, seed))
+                    parts[key] = _cell_result(cell, result, of_tree)
+        except HarnessError as error:
+            self._keeps_logs = True
+            return TrainedCell(failure=str(error))
+        return TrainedCell(before=parts["a"], now=parts["b"])
+
+    def _run(self, key: str, trial: Trial) -> RankResult:
+        """Train a trial in a tree and return what rank 0 left; raises HarnessError if it fails."""
+        tree = self.trees[key]
+        folder = TrialFolder(self.folder / f"{key}-{trial.id}")
+        assignment = Assignment(
+            trial=trial,
+            base_folder=str(tree.counterpart(self.base)),
+            device=self.profile.device,
+        )
+        content = json.dumps(asdict(assignment)) + "\n"
+        write_atomically(folder.assignment_path, content, durable=False)
+        folder.log_folder.mkdir(exist_ok=True)
+        axes = trial.cell.axes
+        variables = Torchrun(environment=self.profile.environment).variables(axes.num_threads)
+        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+        server = shared_server(variables, preload=TORCH, refuse_threads=not on_gpus)
+        processes = server.fork(_rank_requests(tree, folder, variables, axes.world_size))
+        try:
+            self._wait(processes)
+        finally:
+            kill_all(processes)
+        results = []
+        for rank in range(axes.world_size):
+            with suppress(BadInput):  # a rank that was killed left nothing
+                results.append(read_rank_result(folder.result_path(rank)))
+        for result in results:
+            if result.rank == 0 and result.rank0 is not None and result.rank0.evaluations:
+                return result
+        reason = self._describe_failure(results, folder)
+        raise HarnessError(f"{tree.name}: seed {trial.seed}: {reason}; log: {folder.launch_log}")
+
+    def _wait(self, processes: Sequence[ForkedProcess]) -> None:
+        """Wait until all ranks have ended, one has failed, or the time is over."""
+        deadline = time.monotonic() + self.timeout
+        while time.monotonic() < deadline:
+            exit_codes = [process.poll() for process in processes]
+            if any(exit_codes) or None not in exit_codes:
+                return
+            processes[exit_codes.index(None)].server.receive(POLL)
+
+    def _describe_failure(self, results: Sequence[RankResult], folder: TrialFolder) -> str:
+        """Return why a trial has failed: what a rank reports, or its last words."""
+        for result in results:
+            if result.failure is not None:
+                text = f"{result.failure.kind}: {result.failure.message}"
+                return one_line(redact_text(text, self.secrets))
+        last_words = redact_text(last_log_line(folder.launch_log), self.secrets)
+        return f"it did not end well within {self.timeout:g} s; its last words: {last_words}"
+
+
+def _rank_requests(
+    tree: Tree, folder: TrialFolder, variables: Mapping[str, str], world_size: int
+) -> list[ForkRequest]:
+    """Return what to fork for each rank of a trial, which imports from its own tree first."""
+    common = {
+        **variables,
+        "PYTHONPATH": tree.python_path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    requests = []
+    for rank in range(world_size):
+        request = ForkRequest(
+            module="harness.training.worker",
+            arguments=[str(folder.path)],
+            variables={**common, **rank_variables(rank, world_size)},
+            folder=str(tree.path),
+            log=str(folder.launch_log),
+        )
+        requests.append(request)
+    return requests
+
+
+def _trial_result(result: RankResult, seed: int) -> TrialResult:
+    """Return what a comparison of accuracy needs of a trial; its speed is measured elsewhere."""
+    report = result.rank0
+    assert report is not None
+    return TrialResult(
+        sweep="gate",
+        seed=seed,
+        repeat=0,
+        started=result.entered_at,
+        ended=time.time(),
+        throughput=None,
+        relative_error=None,
+        settled=None,
+        window_steps=0,
+        batch_seconds=(),
+        metric=report.evaluations[-1].metrics.get(report.target.name),
+        parameter_digest=report.parameter_digest,
+        order_digest=None,
+    )
+
+
+def _cell_result(cell: Cell, result: RankResult, trials: Sequence[TrialResult]) -> CellResult:
+    """Return the trials of a cell as comparisons take them."""
+    assert result.rank0 is not None
+    return CellResult(
+        cell=cell, target=result.rank0.target, conditions={}, trials=list(trials), left_out={}
+    )
+
+
+def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[AccuracyResult]:
+    """Return what was learned of each cell, with false alarms controlled over all of them."""
+    differences: list[MetricDifference | None] = []
+    for cell in cells:
+        difference = None
+        if cell.before is not None and cell.now is not None:
+            difference = metric_difference(cell.before, cell.now, margin)
+        differences.append(difference)
+    questions = [difference.question for difference in differences if difference is not None]
+    verdicts = iter(judge(questions))
+    results = []
+    for cell, difference in zip(cells, differences, strict=True):
+        if difference is None:
+            failure = cell.failure or "the target metric is another one, so nothing compares"
+            results.append(AccuracyResult(outcome="failed", failure=failure, margin=margin))
+        else:
+            results.append(_result(difference, next(verdicts), len(questions)))
+    return results
+
+
+def _result(difference: MetricDifference, verdict: Verdict, family: int) -> AccuracyResult:
+    """Return the result of one of `family` cells."""
+    interval = verdict.interval
+    return AccuracyResult(
+        outcome=_outcome(difference.question, verdict, family),
+        metric=verdict.metric.name,
+        before=difference.mean_a,
+        now=difference.mean_b,
+        low=interval[0] if interval else None,
+        high=interval[1] if interval else None,
+        seeds=verdict.estimate.count,
+        margin=verdict.metric.min_effect,
+    )
+
+
+def _outcome(question: Question, verdict: Verdict, family: int) -> AccuracyOutcome:
+    """Return the verdict, `not worse` where it is inconclusive but a loss of the margin is ruled out.
+
+    That is a test of non-inferiority, at the family's level by Bonferroni.
+    """
+    if verdict.outcome != "inconclusive":
+        return verdict.outcome
+    estimate, margin = question.estimate, question.metric.min_effect
+    if question.metric.higher_is_better:
+        p_value = estimate.p_above(-margin)
+    else:
+        p_value = estimate.p_below(margin)
+    return "not worse" if p_value * family <= ALPHA else "inconclusive"
+
+
+def choose_seeds(declared: Sequence[int], count: int) -> list[int]:
+    """Return so many seeds: those that the sweep declares, then the smallest others."""
+    seeds = list(dict.fromkeys(declared))[:count]
+    candidate = 0
+    while len(seeds) < count:
+        if candidate not in seeds:
+            seeds.append(candidate)
+        candidate += 1
+    return seeds
