@@ -78,25 +78,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Not standalone: typer would print errors in its own way and end the process. The result is
         # the code of a `typer.Exit`, None where a command returned.
         code = app(args=arguments_or_help, prog_name="harness", standalone_mode=False)
+        sys.stdout.flush()  # here, where it is noticed if the disk is full
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:
         help_command = f"{_command_path(error)} --help"
         code = _fail(f"{error.format_message()} (see {help_command})", BadInput.exit_code)
-    except BrokenPipeError:
-        # What read our output is gone; Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # what read our output is gone
+        _drop_output()
         code = BROKEN_PIPE
     except OSError as error:
-        # Of a rename, the second name is the file's own and the first that of a temporary file.
-        path = error.filename2 or error.filename or "."
-        failure = storage_error(error, Path(os.fsdecode(path)))
-        if failure is None:
-            raise
-        code = _fail(str(failure), failure.exit_code)
+        code = _fail_for_disk(error)
     if code == INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)
+
+
+def _fail_for_disk(error: OSError) -> int:
+    """Print the line of an error of the disk, and return the exit code; raise any other error.
+
+    An error that names no file is that of what was printed: `write_atomically` names its files.
+    """
+    # Of a rename, the second name is the file's own and the first that of a temporary file.
+    name = error.filename2 or error.filename
+    failure = storage_error(error, Path(os.fsdecode(name or ".")))
+    if failure is None:
+        raise error
+    if name is not None:
+        return _fail(str(failure), failure.exit_code)
+    _drop_output()
+    return _fail(f"output: {error.strerror}", failure.exit_code)
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere: Python would fail again when it flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command_path(error: TyperException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,8 @@ DISK_ERRORS = {
     errno.ESTALE,
     errno.EFBIG,
 }
-# How libraries in Rust, safetensors among them, end the text of such an error.
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
+# With this code ends a rank that could not write its result (EX_IOERR in sysexits.h).
+EXIT_CODE = 74
 
 
 def storage_error(error: BaseException, path: Path) -> StorageError | None:
@@ -32,7 +31,7 @@ def storage_error(error: BaseException, path: Path) -> StorageError | None:
     number = _error_number(error)
     if number not in DISK_ERRORS:
         return None
-    return StorageError(f"{path}: {os.strerror(number)}; {_free(path)}")
+    return StorageError(f"{path}: {os.strerror(number)}; {free_space(path)}")
 
 
 @contextmanager
@@ -49,15 +48,7 @@ def writing(path: Path) -> Iterator[None]:
         raise failure from error
 
 
-def _error_number(error: BaseException) -> int:
-    """Return the `errno` of an error, 0 if it has none."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    stated = OS_ERROR.search(str(error))
-    return int(stated[1]) if stated else 0
-
-
-def _free(path: Path) -> str:
+def free_space(path: Path) -> str:
     """Return what is free on the disk that a path is on, as in `free: 1.5 of 512.0 MiB`."""
     folder = path.absolute()
     while not folder.exists():
@@ -70,3 +61,16 @@ def _free(path: Path) -> str:
         return f"free: 0 of {disk.f_files} files"
     mebibytes = disk.f_frsize / 2**20
     return f"free: {disk.f_bavail * mebibytes:.1f} of {disk.f_blocks * mebibytes:.1f} MiB"
+
+
+def _error_number(error: BaseException) -> int:
+    """Return the `errno` of an error, 0 if it has none.
+
+    Libraries that are not written in Python, such as safetensors, have it in their text only.
+    """
+    if isinstance(error, OSError):
+        return error.errno or 0
+    for number in sorted(DISK_ERRORS):
+        if os.strerror(number) in str(error):
+            return number
+    return 0

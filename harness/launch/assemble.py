@@ -28,7 +28,14 @@ from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
 INTERRUPTED = Interrupted.__name__
-CONNECTION_LOST = "ConnectionLost"  # of a rank whose peer is gone
+# What ranks report of which another is the cause: it is gone, or they waited for it in vain.
+PEER_FAILURES = {
+    "ConnectionLost",
+    "CollectiveTimeout",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +186,7 @@ def first_cause(
     """
     # What the ranks themselves caught and wrote into their results.
     reported = [result.failure for result in files.results if result.failure]
-    own = [failure for failure in reported if failure.kind != CONNECTION_LOST]
+    own = [failure for failure in reported if failure.kind not in PEER_FAILURES]
     disconnected = [_with_missing(failure, files.missing) for failure in reported]
     # Ranks that ended without a result. A rank that has written one and is then ended was well.
     ended = []

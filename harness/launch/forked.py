@@ -22,7 +22,7 @@ from typing import NoReturn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.paths import write_atomically
-from harness.core.processes import die_with_parent, ending_descendants
+from harness.core.processes import die_with_parent, end_process, ending_descendants
 from harness.launch.launcher import rank_variables
 
 LOOPBACK = "127.0.0.1"
@@ -99,9 +99,7 @@ def become_rank(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)  # at once: nothing may wait for other ranks
+        end_process(exit_code)  # at once: nothing may wait for other ranks
 
 
 def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:

@@ -174,8 +174,12 @@ def become_process(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Whatever is raised here would let this process go on as a second forkserver.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # the disk does not take its log
+                exit_code = exit_code or 1
         os._exit(exit_code)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from harness.core import storage
+from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process
 from harness.records.record import Failure
@@ -19,6 +21,15 @@ def rank_variables(rank: int, world_size: int) -> dict[str, str]:
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
     }
+
+
+def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
+    """Return the failure of a rank that ended by itself, with an exit code that is not 0."""
+    if code == storage.EXIT_CODE:
+        result = folder.result_path(rank)
+        message = f"{result}: could not be written; {storage.free_space(result)}"
+        return Failure(kind=StorageError.__name__, message=message, rank=rank)
+    return Failure(kind="Exited", message=f"with code {code}", rank=rank)
 
 
 class Launcher(Protocol):

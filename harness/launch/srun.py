@@ -19,7 +19,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
-from harness.launch.launcher import rank_variables
+from harness.launch.launcher import exit_failure, rank_variables
 from harness.records.record import Failure
 from harness.training.interruption import SIGNAL
 
@@ -116,7 +116,8 @@ class Srun:
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why the step ended, from what srun printed."""
-        return parse_failures(output, time.time())
+        failures = parse_failures(output, time.time())
+        return [_explain_exit(failure, folder) for failure in failures]
 
     def end_remains(self, folder: TrialFolder) -> None:
         """Cancel the trial's step, whose ranks outlive an srun that was killed."""
@@ -239,6 +240,14 @@ def _exited_tasks(output: str) -> list[Failure]:
             message = task["how"].replace("Exited with exit", "with")
             failures.append(_task_failure(task, "Exited", message))
     return failures
+
+
+def _explain_exit(failure: Failure, folder: TrialFolder) -> Failure:
+    """Return the failure of a rank that exited by itself with what its exit code says."""
+    code = failure.message.removeprefix("with code ")
+    if failure.kind != "Exited" or failure.rank is None or not code.isdigit():
+        return failure
+    return replace(exit_failure(int(code), failure.rank, folder), host=failure.host, at=failure.at)
 
 
 def _task_failure(task: re.Match[str], kind: str, message: str) -> Failure:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
+from harness.launch.launcher import exit_failure
 from harness.records.record import Failure
 from harness.records.running import read_failed_ranks
 from harness.training.interruption import SIGNAL
@@ -91,21 +92,21 @@ class Torchrun:
         failures = []
         for rank, ended in failed_ranks.items():
             if -ended.exitcode != signal.SIGTERM:
-                failures.append(_failure(ended.exitcode, rank, ended.at))
+                failures.append(replace(_failure(ended.exitcode, rank, folder), at=ended.at))
         return failures
 
     def end_remains(self, folder: TrialFolder) -> None:
         """Do nothing: all ranks are in the process group, or end with it."""
 
 
-def _failure(exit_code: int, rank: int, at: float) -> Failure:
+def _failure(exit_code: int, rank: int, folder: TrialFolder) -> Failure:
     """Return the failure of a rank that ended with this exit code; a negative one is a signal."""
     if exit_code > 0:
-        return Failure(kind="Exited", message=f"with code {exit_code}", rank=rank, at=at)
+        return exit_failure(exit_code, rank, folder)
     kind = "Killed"
     if -exit_code == SIGNAL:  # it came before the rank had blocked it
         kind = "Interrupted"
     name = signal.strsignal(-exit_code) or f"signal {-exit_code}"
     if -exit_code in set(signal.Signals):
         name = signal.Signals(-exit_code).name
-    return Failure(kind=kind, message=f"ended by {name}", rank=rank, at=at)
+    return Failure(kind=kind, message=f"ended by {name}", rank=rank)

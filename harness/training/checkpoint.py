@@ -115,16 +115,20 @@ class Checkpointer:
         path = folder / checkpoint_name(step)
         aside = folder / f".{path.name}"
         shutil.rmtree(aside, ignore_errors=True)
-        with writing(path):
-            aside.mkdir(parents=True)
-            save_file(weights, aside / WEIGHTS_FILE)
-            with (aside / STATE_FILE).open("wb") as file:
-                torch.save(content, cast(BinaryIO, _AsFile(file)))
-            seal(aside, self.origin, step, self.workload_state.missing_from_checkpoints())
-            for written in (*aside.iterdir(), aside):
-                _flush(written)
-            _replace_folder(aside, path)
-            _flush(folder)
+        try:
+            with writing(path):
+                aside.mkdir(parents=True)
+                save_file(weights, aside / WEIGHTS_FILE)
+                with (aside / STATE_FILE).open("wb") as file:
+                    torch.save(content, cast(BinaryIO, _AsFile(file)))
+                seal(aside, self.origin, step, self.workload_state.missing_from_checkpoints())
+                for written in (*aside.iterdir(), aside):
+                    _flush(written)
+                _replace_folder(aside, path)
+                _flush(folder)
+        except StorageError:
+            shutil.rmtree(aside, ignore_errors=True)  # what the disk has taken is of no use
+            raise
         _keep_newest(folder, path)
 
     def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:

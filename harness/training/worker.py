@@ -11,17 +11,16 @@ import argparse
 import gc
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.core.processes import die_with_parent
+from harness.core.processes import die_with_parent, end_process
 from harness.training.interruption import block_signal
 
 if __name__ == "__main__":
@@ -31,7 +30,8 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, one_line
+from harness.core import storage
+from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
@@ -79,12 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with heartbeats(folder.heartbeat_path(ranks.rank), ranks, state):
             result = run(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
-        traceback.print_exc()
+        with suppress(OSError):  # its log may be what the disk does not take
+            traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
-        result = replace(entered, failure=_describe(error, ranks), **_pack_series(state))
-    write_record(folder.result_path(ranks.rank), result)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        failure = _describe(error, ranks, folder)
+        result = replace(entered, failure=failure, **_pack_series(state))
+    try:
+        write_record(folder.result_path(ranks.rank), result)
+    except StorageError:
+        with suppress(OSError):  # of a log on the same disk
+            traceback.print_exc()
+        return storage.EXIT_CODE
     return exit_code
 
 
@@ -229,20 +234,24 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     return forward_backward + optimizer
 
 
-def _describe(error: BaseException, ranks: Ranks) -> Failure:
+def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:
     """Return what a record says of the error that ended this rank.
 
     A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
     first, whichever rank reports it. Secrets are removed, before what is too long is cut: half a
     secret would not be recognized.
     """
+    trace = scrub("".join(traceback.format_exception(error)))
+    if isinstance(error, OSError):
+        # An error that names no file comes from what is printed.
+        path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
+        error = storage.storage_error(error, Path(path)) or error
     kind = type(error).__name__
     if TIMED_OUT.search(str(error)):
         kind = "CollectiveTimeout"
     elif CONNECTION_LOST.search(str(error)):
         kind = "ConnectionLost"
     message = scrub(str(error))
-    trace = scrub("".join(traceback.format_exception(error)))
     return Failure(
         kind=kind,
         message=message if isinstance(error, HarnessError) else one_line(message),
@@ -264,4 +273,4 @@ def _redirect_output(path: Path) -> None:
 if __name__ == "__main__":
     # At once, without ending threads and the process group in order: that would wait for the other
     # ranks, and a rank that has failed must not.
-    os._exit(main())
+    end_process(main())

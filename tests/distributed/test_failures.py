@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nan": {"options": {"nan_at": 17}, "axes": TWO},
     "raises": {"options": {"raise_at": 9, "rank": 1}, "axes": TWO},
     "killed": {"options": {"kill_at": 9, "rank": 1}, "axes": TWO},
+    "full": {"options": {"full_at": 9, "rank": 1}, "axes": TWO},
     "exits": {"options": {"exit_at": 9, "rank": 1}, "axes": TWO},
     "leaves": {"options": {"leave_at": 9, "rank": 1}, "axes": TWO},
     "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
@@ -76,6 +78,14 @@ def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> N
     cause = failure(records, "killed")
     assert (cause.kind, cause.rank) == ("Killed", 1)
     assert "SIGKILL" in cause.message
+
+
+def test_a_rank_whose_disk_is_full_is_named_with_the_file_and_what_is_free(
+    records: dict[str, Record],
+) -> None:
+    cause = failure(records, "full")
+    assert (cause.kind, cause.rank) == ("StorageError", 1)
+    assert re.search(r"/rank1.json: could not be written; free: .* MiB$", cause.message)
 
 
 def test_a_rank_that_exits_without_a_word_is_named_with_its_code(

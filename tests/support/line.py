@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ class Options(Settings):
     nan_at: int = 0
     raise_at: int = 0
     kill_at: int = 0
+    full_at: int = 0  # from this step on, the disk takes nothing from the rank
     exit_at: int = 0
     leave_at: int = 0
     hang_at: int = 0
@@ -196,6 +198,8 @@ class LineFit(Workload):
             os._exit(7)
         if self.step == options.leave_at:
             raise SystemExit("it had enough")
+        if self.step == options.full_at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         if self.step == options.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.step == options.hang_at:

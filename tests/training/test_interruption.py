@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -17,9 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch.distributed.checkpoint import state_dict
 
-from harness.core.errors import Interrupted
+from harness.core import storage
+from harness.core.errors import Interrupted, StorageError
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
@@ -371,6 +374,28 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
     assert re.search(f"^{path}: {message}", fault)
 
 
+@pytest.mark.parametrize("part", ["save_file", "save", "_flush"])
+def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    assignment = load_assignment(tmp_path, PLAIN, "none")
+    trial_folder = TrialFolder(tmp_path / "trial")
+    with pytest.raises(Interrupted):
+        attempt(trial_folder, assignment, 3)
+
+    def refuse(*arguments: Any) -> None:
+        if part == "save_file":  # as safetensors words it
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch if part == "save" else checkpoint, part, refuse)
+    path = trial_folder.resume_checkpoints / "step-000000006"
+    message = rf"^{path}: No space left on device; free: .* of .* MiB$"
+    with pytest.raises(StorageError, match=message):
+        attempt(trial_folder, assignment, 6)
+    assert names_in(trial_folder.resume_checkpoints) == ["step-000000003"]
+
+
 # The signal
 
 
@@ -395,7 +420,9 @@ sys.exit(child.returncode)
 # What a record says of ranks that were interrupted
 
 Assemble = Callable[[Mapping[int, Failure], Mapping[int, int]], Record]
-CONNECTION_LOST = Failure(kind="RuntimeError", message="connection closed by peer", rank=0, at=4.0)
+CONNECTION_LOST = Failure(
+    kind="ConnectionLost", message="connection closed by peer", rank=0, at=4.0
+)
 
 
 def interrupted(rank: int) -> Failure:
@@ -453,6 +480,22 @@ def test_whatever_ends_ranks_after_their_checkpoint_is_not_the_cause(
     assert record.status == "interrupted"
     record = assemble_record({0: CONNECTION_LOST, 1: interrupted(1)}, {0: 1, 1: 75})
     assert record.status == "interrupted"
+
+
+def test_a_rank_that_fails_is_named_before_those_that_lose_it(assemble_record: Assemble) -> None:
+    """Whose clock may be early, as that of another node."""
+    own = Failure(kind="StorageError", message="/x: No space left on device", rank=1, at=9.0)
+    record = assemble_record({0: CONNECTION_LOST, 1: own}, {0: 1, 1: 1})
+    assert str(record.failure) == "rank 1: StorageError: /x: No space left on device"
+
+
+def test_a_rank_that_cannot_write_its_result_is_named_with_what_is_free(
+    assemble_record: Assemble,
+) -> None:
+    record = assemble_record({0: CONNECTION_LOST}, {0: 1, 1: storage.EXIT_CODE})
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.rank) == ("StorageError", 1)
+    assert re.search(r"/rank1.json: could not be written; free: .* MiB$", record.failure.message)
 
 
 def test_a_rank_that_the_signal_ends_before_it_can_block_it(assemble_record: Assemble) -> None:
