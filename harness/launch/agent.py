@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ if __name__ == "__main__":
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from harness.core.oom import oom_kills
 from harness.core.paths import write_atomically
 
 
@@ -32,16 +34,19 @@ def main() -> None:
     """
     failures_path, *arguments = sys.argv[1:]
     os.environ.update(parent_variables())
+    kills_before = oom_kills()
     try:
         with ending_descendants():
             torchrun(arguments)
     except ChildFailedError as error:
+        is_out_of_memory = oom_kills() > kills_before
         failed_ranks = {}
         for rank, failure in error.failures.items():
             failed_ranks[str(rank)] = {
                 "exitcode": failure.exitcode,
                 "at": failure.timestamp,  # seconds since the epoch
                 "pid": failure.pid,
+                "out_of_memory": failure.exitcode == -signal.SIGKILL and is_out_of_memory,
             }
         write_atomically(Path(failures_path), json.dumps(failed_ranks))
         sys.exit(1)

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from harness.core.oom import oom_kills
 from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent, end_process, ending_descendants
 from harness.launch.launcher import rank_variables
@@ -38,6 +39,7 @@ class FailedRank:
     exitcode: int  # negative: the signal that ended it
     at: float  # seconds since the epoch
     pid: int
+    out_of_memory: bool = False  # whether the kernel sent it, for want of memory
 
 
 def main() -> None:
@@ -110,6 +112,7 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
     by SIGKILL. How those end says nothing, so they are not among the failed ones.
     """
     failed: dict[int, FailedRank] = {}
+    kills_before = oom_kills()
     next_signal = signal.SIGTERM
     deadline = 0.0
     while ranks:
@@ -122,7 +125,13 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
             if exit_code and not failed:
                 deadline = time.monotonic() + GRACE
             if exit_code and next_signal == signal.SIGTERM:
-                failed[rank] = FailedRank(exitcode=exit_code, at=time.time(), pid=pid)
+                was_killed = exit_code == -signal.SIGKILL
+                failed[rank] = FailedRank(
+                    exitcode=exit_code,
+                    at=time.time(),
+                    pid=pid,
+                    out_of_memory=was_killed and oom_kills() > kills_before,
+                )
         elif time.monotonic() > deadline:
             for remaining in ranks:
                 os.kill(remaining, next_signal)

@@ -22,7 +22,7 @@ from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
 from harness.launch.launcher import exit_failure
 from harness.records.record import Failure
-from harness.records.running import read_failed_ranks
+from harness.records.running import FailedRank, read_failed_ranks
 from harness.training.interruption import SIGNAL
 
 
@@ -92,15 +92,19 @@ class Torchrun:
         failures = []
         for rank, ended in failed_ranks.items():
             if -ended.exitcode != signal.SIGTERM:
-                failures.append(replace(_failure(ended.exitcode, rank, folder), at=ended.at))
+                failures.append(replace(_failure(ended, rank, folder), at=ended.at))
         return failures
 
     def end_remains(self, folder: TrialFolder) -> None:
         """Do nothing: all ranks are in the process group, or end with it."""
 
 
-def _failure(exit_code: int, rank: int, folder: TrialFolder) -> Failure:
-    """Return the failure of a rank that ended with this exit code; a negative one is a signal."""
+def _failure(ended: FailedRank, rank: int, folder: TrialFolder) -> Failure:
+    """Return the failure of a rank that ended by itself or by a signal."""
+    exit_code = ended.exitcode
+    if ended.out_of_memory:
+        message = "ended by SIGKILL: the kernel killed it for want of memory"
+        return Failure(kind="OutOfMemory", message=message, rank=rank)
     if exit_code > 0:
         return exit_failure(exit_code, rank, folder)
     kind = "Killed"

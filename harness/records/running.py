@@ -52,6 +52,7 @@ class FailedRank:
     exitcode: Annotated[int, Between(-64, 255)]  # negative: the number of the signal that ended it
     at: Annotated[float, Between(0)]  # when its end was noticed, seconds since the epoch
     pid: Annotated[int, Between(0)]  # on the rank's own machine
+    out_of_memory: bool = False  # whether the kernel killed it for want of memory
 
 
 @dataclass(frozen=True, kw_only=True)

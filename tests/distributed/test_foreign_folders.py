@@ -1,0 +1,96 @@
+"""Folders and modules of a user's that are called like ours hide nothing, however we are installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.core.paths import Results
+from harness.records.record import read_record
+from tests.support.running import NO_VALIDITY_LIMITS
+from tests.support.tree import TOP
+
+pytestmark = pytest.mark.distributed
+
+NOT_OURS = "raise RuntimeError('this is the user\\'s own')\n"
+MODEL = """\
+import helpers
+from sibling import BATCH_SIZE
+from workloads.mlp import MLP
+
+class Mine(MLP):
+    batch_size = BATCH_SIZE * helpers.FACTOR
+"""
+
+
+@pytest.fixture(scope="module")
+def from_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the command `harness` of a wheel, in an environment with the packages of this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=TOP, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    # Files *.pth in these folders are not read, so an editable install there is not seen.
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site_packages,) = environment.glob("lib/python*/site-packages")
+    (site_packages / "others.pth").write_text("\n".join(packages), encoding="utf-8")
+    return environment / "bin" / "harness"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a folder with a sweep, and much beside it that is called like what we import."""
+    for name in ("workloads", "clusters", "harness", "yaml", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(NOT_OURS, encoding="utf-8")
+    (tmp_path / "msgspec.py").write_text(NOT_OURS, encoding="utf-8")
+    (tmp_path / "helpers.py").write_text("FACTOR = 2\n", encoding="utf-8")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "sibling.py").write_text("BATCH_SIZE = 32\n", encoding="utf-8")
+    (tmp_path / "models" / "mine.py").write_text(MODEL, encoding="utf-8")
+    sweep = {
+        "name": "mine",
+        "workloads": {"mine": {"uses": "models/mine.py:Mine", "options": {"hidden": [8]}}},
+        "axes": {"strategy": "ddp", "world_size": 2, "num_workers": 1},
+        "length": {"steps": 3},
+        "warmup": 1,
+    }
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("install", "forkserver"), [("wheel", False), ("editable", True)])
+def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
+    project: Path, from_wheel: Path, install: str, forkserver: bool
+) -> None:
+    command = from_wheel if install == "wheel" else Path(sys.executable).with_name("harness")
+    profile = {
+        "device": "cpu", "slots": 2, "forkserver": forkserver, "validity": NO_VALIDITY_LIMITS
+    }  # fmt: skip
+    (project / "local.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    dropped = ("PYTHONPATH", "MLFLOW_TRACKING_URI", "HARNESS_RESULTS")
+    variables = {name: value for name, value in os.environ.items() if name not in dropped}
+    done = subprocess.run(
+        [str(command), "run", "sweep.yaml", "--cluster", "local.yaml"],
+        cwd=project,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = Results(project / "results").sweep_folder("mine").record_paths()
+    record = read_record(path)
+    assert record.status == "done"
+    assert record.trial.cell.axes.batch_size == 64
+    assert record.ranks[0].loader_workers == 1
