@@ -18,11 +18,9 @@ from torch.nn.functional import interpolate
 
 from workloads.base import Splits, TensorSamples
 from workloads.files import read_idx
-from workloads.sources import Csv, Digits, Idx, ImageData, Row, TextData
+from workloads.sources import Csv, Digits, Idx, ImageData, Row, TextData, held_out_count
 from workloads.tickets import tickets
 
-# The fraction of each class that is tested on where a source has no test set of its own.
-HELD_OUT = 0.15
 DIGIT_SIDE = 8  # pixels of a side of scikit-learn's digits
 DIGIT_LEVELS = 16  # their brightest grey level
 ENLARGED_SIDE = 28  # pixels of a side that they are enlarged to, as MNIST has
@@ -115,8 +113,7 @@ def stratified(labels: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
     held_out: set[int] = set()
     for label in sorted(indices_by_label):
         indices = indices_by_label[label]
-        count = max(1, round(HELD_OUT * len(indices)))
-        held_out.update(rng.sample(indices, count))
+        held_out.update(rng.sample(indices, held_out_count(len(indices))))
     training = [index for index in range(len(labels)) if index not in held_out]
     return training, sorted(held_out)
 

@@ -23,6 +23,19 @@ TOKENIZER = "tokenizer.json"
 # The files of a pretrained model that decide what it computes.
 CHECKPOINT = (CONFIG, WEIGHTS, TOKENIZER)
 
+
+class UnknownColumn(ValueError):
+    """A CSV file without the column that a setting names."""
+
+    def __init__(self, message: str, setting: str) -> None:
+        """Make the error; `setting` is the one to change."""
+        super().__init__(message, setting)
+        self.setting = setting
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -32,7 +45,9 @@ def errors_naming(key: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
+        _, *others = error.args
+        error.args = (f"{key}: {error}", *others)
+        raise
 
 
 def read_bytes(path: Path) -> bytes:
@@ -150,8 +165,8 @@ def _column_index(path: Path, header: list[str], key: str, column: str) -> int:
     """Return the position of a column; `key` is the setting that names it."""
     if header.count(column) != 1:
         columns = ", ".join(header) or "a header line with the names of columns"
-        raise ValueError(
-            f"{path}: found no single column {column!r} ({key}); allowed: one of {columns}"
+        raise UnknownColumn(
+            f"{path}: found no single column {column!r} ({key}); allowed: one of {columns}", key
         )
     return header.index(column)
 

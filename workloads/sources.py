@@ -7,20 +7,53 @@ so that planning a sweep takes no noticeable time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from workloads.files import errors_naming, find_idx, read_idx, read_labeled
 from workloads.options import Between, Settings
+from workloads.tickets import tickets
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Row = tuple[str, str]  # a text and its label
+# The fraction of each class that is tested on where a source has no test set of its own.
+HELD_OUT = 0.15
+DIGITS_FOR_TRAINING = 1528  # of the 1,797, the others being held out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits(Settings):
+class Source(Settings):
+    """Base of the settings that know how many samples there are to train on."""
+
+    @cached_property  # cells of a sweep ask again and again, and files have to be read
+    def training_samples(self) -> int:
+        """Return the number of samples to train on; the files are as `check` wants them."""
+        raise NotImplementedError
+
+    def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return a conflict if no batch of the size that the axes ask for can be filled."""
+        batch_size, samples = axes["batch_size"], self.training_samples
+        if batch_size <= samples:
+            return None
+        return f"batch_size {batch_size} is more than the {samples} training samples"
+
+
+def held_out_count(count: int) -> int:
+    """Return how many of a class's samples are held out: the fraction HELD_OUT, at least one."""
+    return max(1, round(HELD_OUT * count))
+
+
+def _training_count(labels: Iterable[str]) -> int:
+    """Return how many samples of these labels are left to train on."""
+    counts = Counter(labels)
+    return counts.total() - sum(held_out_count(count) for count in counts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(Source):
     """The 1,797 handwritten digits that scikit-learn ships, enlarged from 8x8 to 28x28 pixels.
 
     15% of each class is held out for testing.
@@ -29,9 +62,14 @@ class Digits(Settings):
     source: Literal["digits"] = "digits"
     split_seed: Seed = 0
 
+    @cached_property
+    def training_samples(self) -> int:
+        """Return the number of digits that are not held out, whatever the seed of the split."""
+        return DIGITS_FOR_TRAINING
+
 
 @dataclass(frozen=True, kw_only=True)
-class Idx(Settings):
+class Idx(Source):
     """A folder of IDX files, as MNIST and Fashion-MNIST are published.
 
     It holds `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each gzipped or not.
@@ -47,6 +85,13 @@ class Idx(Settings):
             find_idx(self.path, f"{split}-images-idx3-ubyte"),
             find_idx(self.path, f"{split}-labels-idx1-ubyte"),
         )
+
+    @cached_property
+    def training_samples(self) -> int:
+        """Return the number of labels of the training split."""
+        _, labels_path = self.pair("train")
+        (count,), _ = read_idx(labels_path, 1)
+        return count
 
     def files(self) -> list[Path]:
         """Return the four files."""
@@ -89,7 +134,7 @@ class Idx(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv(Settings):
+class Csv(Source):
     """Labeled texts: a folder with train.csv and test.csv, or a single file.
 
     A single file may have a second one, `test`, to test on; otherwise 15% of each class is held
@@ -102,6 +147,14 @@ class Csv(Settings):
     text: str = "text"  # the column with the text
     label: str = "label"  # the column with the label
     split_seed: Seed = 0  # of the draw that holds samples out
+
+    @cached_property
+    def training_samples(self) -> int:
+        """Return the number of rows to train on."""
+        train, test = self.rows()
+        if test is not None:
+            return len(train)
+        return _training_count(label for _, label in train)
 
     def files(self) -> list[Path]:
         """Return the training file, and the test file if there is one."""
@@ -160,7 +213,7 @@ class Csv(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tickets(Settings):
+class Tickets(Source):
     """Generated support tickets about billing, technical trouble or an account.
 
     15% of each class is held out for testing.
@@ -169,6 +222,17 @@ class Tickets(Settings):
     source: Literal["tickets"] = "tickets"
     rows: Annotated[int, Between(60)] = 4000
     seed: Seed = 0
+
+    @cached_property
+    def training_samples(self) -> int:
+        """Return the number of tickets to train on; generating them takes a moment."""
+        return _training_count(label for _, label in tickets(self.rows, self.seed))
+
+    def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return a conflict as for other sources; no ticket is generated for a usual batch."""
+        if axes["batch_size"] <= self.rows // 2:
+            return None
+        return super().conflict(axes)
 
 
 ImageData = Digits | Idx

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.ports import free_port, unix_socket_path
@@ -338,7 +339,7 @@ class PairStarter:
         machine.
         """
         axes = self.cell.axes
-        usable = sorted(os.sched_getaffinity(0))
+        usable = usable_cores()
         wanted = axes.num_threads + axes.num_workers
         if axes.strategy != "single":
             wanted += 1  # for the threads of gloo

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.core.cores import usable_cores
 from harness.core.processes import die_with_parent
 
 if __name__ == "__main__":
@@ -135,7 +136,7 @@ class Probe:
         if self.device.type == "cuda":
             yield None
             return
-        for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        for threads in sorted({1, len(usable_cores())}):
             torch.set_num_threads(threads)
             yield threads
 

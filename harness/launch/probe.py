@@ -5,7 +5,6 @@ measured.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results, TrialFolder, write_atomically
 from harness.core.processes import Process, end_process_group
@@ -70,7 +70,7 @@ def measure(
     write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
     command = launcher.command("harness.hardware.measured_peaks", folder, ranks)
-    variables = launcher.variables(len(os.sched_getaffinity(0)))
+    variables = launcher.variables(len(usable_cores()))
     process = launcher.start(command, variables, folder.launch_log)
     try:
         ended = _wait(process, folder, on_progress)

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import harness
+from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError
 from harness.core.git import run_git
 from harness.core.redaction import redact_variable
@@ -212,7 +213,7 @@ def describe_hardware() -> Hardware:
         cpu=_cpu_model(),
         cpu_version=_cpu_version(),
         cores=os.cpu_count(),
-        usable_cores=len(os.sched_getaffinity(0)),
+        usable_cores=len(usable_cores()),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
         driver=driver,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import partitions
 from harness.spec.axes import Axes, setting_that_needs_gpu
@@ -152,6 +153,11 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
     `cells` are the axes of each cell by its label, which begins the error.
     """
     slots = available_slots(profile)
+    if profile.launcher == "torchrun" and profile.device == "cuda" and not profile.gpus:
+        raise BadInput(
+            "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
+            " cpu, or a machine with a GPU"
+        )
     for label, axes in cells.items():
         setting = setting_that_needs_gpu(axes)
         if setting and not profile.gpus:
@@ -178,7 +184,7 @@ def available_slots(profile: Profile) -> Slots:
     if profile.gpus or profile.device == "cuda":
         reason = f"one per GPU, and this machine has {profile.gpus} {hint}"
         return Slots(profile.gpus, reason)
-    cores = len(os.sched_getaffinity(0))  # not os.cpu_count(): a job may have only some of them
+    cores = len(usable_cores())
     return Slots(cores, f"one per CPU core, and this machine has {cores} {hint}")
 
 

@@ -140,6 +140,7 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 
+UNKNOWN_KEY = "unexpected_keyword_argument"  # pydantic's type of the error
 # pydantic's types of errors -> what is allowed, for the author of a sweep. The braces are fields of
 # the error's context.
 ALLOWED = {
@@ -211,9 +212,10 @@ class Document:
         try:
             return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
-            error = problems.errors()[0]
+            # A misspelled key is missing too; that it is there and unknown says more.
+            error = min(problems.errors(), key=lambda problem: problem["type"] != UNKNOWN_KEY)
         path = error["loc"]  # below `key`; ends in the unknown key, if that is the error
-        if error["type"] == "unexpected_keyword_argument":
+        if error["type"] == UNKNOWN_KEY:
             allowed = [key_field.name for key_field in fields(_kind_at(kind, path[:-1]))]
             raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
         raise self.error(key + path, _explain(error))

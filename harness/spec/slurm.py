@@ -41,6 +41,23 @@ RESERVED_OPTIONS = {
 TEXT_OPTIONS = ("partition", "account", "qos", "constraint", "gpu_type")
 
 
+@dataclass(frozen=True)
+class MinutesAsNumber:
+    """Marks a time limit, which sbatch reads as minutes where it is a number, as in `time: 90`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Have pydantic take a whole number for its digits."""
+        function = {"type": "no-info", "function": _digits_of_number}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+def _digits_of_number(value: Any) -> Any:
+    """Return the digits of a whole number, and anything else as it is."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
 def reject_control_characters(key: str, text: str) -> None:
     """Raise ValueError, which begins with `key`, for a line break or another control character.
 
@@ -88,7 +105,9 @@ class SlurmOptions(Strict):
     gpu_type: str | None = None  # as in --gres=gpu:TYPE
     cpus_per_rank: Count = 1  # loader workers included
     memory: str | None = None  # of a node, as in 64G
-    time: str = "01:00:00"  # a job's limit: minutes, H:MM:SS or D-HH:MM:SS
+    time: Annotated[str, MinutesAsNumber()] = (
+        "01:00:00"  # a job's limit: minutes, H:MM:SS or D-HH:MM:SS
+    )
     exclusive: bool = True  # nobody else on the nodes: a shared node is a noisy one
     array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
     warning: Count = 90  # seconds before the limit at which running trials save and stop
@@ -198,7 +217,7 @@ def time_limit(text: str) -> int:
         total = _seconds(parts, days=match["days"])
     if total <= 0:
         raise ValueError(
-            f'time: found {text!r}; allowed: a limit such as "90" (minutes), 1:30:00 or 2-00:00:00'
+            f"time: found {text!r}; allowed: a limit such as 90 (minutes), 1:30:00 or 2-00:00:00"
         )
     return total
 

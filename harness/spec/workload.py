@@ -14,8 +14,9 @@ from typing import Annotated, Any
 from harness.core.errors import BadInput
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import Length, WorkloadRef, digest_files, without_defaults
-from harness.spec.document import Document, Key, choose
+from harness.spec.document import Document, Key, choose, dotted
 from workloads.catalog import BUILT_IN, Declaration, load_class
+from workloads.files import UnknownColumn
 from workloads.options import Between, Settings, Strict
 
 # What `numpy.random.seed` takes: 32 bits without a sign.
@@ -149,7 +150,10 @@ def _read_settings(
     try:
         settings.check()
     except ValueError as error:
-        raise _settings_error(document, key, settings, str(error)) from None
+        message = str(error)
+        if isinstance(error, UnknownColumn):
+            message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
+        raise _settings_error(document, key, settings, message) from None
     return settings
 
 

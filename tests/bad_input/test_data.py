@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input.refusals import check, refused
+from tests.support.commands import harness
 from tests.support.images import NAMES, idx, write_images
 
 FILES = "name: demo\nworkloads:\n  mlp:\n    data: {source: idx, path: images}\n"
@@ -87,7 +88,7 @@ def test_path_that_is_missing_from_the_file() -> None:
     ],
 )
 def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem: str) -> None:
-    folder = write_images(here / "images")
+    folder = write_images(here / "images", labels=bytes(range(10)))
     for name, content in damage.items():
         (folder / name).unlink()
         if content is not None:
@@ -118,7 +119,8 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
         (b"text,label\n", "found no rows; allowed: a header and at least one row"),
         (
             b"text,category\nhi,a\n",
-            "found no single column 'label' (label); allowed: one of text, category",
+            "found no single column 'label' (label); allowed: one of text, category;"
+            " name it as --set workloads.distilbert.data.label=COLUMN",
         ),
         (b"text,label\nhi,a\nho\n", "found 1 fields in row 2; allowed: 2, as in the header"),
         (
@@ -151,3 +153,31 @@ def test_label_of_the_test_set_that_training_lacks(here: Path) -> None:
         f"{here / 'texts/test.csv'}: found label 'c' in row 2; allowed: the labels of training"
     )
     assert line == f"sweep.yaml:4: workloads.distilbert.data.path: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("workload", "samples"),
+    [
+        ("mlp: {data: {source: digits}}", 1528),
+        ("distilbert: {data: {source: tickets, rows: 60}}", 51),
+    ],
+)
+def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
+    Path("sweep.yaml").write_text(
+        f"name: demo\nworkloads:\n  {workload}\naxes: {{batch_size: {samples + 1}}}\n",
+        encoding="utf-8",
+    )
+    reason = f"batch_size {samples + 1} is more than the {samples} training samples"
+    line = refused("plan", "sweep.yaml")
+    assert line == (
+        f"sweep.yaml: found no cell to run: 1 left out because {reason}; allowed: at least one cell"
+    )
+    fitting = f"--set=batch_size={samples}"
+    assert harness("plan", "sweep.yaml", fitting).code == 0
+
+
+def test_batch_larger_than_a_file(here: Path) -> None:
+    rows = "".join(f"hi,{label}\n" for label in "aaaaaaabbb")
+    Path("texts.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    Path("sweep.yaml").write_text(TEXTS + "axes: {batch_size: 9}\n", encoding="utf-8")
+    assert "batch_size 9 is more than the 8 training samples" in refused("plan", "sweep.yaml")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.spec import cluster
 from tests.bad_input.refusals import GOOD, check, refused
 
 
@@ -25,6 +26,16 @@ def test_world_size_beyond_the_machine() -> None:
     Path("small.yaml").write_text("slots: 1\n", encoding="utf-8")
     line = refused("run", "sweep.yaml", "--cluster", "small.yaml")
     assert "world_size: found 2; allowed: at most 1, the profile's `slots`" in line
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
+    Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
+    Path("gpu.yaml").write_text("device: cuda\nslots: 2\n", encoding="utf-8")
+    assert refused("run", "sweep.yaml", "--cluster", "gpu.yaml") == (
+        "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or cpu,"
+        " or a machine with a GPU"
+    )
 
 
 @pytest.mark.parametrize(

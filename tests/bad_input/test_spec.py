@@ -12,6 +12,16 @@ BOOLEAN = "(on, off, yes and no are booleans too: put quotes around a word)"
 
 UNKNOWN_KEYS = [
     param(
+        "workloads",
+        "name: demo\nworkload:\n  mlp: {data: {source: digits}}\n",
+        "sweep.yaml:2: workload: unknown key; did you mean 'workloads'? allowed: axes, ",
+    ),
+    param(
+        "name",
+        "nmae: demo\nworkloads: {mlp: {data: {source: digits}}}\n",
+        "sweep.yaml:1: nmae: unknown key; did you mean 'name'? allowed: ",
+    ),
+    param(
         "sweep",
         GOOD + "seed: [0]\n",
         "sweep.yaml:4: seed: unknown key; did you mean 'seeds'? allowed: ",

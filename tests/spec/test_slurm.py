@@ -60,10 +60,11 @@ def test_template_spells_out_every_key() -> None:
         ),
         ("  nodes: 0\n", "p.yaml:3: slurm.nodes: found 0; allowed: at least 1"),
         ("  gpus_per_rank: 2\n", "p.yaml:3: slurm.gpus_per_rank: found 2; allowed: at most 1"),
-        ("  time: 90\n", "p.yaml:3: slurm.time: found 90; allowed: text"),
+        ("  time: 1.5\n", "p.yaml:3: slurm.time: found 1.5; allowed: text"),
+        ("  time: 0\n", "p.yaml:2: slurm: time: found '0'; allowed: a limit such as 90 (minutes)"),
         (
             "  time: soon\n",
-            "p.yaml:2: slurm: time: found 'soon'; allowed: a limit such as \"90\" (minutes), 1:30:00",
+            "p.yaml:2: slurm: time: found 'soon'; allowed: a limit such as 90 (minutes), 1:30:00",
         ),
         ("  time: 1:00\n", "p.yaml:2: slurm: warning: found 90 s; allowed: less than `time`, 60 s"),
         (
@@ -319,3 +320,8 @@ def test_a_cluster_that_does_not_answer_says_nothing(
         )
         (tmp_path / "sinfo").chmod(0o755)
     assert partitions.query() == []
+
+
+@pytest.mark.parametrize(("time", "seconds"), [("90", 5400), ('"90"', 5400), ("1:30:00", 5400)])
+def test_minutes_may_be_a_number(time: str, seconds: int) -> None:
+    assert profile(f"  time: {time}\n").slurm.time_limit_seconds == seconds

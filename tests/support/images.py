@@ -19,9 +19,9 @@ def idx(shape: Sequence[int], values: bytes) -> bytes:
 
 
 def write_images(
-    folder: Path, labels: bytes = bytes(range(10)), test_labels: bytes = b"\0\1"
+    folder: Path, labels: bytes = bytes(range(10)) * 7, test_labels: bytes = b"\0\1"
 ) -> Path:
-    """Write a complete data set of black 2x2 images, one for each label, and return its folder."""
+    """Write a complete data set of black 2x2 images, one a label, and return its folder."""
     folder.mkdir(exist_ok=True)
     for images, named, values in ((NAMES[0], NAMES[1], labels), (NAMES[2], NAMES[3], test_labels)):
         (folder / images).write_bytes(idx((len(values), 2, 2), bytes(4 * len(values))))

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.tree import TOP
 from workloads.base import TensorSamples
-from workloads.data import HELD_OUT, load_images, load_texts, stratified
-from workloads.sources import Csv, Digits, Idx, Tickets
+from workloads.data import load_images, load_texts, stratified
+from workloads.sources import HELD_OUT, Csv, Digits, Idx, Tickets
 
 
 def tensors(samples: object) -> tuple[torch.Tensor, ...]:
@@ -133,3 +133,15 @@ def test_real_texts(real_data: Path) -> None:
     data.check()
     texts = load_texts(data)
     assert (len(texts.train), len(texts.test), len(texts.classes)) == (10003, 3080, 77)
+
+
+@pytest.mark.parametrize("split_seed", [0, 7])
+def test_samples_to_train_on_are_known_without_loading_them(
+    tmp_path: Path, split_seed: int
+) -> None:
+    rows = "".join(f"hi,{label}\n" for label in "a" * 17 + "b" * 3)
+    (tmp_path / "texts.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    digits = Digits(split_seed=split_seed)
+    assert digits.training_samples == len(load_images(digits).splits.train)
+    for texts in (Tickets(rows=77, seed=split_seed), Csv(path=tmp_path / "texts.csv")):
+        assert texts.training_samples == len(load_texts(texts).train)

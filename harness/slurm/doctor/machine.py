@@ -5,7 +5,6 @@ This is what `harness doctor` does for a profile whose launcher is torchrun.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.core.cores import usable_cores
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.launch.torchrun import Torchrun
@@ -44,7 +44,7 @@ def examine_machine(
         result = _try_all_reduce(profile, folder, min(MAX_RANKS, slots), report_progress)
     finally:
         shutil.rmtree(folder)
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     memory = psutil.virtual_memory().total / GIB
     torch_problems = [] if software.torch else ["not installed"]
     slots_problems = [] if slots else [f"room for none: {slots_reason}"]
