@@ -39,12 +39,20 @@ def doctor(
             help="How long its job may wait in Slurm's queue.",
         ),
     ] = 600.0,
+    all_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--all-nodes",
+            help="Examine every node of the partition, once all are free, not only as many as a"
+            " job takes.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that trials can run where a cluster profile says.
 
     Checks Python, torch, the harness and the results folder; on a Slurm cluster also names, ports,
-    clocks and an all-reduce, by a small job on all nodes of the profile. Exit code 1 if a check
+    clocks and an all-reduce, by a small job on as many nodes as a job of the profile takes. Exit code 1 if a check
     fails.
     """
     from harness.core.paths import Results
@@ -53,7 +61,15 @@ def doctor(
 
     # Unlike the commands below, the doctor takes a profile of either launcher.
     profile = clusters.load_profile(cluster)
-    if not view.run(cluster, profile, Results(results), patience=patience, as_json=as_json):
+    passed = view.run(
+        cluster,
+        profile,
+        Results(results),
+        patience=patience,
+        all_nodes=all_nodes,
+        as_json=as_json,
+    )
+    if not passed:
         raise typer.Exit(1)
 
 

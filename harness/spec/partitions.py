@@ -143,6 +143,20 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
     return mismatches[0]
 
 
+def count_nodes(options: SlurmOptions) -> int | None:
+    """Return how many nodes the partition of a profile has, None where Slurm does not say.
+
+    Of several partitions, as in `gpu,long`, that is the largest.
+    """
+    names = options.partition.split(",") if options.partition else None
+    counts = []
+    for partition in query():
+        is_chosen = partition.default if names is None else partition.name in names
+        if is_chosen:
+            counts.append(sum(group.count for group in partition.nodes))
+    return max(counts, default=None)
+
+
 def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
     """Return whether a job with these options can leave these nodes out.
 

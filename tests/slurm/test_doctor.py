@@ -109,7 +109,15 @@ def write_python(path: Path, *lines: str) -> str:
 def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None:
     results = tmp_path / 'it\'s; $HOME "é"'
     prefix = ["env", "A=b c;d"]
-    diagnosis = doctor(tmp_path, results=results, ranks_per_node=2, interface="lo", prefix=prefix)
+    diagnosis = doctor(
+        tmp_path,
+        "--all-nodes",
+        results=results,
+        nodes=1,
+        ranks_per_node=2,
+        interface="lo",
+        prefix=prefix,
+    )
     assert (diagnosis.code, diagnosis.problems) == (0, {})
     assert diagnosis.passed["nodes"] == "n1, n2"
     assert diagnosis.passed["all-reduce"].startswith("gloo over 4 ranks in ")

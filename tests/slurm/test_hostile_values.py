@@ -50,7 +50,7 @@ def test_a_sweep_whose_names_are_all_hostile(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / f"{HOSTILE}\n"
     folder.mkdir()
-    name = f"{HOSTILE}\n$(touch made)"
+    name = f"{HOSTILE} $(touch made)"
     sweep = line_sweep(folder, {HOSTILE: {}}, name=name, length={"steps": 4})
     profile = folder / "p.yaml"
     content: dict[str, Any] = {

@@ -8,7 +8,9 @@ import pytest
 
 from harness.spec import partitions
 from harness.spec.partitions import NodeGroup, Partition
+from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
+from tests.slurm.sweeps import random_sweep, slurm_profile
 from tests.support.commands import harness
 
 pytestmark = pytest.mark.slurm
@@ -20,6 +22,19 @@ def test_the_output_of_sinfo_is_understood(slurm: Slurm) -> None:
         Partition(name="debug", default=True, time_limit_seconds=3600, nodes=nodes),
         Partition(name="urgent", default=False, time_limit_seconds=3600, nodes=nodes),
     ]
+    assert partitions.count_nodes(SlurmOptions()) == 2
+
+
+def test_a_dry_run_names_what_only_sbatch_knows(slurm: Slurm, tmp_path: Path) -> None:
+    """A constraint is no column of sinfo's; neither are accounts."""
+    profile = slurm_profile(tmp_path, constraint="nvlink")
+    sweep = random_sweep(tmp_path, strategies=["single"])
+    results = tmp_path / "results"
+    submission = ("submit", str(sweep), "--cluster", str(profile), "--results", str(results))
+    ended = harness(*submission, "--dry-run")
+    assert ended.code == 2
+    assert "sbatch refuses what the profile asks for" in ended.err
+    assert "Invalid feature specification" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,20 @@ TICKS = {  # by `Check.passed`
 }
 
 
-def run(name: str, profile: Profile, results: Results, *, patience: float, as_json: bool) -> bool:
+def run(
+    name: str,
+    profile: Profile,
+    results: Results,
+    *,
+    patience: float,
+    all_nodes: bool,
+    as_json: bool,
+) -> bool:
     """Examine what the profile launches on, print the checks, and return whether all have passed.
 
     `name` is the profile's, `patience` is how many seconds the doctor's job may be pending in
-    Slurm's queue. With `as_json`, the checks are printed as JSON.
+    Slurm's queue, and `all_nodes` has it examine every node of the partition. With `as_json`, the
+    checks are printed as JSON.
 
     Raises BadInput if results can't be written.
     """
@@ -43,7 +52,9 @@ def run(name: str, profile: Profile, results: Results, *, patience: float, as_js
             spinner.update(escape(text))
 
         if profile.launcher == "slurm":
-            checks = examine_cluster(profile, results, report_progress, patience)
+            checks = examine_cluster(
+                profile, results, report_progress, patience, all_nodes=all_nodes
+            )
         else:
             checks = examine_machine(profile, results, report_progress)
     passed = all(check.passed for check in checks)  # what was not tried has not passed

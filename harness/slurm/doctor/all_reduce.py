@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
-from harness.core.processes import die_with_parent, output_lines, parent_variables
+from harness.core.processes import die_with_parent, output_lines
 
 if TYPE_CHECKING:
     from harness.launch.launcher import Launcher
@@ -47,7 +47,8 @@ def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> All
     command = launcher.command(
         "harness.slurm.doctor.all_reduce", TrialFolder(folder), ranks, [device]
     )
-    lines = output_lines(command, launcher.variables(1) | parent_variables(), COMMAND_SECONDS)
+    # Without `parent_variables`: the parent of a rank in a Slurm step is no process of ours.
+    lines = output_lines(command, launcher.variables(1), COMMAND_SECONDS)
     for line in lines:
         if line.startswith("{"):
             report = json.loads(line)

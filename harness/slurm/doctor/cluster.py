@@ -29,6 +29,7 @@ from harness.core.slurm_environment import client_variables
 from harness.launch.controller import CALL_SECONDS
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
+from harness.slurm.doctor.allocation import Examination
 from harness.slurm.doctor.checks import Check, checks_of_job, make_check
 from harness.slurm.doctor.machine import make_folder
 from harness.slurm.doctor.node import answer_path, installed_software, token_path
@@ -41,6 +42,7 @@ from harness.slurm.submit import (
     job_executor,
     leader_python,
 )
+from harness.spec import partitions
 from harness.spec.cluster import Profile
 
 POLL_SECONDS = 0.5  # between looks at the queue
@@ -55,11 +57,14 @@ def examine_cluster(
     results: Results,
     report_progress: Callable[[str], None],
     queue_seconds: float,
+    *,
+    all_nodes: bool = False,
 ) -> list[Check]:
     """Return the checks of a cluster, up to the one that makes the others pointless.
 
     `report_progress` is called with what the job is doing, again and again. `queue_seconds` is how
-    long the job may be pending before it is cancelled. The folder of the job is removed if all is
+    long the job may be pending before it is cancelled. The job takes as many nodes as one of a
+    sweep at most, or with `all_nodes` every node of the partition. The folder of the job is removed if all is
     well; otherwise it stays, with the job's log.
 
     Raises BadInput if results can't be written, or not be shared with the nodes.
@@ -68,6 +73,9 @@ def examine_cluster(
     ping = _run_client("scontrol", "ping")
     if ping.returncode:
         return [Check(name="Slurm", passed=False, detail=one_line(ping.stdout + ping.stderr))]
+    if all_nodes:
+        count = partitions.count_nodes(profile.slurm) or profile.slurm.nodes
+        profile = replace(profile, slurm=replace(profile.slurm, nodes=count))
     folder = SubmissionFolder(path=_make_folder_with_token(results))
     checks = [
         Check(name="Slurm", passed=True, detail=one_line(ping.stdout)),
@@ -238,8 +246,21 @@ def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check
     for check in checks_of_job(profile, folder.path, software, examination):
         if check.name == "folder" and check.passed:
             check = make_check("folder", unseen, check.detail)
+        if check.name == "nodes" and check.passed:
+            check = replace(check, detail=check.detail + _describe_rest(profile, examination))
         checks.append(check)
     return checks
+
+
+def _describe_rest(profile: Profile, examination: Examination) -> str:
+    """Return how many nodes of the partition were not examined, empty if all were."""
+    count = partitions.count_nodes(profile.slurm)
+    examined = len(examination.nodes)
+    if count is None or count <= examined:
+        return ""
+    return (
+        f"; {examined} of the {count} nodes of the partition: --all-nodes examines the others too"
+    )
 
 
 def _appears(path: Path) -> bool:
