@@ -47,8 +47,10 @@ class Torchrun:
             forked = module_command(sys.executable, "harness.launch.forked")
             return [*forked, failures, str(ranks), module, *rank_arguments]
         agent = module_command(sys.executable, "harness.launch.agent")
-        # torchrun's own way to run a module would import from the working directory first.
+        # torchrun's own way to run a module would import from the working directory first. Without
+        # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
         options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        options.append(f"--log-dir={os.devnull}")
         rank_command = [*module_command(sys.executable, module), *rank_arguments]
         return [*agent, failures, *options, *rank_command]
 

@@ -74,6 +74,13 @@ class ActorCampaign:
         stage.prepare()
         return cls(stage, undisturbed(stage))
 
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        return self.stage.output_files()
+
+    def close(self) -> None:
+        """End nothing: no process outlives its fault."""
+
     def faults(self, seed: int) -> list[ActorFault]:
         """Return every pair by turns, at delays drawn from `seed`."""
         generator = random.Random(seed)

@@ -80,6 +80,13 @@ class CallCampaign:
         stage.prepare()
         return cls(stage, undisturbed(stage))
 
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        return self.stage.output_files()
+
+    def close(self) -> None:
+        """End nothing: no process outlives its fault."""
+
     def faults(self, seed: int) -> list[CallFault]:
         """Return all faults; one at each kind of call comes before the second at any.
 

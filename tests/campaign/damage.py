@@ -121,6 +121,13 @@ class DamageCampaign:
                 printed[state, name] = TIMES.sub("", stage.run(arguments).output)
         return cls(stage, expected, printed)
 
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        return self.stage.output_files()
+
+    def close(self) -> None:
+        """End nothing: no process outlives its fault."""
+
     def faults(self, seed: int) -> list[DamageFault]:
         """Return changes of every file by turns, at bytes drawn from `seed`."""
         generator = random.Random(seed)

@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.core.processes import die_with_parent
 from tests.campaign import shim, warm
 from tests.campaign.oracle import FINDING_KINDS, Finding
 
 # Of the faults that fit into a campaign, how many each kind gets.
-SHARES = {"calls": 10, "signals": 2, "actors": 1, "damage": 5}
+SHARES = {"calls": 10, "signals": 2, "actors": 1, "damage": 5, "slurm": 1}
+DEFAULT_KINDS = ("calls", "signals", "actors", "damage")  # slurm needs root and daemons
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -63,12 +65,14 @@ def kinds() -> Mapping[str, tuple[Any, Any]]:
     from tests.campaign.calls import CallCampaign, CallFault
     from tests.campaign.damage import DamageCampaign, DamageFault
     from tests.campaign.signals import SignalCampaign, SignalFault
+    from tests.campaign.slurm import SlurmCampaign, SlurmFault
 
     return {
         "calls": (CallCampaign, CallFault),
         "signals": (SignalCampaign, SignalFault),
         "actors": (ActorCampaign, ActorFault),
         "damage": (DamageCampaign, DamageFault),
+        "slurm": (SlurmCampaign, SlurmFault),
     }
 
 
@@ -93,7 +97,9 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
-    parser.add_argument("kinds", nargs="*", help=f"of faults: {', '.join(SHARES)}; default: all")
+    parser.add_argument(
+        "kinds", nargs="*", help=f"of faults: {', '.join(SHARES)}; default: all but slurm"
+    )
     parser.add_argument("--output", type=Path, required=True, help="a folder for the results")
     parser.add_argument("--minutes", type=float, default=60, help="start no fault after these")
     parser.add_argument("--limit", type=int, help="strike at most so many faults")
@@ -129,6 +135,7 @@ def _start_worker(number: int, options: argparse.Namespace) -> int:
         return pid
     exit_code = 1
     try:
+        die_with_parent()
         folder = options.output.absolute() / f"worker-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -152,7 +159,7 @@ def _strike_all(number: int, folder: Path, options: argparse.Namespace) -> None:
     if options.repeat:
         faults = [(address.partition("/")[0], address) for address in options.repeat]
         chosen = [(name, available[name][1].parse(address)) for name, address in faults]
-    names = {name for name, _ in chosen} if options.repeat else options.kinds or list(SHARES)
+    names = {name for name, _ in chosen} if options.repeat else options.kinds or DEFAULT_KINDS
     for name in names:
         campaigns[name] = available[name][0].prepare(folder)
     if not options.repeat:
@@ -166,6 +173,8 @@ def _strike_all(number: int, folder: Path, options: argparse.Namespace) -> None:
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
         _report(outcome, campaigns[name], options.output)
+    for campaign in campaigns.values():
+        campaign.close()
 
 
 def _strike(name: str, campaign: Any, fault: Fault) -> Outcome:
@@ -199,11 +208,10 @@ def _report(outcome: Outcome, campaign: Any, output: Path) -> None:
     print(
         f"{outcome.address}", *(f"\n    {f.kind}: {f.text}" for f in outcome.findings), flush=True
     )
-    stage = getattr(campaign, "stage", None) or campaign.forked
     name = outcome.address.replace("/", "_").replace("*", "x")[:150]
     folder = output / "failures" / name
     folder.mkdir(parents=True, exist_ok=True)
-    for path in stage.folder.glob("output-*"):
+    for path in campaign.output_files():
         with suppress(OSError):
             shutil.copy(path, folder)
 

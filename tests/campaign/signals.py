@@ -82,6 +82,13 @@ class SignalCampaign:
         campaign._expected(forked)
         return campaign
 
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        return [*self.forked.output_files(), *self.torchrun.output_files()]
+
+    def close(self) -> None:
+        """End nothing: no process outlives its fault."""
+
     def faults(self, seed: int) -> list[SignalFault]:
         """Return signals to every role by turns, at moments drawn from `seed`."""
         generator = random.Random(seed)

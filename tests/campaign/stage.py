@@ -51,6 +51,10 @@ class Stage:
         """Return the file that a command's output goes to."""
         return self.folder / f"output-{number}"
 
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        return sorted(self.folder.glob("output-*"))
+
     @property
     def control(self) -> shim.Control:
         """Return the control page, which this process has to have been started with."""

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from harness.core.processes import die_with_parent
 from harness.launch import forkserver
 from tests.campaign import shim
 
@@ -100,6 +101,7 @@ def start(
         return pid
     exit_code = 1
     try:
+        die_with_parent()  # a campaign that is killed leaves nothing behind either
         os.setsid()
         _redirect(output)
         os.chdir(folder)
