@@ -9,10 +9,11 @@ harness, and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,13 @@ from harness.core.redaction import scrub
 from harness.core.storage import storage_error
 
 BROKEN_PIPE = 1  # exit code
+# What the system has run out of, by errno.
+LIMITS: Mapping[int | None, str] = {
+    errno.EAGAIN: "processes",
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "open files",
+    errno.ENFILE: "open files",
+}
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
@@ -88,17 +96,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _drop_output()
         code = BROKEN_PIPE
     except OSError as error:
-        code = _fail_for_disk(error)
+        code = _fail_for_system(error)
     if code == INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)
 
 
-def _fail_for_disk(error: OSError) -> int:
-    """Print the line of an error of the disk, and return the exit code; raise any other error.
+def _fail_for_system(error: OSError) -> int:
+    """Print the line of an error of the disk, or of a limit of the system, and return the exit code.
 
-    An error that names no file is that of what was printed: `write_atomically` names its files.
+    Any other error is raised. An error that names no file is that of what was printed:
+    `write_atomically` names its files.
     """
+    if error.errno in LIMITS:
+        resource = LIMITS[error.errno]
+        return _fail(
+            f"the system gives no more {resource}: {error.strerror}", HarnessError.exit_code
+        )
     # Of a rename, the second name is the file's own and the first that of a temporary file.
     name = error.filename2 or error.filename
     failure = storage_error(error, Path(os.fsdecode(name or ".")))

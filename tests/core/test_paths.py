@@ -51,6 +51,16 @@ def test_a_command_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, code: int
     assert result.err.startswith("harness: results/sweep.json: ")
 
 
+def test_a_limit_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**arguments: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(cli, "app", fail)
+    result = harness("run", "quickstart")
+    assert result.code == 1
+    assert result.err.startswith("harness: the system gives no more processes: Resource ")
+
+
 def test_any_other_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**arguments: object) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
