@@ -42,6 +42,12 @@ PASSWORD_ASSIGNMENT = re.compile(
     r"(?P<name>\b(?:password|passwd|passphrase|pwd)=)(?P<value>[^\s\"'&,;/][^\s\"'&,;]*)",
     re.IGNORECASE,
 )
+# As a shell, Python and JSON write a variable. Names in capitals only: `tokens=128` is a measurement.
+VARIABLE_ASSIGNMENT = re.compile(
+    r"\b(?P<name>[A-Z][A-Z0-9_]{2,63})(?P<sign>=\\?[\"']?|\\?[\"']: ?\\?[\"'])"
+    r"(?P<value>[^\s\"'\\&,;]+)"
+)
+HARMLESS_VALUE = re.compile(r"/.*|[\d.]+", re.DOTALL)  # a folder or a number
 # Tokens that are recognized by their own form, as their issuers document it.
 TOKEN_FORMATS = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON Web Token
@@ -89,14 +95,17 @@ def secret_values(
     `environment` is this process's own by default. `profile_environment` are variables that a
     cluster profile adds, of which every value that is not public counts, whatever its name.
     """
+    variables = os.environ if environment is None else environment
     secrets: list[str] = []
-    for name, value in (os.environ if environment is None else environment).items():
+    for name, value in variables.items():
         secrets += _secrets_in(name, value, is_withheld=LIBRARY_VARIABLE.match(name) is not None)
     for name, value in profile_environment.items():
         secrets += _secrets_in(name, value, is_withheld=True)
+    # A cluster's name, for example, may be in a variable of its own and in one that nobody knows.
+    public = {value for name, value in variables.items() if name in PUBLIC_VARIABLES}
     spellings: set[str] = set()
     for secret in secrets:
-        if len(secret) >= SHORTEST_SECRET:
+        if len(secret.strip()) >= SHORTEST_SECRET and secret not in public:
             spellings.update(_spellings(secret))
     return sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
 
@@ -155,6 +164,7 @@ def redact_text(text: str, secrets: Iterable[str]) -> str:
     if "=" in text:
         text = QUERY_PARAMETER.sub(_redact_parameter, text)
         text = PASSWORD_ASSIGNMENT.sub(rf"\g<name>{REDACTED}", text)
+    text = VARIABLE_ASSIGNMENT.sub(_redact_assignment, text)
     if any(mark in text for mark in TOKEN_MARKS):
         text = TOKEN_FORMATS.sub(REDACTED, text)
     return text
@@ -170,6 +180,13 @@ def _redact_parameter(match: re.Match[str]) -> str:
     if _is_secret_parameter(match["name"]):
         return f"{match['name']}{REDACTED}"
     return match[0]
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    """Return an assignment to a variable, without its value if the name speaks of a secret."""
+    if not is_secret_name(match["name"]) or HARMLESS_VALUE.fullmatch(match["value"]):
+        return match[0]
+    return f"{match['name']}{match['sign']}{REDACTED}"
 
 
 def _is_secret_parameter(name: str) -> bool:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from urllib.parse import quote
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from harness.core.redaction import REDACTED, redact_text, redact_variable, secret_values
 from harness.core.variables import PUBLIC_VARIABLES
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)  # no half surrogates
+# How programs may print a secret.
+SPELLINGS: list[Callable[[str], str]] = [
+    lambda secret: secret,
+    lambda secret: json.dumps(secret),
+    lambda secret: json.dumps(secret, ensure_ascii=False),
+    repr,
+    quote,
+    quote_plus,
+    lambda secret: quote(secret, safe=""),
+]
 SECRET = 'k3ep/th1s "quiet"ü'  # spelled otherwise in JSON and in a URL
 
 
@@ -74,6 +88,12 @@ def test_public_names_speak_of_no_secret() -> None:
         ("https://host/x@y", "https://host/x@y"),
         ("git+https://host/repo@v1", "git+https://host/repo@v1"),
         ("PWD=/home/me", "PWD=/home/me"),
+        ("export HF_TOKEN=abcdef", f"export HF_TOKEN={REDACTED}"),
+        ("MY_SECRET='abcdef'", f"MY_SECRET='{REDACTED}'"),
+        ('{"HF_TOKEN": "abcdef"}', f'{{"HF_TOKEN": "{REDACTED}"}}'),
+        ("{'HF_TOKEN': 'abcdef', 'A': 'b'}", f"{{'HF_TOKEN': '{REDACTED}', 'A': 'b'}}"),
+        ("tokens=128 MAX_TOKENS=4096", "tokens=128 MAX_TOKENS=4096"),
+        ("SSH_AUTH_SOCK=/tmp/agent", "SSH_AUTH_SOCK=/tmp/agent"),
         ("me@host", "me@host"),
         ("https://host/x?page=2&sort=name", "https://host/x?page=2&sort=name"),
     ],
@@ -98,6 +118,18 @@ def test_lines_of_a_private_key_are_cut_out_one_by_one() -> None:
 def test_a_secret_within_another_leaves_no_remainder() -> None:
     secrets = secret_values({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghij"})
     assert redact_text("abcdefghij", secrets) == REDACTED
+
+
+@given(TEXTS.filter(lambda text: len(text) >= 6), TEXTS, TEXTS, st.sampled_from(SPELLINGS))
+def test_no_secret_survives_in_any_spelling(
+    secret: str, before: str, after: str, spell: Callable[[str], str]
+) -> None:
+    assume(len(secret.strip()) >= 6)
+    assume(secret not in REDACTED)
+    assume(REDACTED not in secret)
+    spelled = spell(secret)
+    cleaned = redact_text(f"{before}{spelled}{after}", secret_values({"MY_TOKEN": secret}))
+    assert spelled not in cleaned
 
 
 def test_a_hostile_text_takes_linear_time() -> None:

@@ -118,3 +118,12 @@ def test_key_stays_as_it_is(tmp_path: Path, sweep: Sweep) -> None:
     key = comparison_key(folder)
     write_spec(sweep, folder)
     assert comparison_key(folder) == key
+
+
+def test_secrets_in_lines_of_setup_are_not_recorded(sweep: Sweep) -> None:
+    options = SlurmOptions(setup=("module load cuda/12.8", "export HF_TOKEN=hunter2"))
+    settings = run_settings(sweep, Profile(launcher="slurm", slurm=options))
+    assert settings.profile["slurm"]["setup"] == [
+        "module load cuda/12.8",
+        "export HF_TOKEN=[redacted]",
+    ]
