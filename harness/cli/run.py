@@ -187,7 +187,8 @@ def run(
     if goal is not None:
         print(adaptive.describe_precision(goal, finished_sweep, records))
     goal_reached = adaptive.reached(goal, finished_sweep, records)  # true without a goal
-    _exit(records, goal_reached=goal_reached, is_complete=not recorded.unreadable)
+    is_complete = not recorded.unreadable and not view.disk_failed
+    _exit(records, goal_reached=goal_reached, is_complete=is_complete)
 
 
 def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
@@ -204,8 +205,9 @@ def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
 def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
     """End the command with the exit code that its trials' statuses call for.
 
-    A failure counts more than an inconclusive measurement, and so does a trial whose record can't
-    be read, without which the sweep is not complete. Returns where all is well.
+    A failure counts more than an inconclusive measurement, and so do a trial whose record can't be
+    read, without which the sweep is not complete, and a disk that is full. Returns where all is
+    well.
     """
     statuses = {record.status for record in records}
     if statuses & {"failed", "interrupted"} or not is_complete:

@@ -210,6 +210,8 @@ class RankResult:
     step_phases: Mapping[str, Series] = field(default_factory=dict)  # phase -> seconds of each step
     elapsed: float | None = None  # seconds of its clock between two moments that all ranks share
     interruptions: Sequence[Interruption] = ()
+    # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
+    refused_checkpoints: Sequence[str] = ()
     order_sums: Sequence[Number] = (
         0,
         0,

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.errors import BadInput, HarnessError, StorageError, one_line
 from harness.core.redaction import REDACTED, URL_CREDENTIALS, redact_text, secret_values
+from harness.core.storage import free_space, storage_error
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,6 +29,7 @@ WEB_SCHEMES = ("http", "https")
 SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE_PREFIX = "sqlite:///"
+SQLITE_DISK_ERROR = re.compile(r"database or disk is full|disk I/O error")
 CONNECT_TIMEOUT = 2  # seconds for the first answer, and the same again for MLflow's one retry
 REQUEST_TIMEOUT = 15  # seconds for every later answer
 REASON_LENGTH = 160  # characters of MLflow's own message that an error repeats
@@ -146,7 +148,8 @@ def errors_in_one_line(
 
     MLflow raises its own exceptions, SQLAlchemy's for a database, and the operating system's for a
     connection. All other exceptions are programming errors and keep their traceback. Credentials
-    in the URI are removed, wherever MLflow repeats them too.
+    in the URI are removed, wherever MLflow repeats them too. An error of the disk that a local
+    database is on is a StorageError instead.
 
     Use it inside `quiet` only, because it imports MLflow.
     """
@@ -159,7 +162,21 @@ def errors_in_one_line(
         # The URI may come from an option, so that it is not in the environment.
         secrets = secret_values(dict(os.environ, uri=uri))
         reason = one_line(redact_text(_reason(error), secrets), REASON_LENGTH)
-        raise error_type(f"MLflow at {shown_uri(uri)} {trouble}: {reason}") from error
+        message = f"MLflow at {shown_uri(uri)} {trouble}: {reason}"
+        database = Path(uri.removeprefix(SQLITE_PREFIX))
+        if uri.startswith(SQLITE_PREFIX) and _is_of_disk(error, database):
+            raise StorageError(f"{message}; {free_space(database)}") from error
+        raise error_type(message) from error
+
+
+def _is_of_disk(error: BaseException, database: Path) -> bool:
+    """Return whether the disk of a SQLite database caused an error, which SQLite words itself."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if storage_error(cause, database) or SQLITE_DISK_ERROR.search(str(cause)):
+            return True
+        cause = cause.__context__
+    return False
 
 
 def _reason(error: BaseException) -> str:

@@ -435,10 +435,16 @@ def _list(heading: str, items: Sequence[str]) -> str:
 
 
 def _interruptions(record: Record) -> list[str]:
-    """Return a sentence for each interruption; all ranks are interrupted at the same step."""
+    """Return a sentence for each interruption and for each checkpoint that was passed over.
+
+    All ranks are interrupted at the same step.
+    """
     if not record.ranks:
         return []
-    return [_interruption_note(interruption) for interruption in record.ranks[0].interruptions]
+    notes = [_interruption_note(interruption) for interruption in record.ranks[0].interruptions]
+    for refusal in record.ranks[0].refused_checkpoints:
+        notes.append(f"not resumed from {refusal}")
+    return notes
 
 
 def _interruption_note(interruption: Interruption) -> str:

@@ -136,7 +136,8 @@ class Checkpointer:
 
         It goes into `state` and into all that this object was made with.
 
-        `state` also gets the interruption that this puts an end to. `rehearse_step()` computes a
+        `state` also gets the interruption that this puts an end to, and at rank 0 the checkpoints
+        that were passed over. `rehearse_step()` computes a
         forward and a backward, and drops the gradients: `Strategy.arranging_steps` says what for.
         Raises BadCheckpoint.
         """
@@ -151,9 +152,11 @@ class Checkpointer:
         for fault in faults:
             print(f"not resumed from {fault}")
         if name is None:
+            state.refused_checkpoints += faults
             return
         rank_content = self._restore(Path(name), rehearse_step)
         state.resume_from(rank_content["state"])
+        state.refused_checkpoints += faults
         saved_at = rank_content["at"]
         interruption = Interruption(
             step=state.step,

@@ -29,6 +29,8 @@ class TrainingState:
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
     interruptions: list[Interruption] = field(default_factory=list)
+    # Checkpoints that attempts did not go on from, and why, a line each; at rank 0 alone.
+    refused_checkpoints: list[str] = field(default_factory=list)
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager

@@ -182,6 +182,7 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
         "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
         "step_phases": step_phases,
         "interruptions": list(state.interruptions),
+        "refused_checkpoints": list(state.refused_checkpoints),
     }
 
 

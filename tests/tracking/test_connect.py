@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import sqlite3
+from pathlib import Path
 
-from harness.core.errors import BadInput
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from harness.core.errors import BadInput, StorageError
 from harness.core.redaction import REDACTED
 from harness.tracking.connect import TrackerDown, check_uri, errors_in_one_line, quiet, shown_uri
 
@@ -50,3 +54,27 @@ def test_message_of_a_store_that_fails_repeats_no_password() -> None:
     ):
         raise OSError(f"can't connect to {uri} with hun/ter2")
     assert "ter2" not in str(trouble.value)
+
+
+def test_a_full_disk_below_the_local_database_is_told_from_a_tracker_that_is_down(
+    tmp_path: Path,
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("pragma max_page_count = 1")
+        with pytest.raises(sqlite3.OperationalError) as full:
+            database.execute("create table t (x)")
+    database.close()
+    error = OperationalError("create", None, full.value)
+    with (
+        pytest.raises(StorageError, match=rf"^MLflow at {uri} .*disk is full.*; free: .* MiB$"),
+        quiet(),
+        errors_in_one_line(uri, "did not take the results"),
+    ):
+        raise error
+    with (
+        pytest.raises(TrackerDown),
+        quiet(),
+        errors_in_one_line("http://host", "did not take the results"),
+    ):
+        raise error

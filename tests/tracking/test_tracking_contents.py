@@ -90,6 +90,15 @@ def test_compilation_and_loss_scaling_have_numbers() -> None:
     assert not {name for name in scalars(record) if name.startswith(("compile_", "loss_scale"))}
 
 
+def test_a_checkpoint_that_was_passed_over_is_described() -> None:
+    record = make_record()
+    rank = replace(record.ranks[0], refused_checkpoints=["resume/step-000000200: damaged"])
+    changed = replace(record, ranks=[rank, *record.ranks[1:]])
+    contents = trial_contents(changed, repeats=1)
+    note = "not resumed from resume/step-000000200: damaged"
+    assert contents.tags["harness.interruptions"] == note
+
+
 def test_interruptions_are_described_and_counted() -> None:
     """A cell has the sum over its trials; a trial without interruptions does not mention them."""
     taken_up = [

@@ -280,6 +280,7 @@ def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
     result = attempt(trial_folder, assignment, None)
     assert outcome_of(result) == whole
     assert list(result.interruptions) == []
+    assert list(result.refused_checkpoints) == faults
 
 
 # Checkpoints that are damaged, or not the trial's

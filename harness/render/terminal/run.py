@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness.analysis.cells import shown_seeds
-from harness.core.errors import HarnessError, one_line
+from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
@@ -50,6 +50,7 @@ class RunView:
         self.console = TerminalConsole()
         self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
         self.trouble: str | None = None  # what MLflow failed with
+        self.disk_failed = False  # whether that was a disk of this machine
         self.planned_count = 0  # trials to run
         self.started_count = 0
         self.finished_count = 0
@@ -138,6 +139,7 @@ class RunView:
         try:
             self.tracker.deliver(sweep_folder, records)
         except HarnessError as error:
+            self.disk_failed = isinstance(error, StorageError)
             self._report_trouble(str(error))
         except Exception as error:  # whatever a tracker raises, the trials to come must run
             self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
@@ -372,13 +374,16 @@ def _describe_numbers(record: Record, summary: Summary) -> str:
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
-    These are its interruptions, with the seconds that each cost, and a rank that slows all others.
+    These are its interruptions, with the seconds that each cost, checkpoints that it could not go
+    on from, and a rank that slows all others.
     """
     remarks: list[str] = []
     for interruption in record.ranks[0].interruptions:
         cause = interruption.signal or "its end"
         lost = duration(interruption.lost_seconds)
         remarks.append(f"interrupted by {cause} after step {interruption.step}: {lost} lost")
+    for refusal in record.ranks[0].refused_checkpoints:
+        remarks.append(f"not resumed from {refusal}")
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:
         remarks.append(
