@@ -43,7 +43,7 @@ ROWS = [
     {"hardware"},
     {"launch"},
     {"slurm", "analysis"},
-    {"gate"},
+    {"gate", "reproduce"},
     {"render"},
     {"tracking"},
     {"render.terminal"},

@@ -20,6 +20,30 @@ from harness.training.strategies.base import Strategy
 from workloads.base import Batch
 
 
+class StepObserver:
+    """Looks at what a training step computes, at its named moments.
+
+    The methods of this class do nothing: derive a class, and give an object of it to a `TrainStep`.
+    What they do is in the timed region, so an observed trial measures nothing. Steps are counted
+    from 0 over all epochs, micro-steps from 0 in each step.
+    """
+
+    def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
+        """Look at the batch, on the device, and at what the forward will draw random numbers from."""
+
+    def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
+        """Look at the mean loss of the micro-batch, before it is divided or scaled."""
+
+    def after_backward(self, step: int, micro_step: int) -> None:
+        """Look at what the backward has left."""
+
+    def before_optimizer(self, step: int) -> None:
+        """Look at the gradients of the whole step, which all ranks have summed up."""
+
+    def after_optimizer(self, step: int) -> None:
+        """Look at the parameters and the state of the optimizer."""
+
+
 @dataclass(kw_only=True)
 class TrainStep:
     """A training step with all that it works on."""
@@ -35,6 +59,8 @@ class TrainStep:
     clock: StepClock
     grad_accum_steps: int  # micro-steps of an optimizer step
     max_grad_norm: float | None  # of all gradients together; None for no limit
+    observer: StepObserver | None = None  # None costs no time
+    step: int = 0  # optimizer steps done; set at the start of each segment
 
     def run(self, batch: Batch) -> Tensor:
         """Train on this rank's share of a global batch.
@@ -44,14 +70,16 @@ class TrainStep:
         """
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
+        if self.observer is not None:
+            self.observer.before_optimizer(self.step)
         stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
         if self.schedule is not None and stepped:
             self.schedule.step()
+        if self.observer is not None:
+            self.observer.after_optimizer(self.step)
         self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
         return loss
-
-    def begin_segment(self, step: int) -> None:
-        """Take the step that comes next, counted from 0 over all epochs."""
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -61,26 +89,32 @@ class TrainStep:
         """
         parts = self.grad_accum_steps
         if parts == 1:
-            return self.micro_step(batch, divisor=1)
+            return self.micro_step(batch, number=0, divisor=1)
         losses = []
-        for number, micro_batch in enumerate(self.micro_batches(batch), start=1):
-            with self.strategy.gradient_sync(number == parts):
-                losses.append(self.micro_step(micro_batch, divisor=parts))
+        for number, micro_batch in enumerate(self.micro_batches(batch)):
+            with self.strategy.gradient_sync(number == parts - 1):
+                losses.append(self.micro_step(micro_batch, number, divisor=parts))
         return torch.stack(losses).mean()
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
         yield from zip(*(tensor.chunk(self.grad_accum_steps) for tensor in batch), strict=True)
 
-    def micro_step(self, batch: Batch, divisor: int) -> Tensor:
+    def micro_step(self, batch: Batch, number: int, divisor: int) -> Tensor:
         """Add the gradients of a batch's loss over `divisor` to those of the parameters.
 
-        Returns the loss itself, detached.
+        `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached.
         """
+        if self.observer is not None:
+            self.observer.before_forward(self.step, number, batch)
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
+        if self.observer is not None:
+            self.observer.after_forward(self.step, number, loss)
         self.clock.enter(Phase.backward)
         if self.loss_hook is not None:
             self.loss_hook(loss)
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
+        if self.observer is not None:
+            self.observer.after_backward(self.step, number)
         return loss.detach()

@@ -176,7 +176,7 @@ class Trainer:
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[list[int]] = []
-        parts.train_step.begin_segment(start_step)
+        parts.train_step.step = start_step
         self.telemetry.begin_segment()
         clock.start()
         for _ in range(stop - start_step):

@@ -30,11 +30,6 @@ class TreeStep(TrainStep):
     seed: int  # of the trial
     dp_rank: int
     dp_size: int
-    step: int = 0  # optimizer steps done; set at the start of each segment
-
-    def begin_segment(self, step: int) -> None:
-        """Take the step that comes next, on which the random numbers of micro-batches depend."""
-        self.step = step
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -46,10 +41,9 @@ class TreeStep(TrainStep):
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             self._seed_micro_batch(number)
             with self._first_buffers(number):
-                losses.append(self.micro_step(micro_batch, divisor=1))
+                losses.append(self.micro_step(micro_batch, number, divisor=1))
             tree.add(self._take_gradients())
         self._set_gradients(tree.total())
-        self.step += 1
         return torch.stack(losses).mean()
 
     def _seed_micro_batch(self, number: int) -> None:

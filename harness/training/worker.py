@@ -13,7 +13,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -60,12 +60,15 @@ TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective 
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
+# What one rank does: `run`, or something with the same parameters.
+RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None) -> int:
     """Run one rank, and return the process's exit code.
 
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can go on.
+    `run_rank` is what the rank does instead of `run`.
     """
     options = _parse(arguments)
     ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_code = 0
     try:
         with heartbeats(folder.heartbeat_path(ranks.rank), ranks, state):
-            result = run(folder, ranks, entered, state)
+            result = (run_rank or run)(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -80,6 +81,17 @@ class Strategy(ABC):
             raise NotApplied(
                 f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
             )
+
+    def watch_local_gradients(
+        self, model: nn.Module, report: Callable[[str, Tensor], None]
+    ) -> None:
+        """Have `report` called with each gradient that this rank computes, by name, in backward.
+
+        That is before ranks share gradients, and before gradients of micro-steps are added up.
+        """
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(report, name))  # type: ignore[no-untyped-call]
 
     # Checkpoints. Every rank must call these methods, as they may communicate.
 

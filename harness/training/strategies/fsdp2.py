@@ -6,11 +6,13 @@ gradients are reduced to their shards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.measure.clock import StepClock
 from harness.measure.communication import sharded_modules, time_collectives
@@ -72,8 +74,41 @@ class FSDP2(Strategy):
                 fully_shard(layer, **settings)
         fully_shard(model, **settings)
 
+    def watch_local_gradients(
+        self, model: nn.Module, report: Callable[[str, Tensor], None]
+    ) -> None:
+        """Have `report` called with this rank's gradients of each sharded module, flattened.
+
+        FSDP2 puts them into one tensor before ranks share them, padded to equal shards.
+        """
+        sharded = set(sharded_modules(model))
+        for name, module in model.named_modules():
+            if module in sharded:
+                watched = _WatchedReduceScatter(
+                    self.tree_collective, partial(report, f"{name or 'model'} (flattened)")
+                )
+                module.set_custom_reduce_scatter(watched)
+
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Have the coming backward reduce gradients only in the last micro-step."""
         assert self._sharded is not None, "prepare() comes first"
         self._sharded.set_requires_gradient_sync(is_last)
         return nullcontext()
+
+
+class _WatchedReduceScatter:
+    """A reduce-scatter of FSDP2 that shows what goes into it."""
+
+    def __init__(self, collective: Any, report: Callable[[Tensor], None]) -> None:
+        """Watch `collective`, or FSDP2's own for None."""
+        # FSDP2 has no public class of its default collective.
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+        self._collective = collective or DefaultReduceScatter()
+        self._report = report
+        self.allocate = self._collective.allocate
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Report the gradients, then share them."""
+        self._report(named["input_tensor"])
+        return self._collective(*arguments, **named)

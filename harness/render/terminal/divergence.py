@@ -1,0 +1,201 @@
+"""Shows `harness diff`: where two trials part, and how far apart the tensors are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import make_table, show
+from harness.reproduce.divergence import Comparison, RankMark
+from harness.reproduce.trace import AFTER_MICRO_STEPS, PHASES, Mark
+from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
+from harness.reproduce.values import TensorDifference
+from harness.spec.cell import Cell
+from harness.spec.cluster import Profile
+
+# What each phase computes, from what the phases before it have left.
+WHAT_PHASES_DO = {
+    "parameters": "the parameters are others before the step than after the last one",
+    "data": "the batches have other samples, or other values",
+    "random": "the generators are in another state before the forward",
+    "forward": "the forward computes another loss from the same batch",
+    "backward": "the backward computes other gradients from the same loss",
+    "all-reduce": "the ranks' gradients are the same, and their mean is not",
+    "optimizer": "the optimizer makes other parameters or buffers from the same gradients",
+    "evaluation": "the same parameters are evaluated differently",
+}
+TENSORS_SHOWN = 10
+
+
+def run(
+    a: TracedTrial,
+    b: TracedTrial,
+    folder: Path,
+    profile: Profile,
+    timeout: float,
+    *,
+    as_json: bool,
+) -> bool:
+    """Trace two trials, print where they part, and return whether they are the same.
+
+    Raises HarnessError if a rank fails.
+    """
+    console = TerminalConsole()
+    errors = TerminalConsole(stderr=True)
+    with errors.status("") as status:
+        tracer = Tracer(folder, profile, timeout, status.update)
+        parting = find_parting(tracer, a, b)
+    if as_json:
+        print(json.dumps(to_json(a, b, parting), indent=1))
+    else:
+        for line in description(a, b, parting):
+            console.print(line, soft_wrap=True, markup=False)
+        if parting.differences:
+            table = make_table(
+                ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
+                ["rank", "elements", "differ", "largest ULP", "largest relative"],
+            )
+            for difference in parting.differences[:TENSORS_SHOWN]:
+                table.add_row(*_row(difference))
+            show(console, table)
+            hidden = len(parting.differences) - TENSORS_SHOWN
+            if hidden > 0:
+                console.print(f"and {hidden} more; --json lists all")
+    return parting.steps.divergence is None
+
+
+def description(a: TracedTrial, b: TracedTrial, parting: Parting) -> list[str]:
+    """Return what is known of two trials as lines."""
+    cell_a, cell_b = a.trial.cell, b.trial.cell
+    lines = [
+        f"A  {cell_a.id}  {cell_a.label}, seed {a.trial.seed}",
+        f"B  {cell_b.id}  {cell_b.label}, seed {b.trial.seed}",
+    ]
+    settings = differing_settings(cell_a, cell_b)
+    if settings:
+        lines.append(f"they differ in {', '.join(settings)}")
+    steps = parting.steps
+    if steps.divergence is None:
+        lines.append(f"same bits: {_coverage(steps)}")
+        return lines
+    where = parting.tensors or steps
+    if where.divergence is None:
+        lines.append(
+            f"they part in step {steps.divergence.first.mark.step}, and did not when that was run"
+            " once more: one of them is not deterministic"
+        )
+        return lines
+    first = where.divergence.first
+    explanation = WHAT_PHASES_DO[first.mark.phase]
+    if first.mark.phase == "parameters" and first.mark.step == 1:
+        explanation = "the models begin with other parameters"
+    if cell_a.axes.world_size != cell_b.axes.world_size and first.mark.phase == "all-reduce":
+        explanation = (
+            "the mean gradients differ (with other numbers of ranks, what each rank computes"
+            " before that can't be compared)"
+        )
+    lines.append(
+        f"they part in {_moment(first.mark)}, at {_ranks(where.divergence.ranks)}: {explanation}"
+    )
+    lines.append(
+        f"before that, {steps.divergence.agreeing} of {steps.compared} moments are the same"
+    )
+    return lines
+
+
+def differing_settings(a: Cell, b: Cell) -> list[str]:
+    """Return the settings that two cells differ in, as `strategy (ddp, fsdp2)`."""
+    differing = []
+    axes_a, axes_b = asdict(a.axes), asdict(b.axes)
+    for name, value in axes_a.items():
+        if axes_b[name] != value:
+            differing.append(f"{name} ({value}, {axes_b[name]})")
+    if a.workload.identity != b.workload.identity:
+        differing.append(f"workload ({a.workload.label}, {b.workload.label})")
+    return differing
+
+
+def _coverage(comparison: Comparison) -> str:
+    """Return how much was compared."""
+    text = f"{comparison.compared} moments of training and evaluation compared"
+    only = comparison.only_a + comparison.only_b
+    if only:
+        text += f"; {only} that only one of them has were not"
+    return text
+
+
+def _moment(mark: Mark) -> str:
+    """Return when a mark was made, as `step 3, micro-step 2, forward`."""
+    parts = [f"step {mark.step}"]
+    if 1 < mark.micro_step < AFTER_MICRO_STEPS:
+        parts.append(f"micro-step {mark.micro_step}")
+    parts.append(mark.phase)
+    return ", ".join(parts)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as `rank 1` or `ranks 0, 1`."""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))}"
+
+
+def _row(difference: TensorDifference) -> list[str]:
+    """Return a row of the table of tensors."""
+    ulp = "–" if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
+    relative = "–"
+    if difference.largest_relative is not None:
+        relative = f"{difference.largest_relative:.2g}"
+    return [
+        str(difference.at.rank),
+        difference.at.mark.name,
+        f"{difference.elements:,}",
+        f"{difference.differing:,}",
+        ulp,
+        relative,
+    ]
+
+
+def to_json(a: TracedTrial, b: TracedTrial, parting: Parting) -> dict[str, Any]:
+    """Return a comparison as JSON can hold it."""
+    where = parting.tensors or parting.steps
+    first = None
+    if where.divergence is not None:
+        first = _entry_to_json(where.divergence.first)
+    return {
+        "a": {"cell": a.trial.cell.id, "seed": a.trial.seed},
+        "b": {"cell": b.trial.cell.id, "seed": b.trial.seed},
+        "settings": differing_settings(a.trial.cell, b.trial.cell),
+        "same": parting.steps.divergence is None,
+        "moments_compared": parting.steps.compared,
+        "phases": list(PHASES),
+        "first": first,
+        "tensors": [_difference_to_json(difference) for difference in parting.differences],
+    }
+
+
+def _entry_to_json(entry: RankMark) -> dict[str, Any]:
+    """Return a mark of a rank as JSON can hold it."""
+    micro_step = entry.mark.micro_step
+    return {
+        "rank": entry.rank,
+        "step": entry.mark.step,
+        "micro_step": None if micro_step == AFTER_MICRO_STEPS else micro_step,
+        "phase": entry.mark.phase,
+        "tensor": entry.mark.name,
+    }
+
+
+def _difference_to_json(difference: TensorDifference) -> dict[str, Any]:
+    """Return a tensor's difference as JSON can hold it."""
+    return {
+        **_entry_to_json(difference.at),
+        "elements": difference.elements,
+        "differing": difference.differing,
+        "largest_ulp": difference.largest_ulp,
+        "largest_absolute": difference.largest_absolute,
+        "largest_relative": difference.largest_relative,
+    }

@@ -1,0 +1,53 @@
+"""One rank of a trial that is traced instead of measured.
+
+Started as `harness.training.worker` is, with the same FOLDER. It reads FOLDER/trial.json and
+FOLDER/recording.json, and leaves a trace besides its result.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+from harness.core.processes import die_with_parent, end_process
+from harness.training.interruption import block_signal
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+    block_signal()  # before NumPy starts threads
+
+from harness.core.paths import TrialFolder
+from harness.records.record import RankResult
+from harness.reproduce.recorder import Recorder
+from harness.reproduce.trace import read_recording
+from harness.training import worker
+from harness.training.build import build_trial
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from harness.training.train import Trainer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trace one rank, and return the process's exit code as `worker.main` does."""
+    return worker.main(arguments, trace_rank)
+
+
+def trace_rank(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Train up to the last step that is to be recorded; return a result without measurements."""
+    recording = read_recording(folder.path)
+    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        workload = worker.load_workload(assignment)
+        parts = build_trial(assignment, workload, folder, mesh, state)
+        with Recorder(folder.path, parts, recording) as recorder:
+            trainer = Trainer(parts, state, recorder)
+            trainer.run(min(recording.last_step, parts.total_steps))
+            recorder.record_evaluations(state)
+        del parts, trainer, recorder  # the process group ends after them
+        gc.collect()
+    return entered
+
+
+if __name__ == "__main__":
+    end_process(main())  # at once, as `harness.training.worker` does

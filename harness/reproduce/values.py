@@ -1,0 +1,93 @@
+"""How far two tensors are apart: in units in the last place, absolutely and relatively."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from harness.reproduce.divergence import RankMark
+from harness.reproduce.trace import value_name
+
+# The integer types that have as many bits as a float, for its units in the last place.
+INTEGERS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """How far a tensor of one rank is apart in two trials."""
+
+    at: RankMark  # which tensor
+    elements: int  # of the tensor in the first trial
+    differing: int  # elements whose bits differ; all of them where the shapes do
+    # The largest distances of an element, None where there are none to compare: of another shape or
+    # type. Units in the last place count the floats between two values, and are of floats only.
+    largest_ulp: int | None
+    largest_absolute: float | None
+    largest_relative: float | None  # of the larger value; NaN where one is NaN
+
+
+def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
+    """Return how far a tensor that both files of values have is apart."""
+    a, b = _read(path_a, value_name(at.mark)), _read(path_b, value_name(at.mark))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return TensorDifference(
+            at=at,
+            elements=a.numel(),
+            differing=a.numel(),
+            largest_ulp=None,
+            largest_absolute=None,
+            largest_relative=None,
+        )
+    bits_a, bits_b = _bits(a), _bits(b)
+    largest_ulp = None
+    if a.dtype in INTEGERS:
+        largest_ulp = ulp_distance(a, b)
+    exact_a, exact_b = a.reshape(-1).double(), b.reshape(-1).double()
+    gap = (exact_a - exact_b).abs()
+    scale = torch.maximum(exact_a.abs(), exact_b.abs()).clamp_min(torch.finfo(torch.float64).tiny)
+    return TensorDifference(
+        at=at,
+        elements=a.numel(),
+        differing=int((bits_a != bits_b).any(dim=1).sum()),
+        largest_ulp=largest_ulp,
+        largest_absolute=float(gap.max()),
+        largest_relative=float((gap / scale).max()),
+    )
+
+
+def ulp_distance(a: Tensor, b: Tensor) -> int:
+    """Return the largest number of floats between corresponding elements.
+
+    Floats of one sign are ordered as their bits are as integers. So the number of floats between
+    two values is the difference of their integers, once those of negative values are mirrored; 0.0
+    and -0.0 are then the same (Dawson 2012, "Comparing Floating Point Numbers").
+    """
+    ordered = []
+    for tensor in (a, b):
+        integer_type = INTEGERS[tensor.dtype]
+        integers = tensor.contiguous().reshape(-1).view(integer_type).long()
+        lowest = torch.iinfo(integer_type).min
+        ordered.append(torch.where(integers < 0, lowest - integers, integers))
+    return int((ordered[0] - ordered[1]).abs().max())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of each element, shape (elements, bytes of an element)."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8).reshape(len(flat), -1)
+
+
+def _read(path: Path, name: str) -> Tensor:
+    """Return one tensor of a file of values."""
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor

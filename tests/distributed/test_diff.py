@@ -1,0 +1,94 @@
+"""`harness diff` names the first step, phase and rank at which a planted defect shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
+from harness.spec import sweep as spec
+from harness.spec.cell import Cell, Trial
+from harness.spec.cluster import Profile
+from tests.support.commands import harness
+from tests.support.running import line_sweep, local_profile
+
+pytestmark = pytest.mark.distributed
+
+MUTANT = f"{Path(__file__).parents[1] / 'support' / 'mutants.py'}:MutantLine"
+AT = 7
+# The defect, the first step that it changes, the phase in which it shows, and at which ranks of two
+# under DDP. FSDP2 gathers parameters, so there a rank's own bit is seen by all.
+DEFECTS = {
+    "learning rate": (AT, "optimizer", [0, 1]),
+    "bit": (AT, "optimizer", [1]),
+    "dropped sample": (AT, "data", [0, 1]),
+    "shifted samples": (AT, "data", [0, 1]),
+    "zero_grad": (AT + 1, "all-reduce", [0, 1]),
+    "train mode in evaluation": (5, "evaluation", [0, 1]),
+}
+
+
+def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
+    """Return where the two cells of a sweep part."""
+    path = line_sweep(folder, workloads, length={"steps": 12}, evaluate={"steps": 5}, **keys)
+    sweep = spec.load_sweep(path)
+    tracer = Tracer(folder, Profile(slots=4, device="cpu"), 300.0, lambda _: None)
+
+    def traced(cell: Cell) -> TracedTrial:
+        return TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=sweep.base_folder)
+
+    a, b = sweep.cells
+    return find_parting(tracer, traced(a), traced(b))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("mutant", DEFECTS)
+def test_a_defect_is_named(tmp_path: Path, mutant: str, strategy: str) -> None:
+    step, phase, ranks = DEFECTS[mutant]
+    axes = {"strategy": strategy, "world_size": 2}
+    sound = {"uses": MUTANT, "axes": axes, "options": {"dropout": 0.3}}
+    defective = {
+        "uses": MUTANT,
+        "axes": axes,
+        "options": {"dropout": 0.3, "mutant": mutant, "at": AT},
+    }
+    parting = part(tmp_path, {"sound": sound, "defective": defective})
+    assert parting.tensors is not None
+    divergence = parting.tensors.divergence
+    assert divergence is not None
+    assert (divergence.first.mark.step, divergence.first.mark.phase) == (step, phase)
+    if strategy == "ddp":
+        assert divergence.ranks == ranks
+    assert parting.differences
+
+
+def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
+    axes = {"strategy": "ddp", "world_size": 4}
+    parting = part(
+        tmp_path,
+        {"one bucket": {"axes": axes}, "small buckets": {"axes": axes | {"bucket_cap_mb": 0.0001}}},
+    )
+    assert parting.tensors is not None
+    divergence = parting.tensors.divergence
+    assert divergence is not None
+    assert divergence.first.mark.phase == "all-reduce"
+    assert max(difference.largest_ulp or 0 for difference in parting.differences) > 0
+
+
+def test_the_command_says_that_equal_cells_are_the_same(tmp_path: Path) -> None:
+    axes = {"strategy": "ddp", "world_size": 2}
+    path = line_sweep(
+        tmp_path,
+        {"a": {"axes": axes}, "b": {"axes": axes | {"num_workers": 2}}},
+        length={"steps": 12},
+        evaluate={"steps": 5},
+    )
+    profile = local_profile(tmp_path)
+    result = harness("diff", str(path), "--cluster", str(profile))
+    assert result.code == 0, result.err
+    assert "same bits: " in result.out
+    result = harness("diff", str(path), "workload=a", "--cluster", str(profile))
+    assert result.code == 2
+    assert "CELL: found only 'workload=a'" in result.err

@@ -1,0 +1,85 @@
+"""The first difference of two traces is found, and named by what was computed first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.reproduce.divergence import compare
+from harness.reproduce.trace import AFTER_MICRO_STEPS, PHASES, Mark
+
+STEPS = 4
+
+
+def trace(micro_steps: int = 2) -> list[Mark]:
+    """Return a trace of STEPS steps in the order of training."""
+    marks = []
+    for step in range(1, STEPS + 1):
+        for micro_step in range(1, micro_steps + 1):
+            for phase in PHASES[1:5]:
+                marks.append(make_mark(step, micro_step, phase))
+        for phase in PHASES[5:]:
+            marks.append(make_mark(step, AFTER_MICRO_STEPS, phase))
+    return marks
+
+
+def make_mark(step: int, micro_step: int, phase: str, name: str = "weight") -> Mark:
+    return Mark(step=step, micro_step=micro_step, phase=phase, name=name, digest="0")
+
+
+def changed(marks: Sequence[Mark], positions: Sequence[int]) -> list[Mark]:
+    """Return the marks with other digests at some positions."""
+    altered = list(marks)
+    for position in positions:
+        altered[position] = replace(altered[position], digest="1")
+    return altered
+
+
+def test_equal_traces_do_not_part() -> None:
+    comparison = compare([trace(), trace()], [trace(), trace()])
+    assert comparison.divergence is None
+    assert comparison.compared == 2 * len(trace())
+
+
+@given(positions=st.sets(st.integers(0, len(trace()) - 1), min_size=1), rank=st.integers(0, 3))
+def test_the_first_of_all_differences_is_named_with_its_rank(
+    positions: set[int], rank: int
+) -> None:
+    a = [trace() for _ in range(4)]
+    b = [trace() for _ in range(4)]
+    b[rank] = changed(b[rank], sorted(positions))
+    divergence = compare(a, b).divergence
+    assert divergence is not None
+    assert divergence.first.mark == trace()[min(positions)]
+    assert divergence.ranks == [rank]
+    assert divergence.agreeing == 3 * min(positions) + min(positions)
+
+
+def test_all_ranks_and_tensors_of_the_same_moment_are_named() -> None:
+    a = [[make_mark(1, 1, "backward", name) for name in ("bias", "weight")] for _ in range(2)]
+    b = [changed(marks, [0, 1]) for marks in a]
+    divergence = compare(a, b).divergence
+    assert divergence is not None
+    entries = [(entry.rank, entry.mark.name) for entry in divergence.together]
+    assert entries == [(0, "bias"), (0, "weight"), (1, "bias"), (1, "weight")]
+
+
+def test_what_only_one_trial_has_is_counted_and_not_compared() -> None:
+    a = [[make_mark(1, 1, "backward", "weight"), make_mark(1, 1, "backward", "bias")]]
+    b = [[make_mark(1, 1, "backward", "weight (flattened)"), make_mark(1, 1, "backward", "bias")]]
+    comparison = compare(a, b)
+    assert comparison.divergence is None
+    assert (comparison.compared, comparison.only_a, comparison.only_b) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward"])
+def test_ranks_of_another_number_are_compared_only_in_what_is_the_trials(phase: str) -> None:
+    position = [mark.phase for mark in trace()].index(phase)
+    two_ranks = [changed(trace(), [position]), trace()]
+    comparison = compare([trace()], two_ranks)
+    assert comparison.divergence is None
+    assert comparison.compared == STEPS * 3  # all-reduce, optimizer and evaluation
