@@ -111,7 +111,7 @@ class SlurmOptions(Strict):
     exclusive: bool = True  # nobody else on the nodes: a shared node is a noisy one
     array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
     warning: Count = 90  # seconds before the limit at which running trials save and stop
-    # How often an interrupted job goes back into the queue.
+    # How often an interrupted job goes back into the queue without a trial having ended in it.
     requeues: Annotated[int, Between(0, 100)] = 5
     setup: tuple[str, ...] = ()  # lines of shell, run on the first node before anything else
     python: str | None = None  # the ranks'; null: the one that submits

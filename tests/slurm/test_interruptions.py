@@ -4,8 +4,11 @@ undisturbed bits.
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.slurm.cluster import Slurm
@@ -91,3 +94,36 @@ def test_a_cancelled_trial_continues_when_it_is_submitted_again(
     running, waiting = (records[row["trial"]] for row in trial_rows(results))
     assert [failure.kind for failure in running.previous_failures] == ["Interrupted"]
     assert waiting.previous_failures == []
+
+
+def test_a_job_comes_back_whose_leader_is_killed_and_one_that_is_held_says_so(
+    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    """The first job of two runs; the second waits for it, and is held meanwhile."""
+    sweep = slow_sweep(tmp_path, strategies=["single"], seeds=[0, 1])
+    results = tmp_path / "results"
+    submit(sweep, results, array_parallelism=1)
+    wait_for_step(results, 0, 20)
+    held = trial_rows(results)[1]["job"]
+    slurm.run("scontrol", "hold", held)
+    row = trial_rows(results)[1]
+    assert (row["state"], f"`scontrol release {held}`" in row["detail"]) == ("held", True)
+    slurm.run("scontrol", "release", held)
+    os.kill(leader_pid(results), signal.SIGKILL)
+    hurry_up(tmp_path)
+    records = wait_for_records(results, undisturbed)
+    killed, waiting = (records[row["trial"]] for row in trial_rows(results))
+    assert [failure.kind for failure in killed.previous_failures] == ["Interrupted"]
+    assert waiting.previous_failures == []
+
+
+def leader_pid(results: Path) -> int:
+    """Return the process id of the only leader that runs trials of these results."""
+    process_ids: list[int] = []
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        is_leader = "harness.slurm.leader" in arguments and "lead" in arguments
+        if is_leader and str(results) in " ".join(arguments):
+            process_ids.append(process.pid)
+    (leader,) = process_ids
+    return leader
