@@ -157,6 +157,10 @@ def write_sweep(
         "seeds": sorted({trial.seed for trial in trials}),
         "repeats": max(trial.repeat for trial in trials) + 1,
         "source": "demo.yaml",
+        "checkpoint": "none",
+        "timeout": 3600.0,
+        "excluded": [],
+        "unused_rules": [],
         "cells": [asdict(cell) for cell in cells.values()],
         "trials": [trial.id for trial in trials],
     }

@@ -7,6 +7,7 @@ the folder.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -102,31 +103,38 @@ def status(
 
     It combines the records with what the running trials report and what Slurm says of their jobs,
     and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
-    lost.
+    lost, 2 if a sweep can't be read.
     """
     from harness.core.paths import Results
-    from harness.records.store import read_recorded_spec, recorded_sweep_names
+    from harness.records.store import read_recorded_spec, read_recorded_specs
     from harness.render.terminal import status as view
 
     results_folder = Results(results)
     # The spec that lies with the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
-    names = recorded_sweep_names(results_folder) if sweep is None else [sweep]
-    sweeps = [read_recorded_spec(results_folder, name) for name in names]
+    errors: list[BadInput] = []
+    if sweep is None:
+        sweeps, errors = read_recorded_specs(results_folder)
+    else:
+        sweeps = [read_recorded_spec(results_folder, sweep)]
     # The summary of all sweeps has a line for each and lists no trial.
     if sweep is None and (as_json or every_trial):
         raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
     if watch:
         statuses = view.watch(sweeps, results_folder, tracking_uri)
     elif sweep is None:
-        statuses = view.summary(sweeps, results_folder)
+        statuses, errors = view.summary(sweeps, results_folder, errors)
     else:
         statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
+    for error in errors:  # the other sweeps are shown all the same
+        print(f"harness: {error}", file=sys.stderr)
     # Trials that are queued, running or interrupted are not wrong, and give 0.
     for status in statuses:
         for trial in status.trials:
             if trial.state in ("failed", "lost"):
                 raise typer.Exit(1)
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
 
 
 @app.command(epilog=examples("harness cancel quickstart"))

@@ -68,7 +68,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             command,
             env=client_variables(),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=False,
             timeout=CALL_SECONDS,
         )

@@ -13,12 +13,12 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
@@ -100,15 +100,33 @@ def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:
 
 
 def recorded_sweep_names(results: Results) -> list[str]:
-    """Return the names of all sweeps that have run or were submitted, sorted; raises BadInput.
+    """Return the names of all sweeps that have run or were submitted, sorted.
 
-    They are the names in the files, from which the folders' names may differ.
+    They are the names in the files, from which the folders' names may differ. A sweep whose file
+    can't be read goes by the name of its folder.
     """
     names = []
     for path in results.runs.glob("*/sweep.json"):
-        content = read_spec_content(path)
-        names.append(content.get("name", path.parent.name))
+        name = path.parent.name
+        with suppress(BadFile):
+            name = read_spec_content(path).get("name", name)
+        names.append(name)
     return sorted(names)
+
+
+def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
+    """Read all sweeps that have run or were submitted, in the order of their names.
+
+    Also returns an error for each sweep that can't be read, which stops no other from being read.
+    """
+    sweeps: list[Sweep] = []
+    errors: list[BadInput] = []
+    for path in sorted(results.runs.glob("*/sweep.json")):
+        try:
+            sweeps.append(_read_spec(results, SweepFolder(path.parent)))
+        except BadInput as error:
+            errors.append(error)
+    return sorted(sweeps, key=lambda sweep: sweep.name), errors
 
 
 def read_recorded_spec(results: Results, name: str) -> Sweep:
@@ -124,11 +142,16 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
         else:
             hint = "there are none; --results or HARNESS_RESULTS says where"
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
+    return _read_spec(results, folder)
+
+
+def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
+    """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
     content = read_spec_content(folder.spec_path)
     content.pop("trials", None)  # they follow from the cells, seeds and repeats
     sweep = decode_content(Sweep, content, str(folder.spec_path), CONTENT_FORMAT)
     if results.sweep_folder(sweep.name) != folder:
-        problem = f"name: found {sweep.name!r}; allowed: {name!r}, whose folder it lies in"
+        problem = f"name: found {sweep.name!r}; allowed: that of the folder it lies in"
         raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: {problem}")
     return sweep
 

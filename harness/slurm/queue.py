@@ -48,7 +48,14 @@ HOPELESS_REASONS = {
     "PartitionNodeLimit", "PartitionTimeLimit",
 }  # fmt: skip
 # How squeue shows the pending jobs of an array in one line.
-PENDING_ARRAY = re.compile(r"(?P<array>\d+)_\[(?P<indices>[\d,:-]+)(?:%\d+)?\]")
+INDEX = r"\d{1,9}(?:-\d{1,9}(?::\d{1,9})?)?"  # 3, 0-8 or 0-8:2
+PENDING_ARRAY = re.compile(
+    rf"(?P<array>\d+)_\[(?P<indices>{INDEX}(?:,{INDEX})*)(?:%\d+)?\]", re.ASCII
+)
+BEGINS_WITH_ID = re.compile(r"\s*\d+(?:_\S*)?\s*(?:\||$)", re.ASCII)
+# Of a job, of one job of an array, of several of them, and of a part of a heterogeneous job.
+JOB_ID = re.compile(rf"\d+(?:_\d+|[+]\d+)?|{PENDING_ARRAY.pattern}", re.ASCII)
+MAX_ARRAY_SIZE = 4_000_001  # Slurm's own ceiling on MaxArraySize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +120,17 @@ def squeue_command(users: Iterable[str]) -> list[str]:
 def parse_squeue(text: str) -> dict[str, QueuedJob]:
     """Return the jobs that have not ended, by id.
 
-    Lines that show no job are skipped: a slow controller adds warnings to the output.
+    Lines that show no job are skipped: a slow controller adds warnings to the output. Raises
+    SlurmDown for a line that shows a job only in part: a job that is passed over would count as
+    ended, and its trials would run twice.
     """
     jobs: dict[str, QueuedJob] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
-        begins_with_id = values[0][:1].isdigit()
-        if len(values) < len(FIELDS) or not begins_with_id:
+        if not BEGINS_WITH_ID.match(line):
             continue
+        if len(values) < len(FIELDS) or not JOB_ID.fullmatch(values[0]):
+            raise SlurmDown(f"squeue: found the line {one_line(line, 80)!r}, which is no whole job")
         shown = dict(zip(FIELDS, values, strict=True))
         if shown["state"] in ENDED_STATES:
             continue
@@ -148,7 +158,10 @@ def _expand_array(job_id: str) -> list[str]:
     for part in array["indices"].split(","):
         bounds, _, step = part.partition(":")
         low, _, high = bounds.partition("-")
-        indices += range(int(low), int(high or low) + 1, int(step or 1))
+        part_indices = range(int(low), int(high or low) + 1, int(step or 1) or 1)
+        if len(indices) + len(part_indices) > MAX_ARRAY_SIZE:
+            raise SlurmDown(f"squeue: found an array of more than {MAX_ARRAY_SIZE} jobs: {job_id}")
+        indices += part_indices
     return [f"{array['array']}_{index}" for index in indices]
 
 
@@ -166,7 +179,8 @@ def query(users: Iterable[str]) -> dict[str, QueuedJob]:
             squeue_command(names),
             env=client_variables(),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=ANSWER_SECONDS,
             check=False,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.core.errors import did_you_mean
@@ -21,7 +22,8 @@ from harness.spec.slurm import SlurmOptions, time_limit
 COMMAND = ["sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]
 TIMEOUT = 5.0  # seconds that Slurm has to answer
 # One entry of %G, such as gpu:2, gpu:a100:4 or gpu:a100:4(S:0-1); several are joined by commas.
-GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d+)")
+GPU = re.compile(r"gpu:(?:(?P<type>[^:(,]+):)?(?P<count>\d{1,9})", re.ASCII)
+COUNT = re.compile(r"\d{1,15}[+]?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ def query() -> list[Partition]:
             COMMAND,
             env=client_variables(),  # variables such as SINFO_PARTITION hide partitions
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=TIMEOUT,
             check=False,
         )
@@ -88,7 +91,7 @@ def parse_sinfo(text: str) -> list[Partition]:
     partitions: dict[str, Partition] = {}
     for line in text.splitlines():
         columns = [column.strip() for column in line.split("|")]
-        if len(columns) != 6 or not columns[2].isdigit():
+        if len(columns) != 6 or not all(map(COUNT.fullmatch, columns[2:5])):
             continue
         # %G is "gres" in Slurm's words: generic resources, of which GPUs are one.
         marked_name, limit, count, cpus, memory, gres = columns
@@ -103,7 +106,7 @@ def parse_sinfo(text: str) -> list[Partition]:
         if name in partitions:
             groups = [*partitions[name].nodes, nodes]
         limit_seconds = None  # for `infinite` and `n/a`
-        if limit[:1].isdigit():
+        with suppress(ValueError):
             limit_seconds = time_limit(limit)
         partitions[name] = Partition(
             name=name,

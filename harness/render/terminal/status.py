@@ -95,22 +95,43 @@ def _as_json(status: SweepStatus) -> dict[str, object]:
     }
 
 
-def summary(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
-    """Print a line for each sweep, and return their states, in the same order.
+def summary(
+    sweeps: Sequence[Sweep], results: Results, errors: Sequence[BadInput] = ()
+) -> tuple[list[SweepStatus], list[BadInput]]:
+    """Print a line for each sweep, and return their states and the errors of those without one.
 
-    A folder without sweeps is no error, but most likely the wrong one: the line says where it is.
+    `errors` are of sweeps that are not among `sweeps`, because they can't be read. A folder without
+    sweeps is no error, but most likely the wrong one: the line says where it is.
     """
     console = TerminalConsole()
-    if not sweeps:
+    if not sweeps and not errors:
         folder = escape(str(results.runs))
         console.print(
             f"no sweeps in {folder}; set --results or HARNESS_RESULTS to look elsewhere",
             soft_wrap=True,
         )
-    statuses = _read(sweeps, results)
+    statuses, more_errors = _read_each(sweeps, results)
     for status in statuses:
         console.print(headline(status), soft_wrap=True)
-    return statuses
+    return statuses, [*errors, *more_errors]
+
+
+def _read_each(
+    sweeps: Sequence[Sweep], results: Results
+) -> tuple[list[SweepStatus], list[BadInput]]:
+    """Return the states of the sweeps whose folders can be read, and an error for each other."""
+    try:
+        return _read(sweeps, results), []
+    except BadInput:
+        pass  # at the price of a call of squeue for each sweep, find out which one it is
+    statuses: list[SweepStatus] = []
+    errors: list[BadInput] = []
+    for sweep in sweeps:
+        try:
+            statuses += _read([sweep], results)
+        except BadInput as error:
+            errors.append(error)
+    return statuses, errors
 
 
 def _read(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:

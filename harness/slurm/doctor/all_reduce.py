@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.errors import one_line
+from harness.core.errors import BadFile, one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent, output_lines
+from harness.records.decode import FileFormat, decode_text
 
 if TYPE_CHECKING:
     from harness.launch.launcher import Launcher
     from harness.training.ranks import Ranks
 
 RANK_SECONDS = 60.0  # that a rank waits for the others
+REPORT_FORMAT = FileFormat(name="report of an all-reduce")
 COMMAND_SECONDS = 120.0  # that the whole may take, start of the ranks included
 
 
@@ -36,6 +38,15 @@ class AllReduce:
     backend: str | None = None  # gloo or nccl
     seconds: float | None = None  # until rank 0 had the sum, the rendezvous of the ranks included
     failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumReport:
+    """What rank 0 prints."""
+
+    backend: str
+    sum: float
+    seconds: float
 
 
 def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> AllReduce:
@@ -51,9 +62,12 @@ def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> All
     lines = output_lines(command, launcher.variables(1), COMMAND_SECONDS)
     for line in lines:
         if line.startswith("{"):
-            report = json.loads(line)
-            if report["sum"] == ranks:
-                return AllReduce(ranks=ranks, backend=report["backend"], seconds=report["seconds"])
+            try:
+                report = decode_text(SumReport, line, "rank 0", REPORT_FORMAT)
+            except BadFile as error:
+                return AllReduce(ranks=ranks, failure=str(error))
+            if report.sum == ranks:
+                return AllReduce(ranks=ranks, backend=report.backend, seconds=report.seconds)
     return AllReduce(ranks=ranks, failure=_failure(lines))
 
 
