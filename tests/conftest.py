@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
+from harness.spec.cluster import SHARED_HOST
 from harness.tracking import Tracker
 from harness.tracking.ui import server
 
@@ -67,6 +68,14 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
     shutil.copy(empty_store, results.database)
     with server(Tracker(results), port=free_port()) as address:
         yield address
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_host() -> Iterator[None]:
+    """Let tests run side by side: no trial is invalid for that, and none waits for another."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(SHARED_HOST, "1")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -131,6 +131,10 @@ def run(
             help="With --until: start no repeat that would end later than this.",
         ),
     ] = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Fail if another sweep is running trials on this machine."),
+    ] = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.
@@ -172,6 +176,7 @@ def run(
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
+            wait=not no_wait,
         )
 
     with view:

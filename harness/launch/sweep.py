@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.hardware import machine
 from harness.hardware.roofline import device_of
 from harness.launch import forkserver
+from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener, remove_leftovers
 from harness.launch.torchrun import Torchrun
@@ -105,6 +107,7 @@ def run(
     redo: Redo,
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = allow_all,
+    wait: bool = True,
 ) -> list[Record]:
     """Run the pending trials one after the other; return the records of all the sweep's trials that
     have one.
@@ -114,18 +117,26 @@ def run(
     resumes at once, as often as `Runner.resumes` says. `check` is called once no other process can
     begin this sweep, and may raise what forbids it.
 
+    Another sweep that runs trials on this machine is waited for, unless the profile allows any
+    contention. Without `wait`, it is refused.
+
     Raises BadInput if another process runs this sweep. After Ctrl-C, the running trial saves its
     state and gets a record as an interrupted one, before KeyboardInterrupt is raised. After a
     second Ctrl-C, its processes are ended at once and it gets no record.
     """
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    with lock(folder), deferred_interrupts(listener.on_message) as stop_reason:
+    with ExitStack() as stack:
+        stack.enter_context(lock(folder))
         check(folder)
         planned = plan(sweep, folder, redo)
         refuse_changed_profile(planned, sweep, profile, folder)
         _remove_leftovers(folder, planned)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
+        if planned.pending and profile.validity.contention is not None:
+            this_machine = host_lock(sweep.name, wait=wait, on_message=listener.on_message)
+            stack.enter_context(this_machine)
+        stop_reason = stack.enter_context(deferred_interrupts(listener.on_message))
         runner = Runner(
             sweep=sweep,
             profile=profile,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from operator import add, sub
 from pathlib import Path
@@ -50,6 +52,52 @@ class Counters:
         return {name: share for name, share in shares.items() if share == share}  # without NaN
 
 
+@dataclass(frozen=True)
+class CoreUse:
+    """What threads of a rank had of the cores so far, and what they had to wait for.
+
+    It is read where no training is timed, since it takes a file for each thread.
+    """
+
+    wall: float  # seconds
+    host: float  # seconds of CPU time of all processes of the host
+    waited: Mapping[int, float]  # seconds for which a thread was ready and had no core, by thread
+    cpu: Mapping[int, float]  # seconds of CPU time of this process and of each child, by process
+
+
+class CoreUseTotals:
+    """Adds up what was spent between pairs of readings."""
+
+    def __init__(self) -> None:
+        self.wall = 0.0
+        self.host = 0.0
+        self.cpu = 0.0
+        self.waited: dict[int, float] = {}  # by thread
+
+    def add(self, before: CoreUse, after: CoreUse) -> None:
+        """Add what was spent between two readings; what has ended in between is left out."""
+        self.wall += after.wall - before.wall
+        self.host += after.host - before.host
+        for process, seconds in after.cpu.items():
+            self.cpu += seconds - before.cpu.get(process, 0.0)
+        for thread, seconds in after.waited.items():
+            waited = seconds - before.waited.get(thread, 0.0)
+            self.waited[thread] = self.waited.get(thread, 0.0) + waited
+
+    def shares(self) -> dict[str, float]:
+        """Return `host_cpu` and `trial_cpu` in cores, and `cpu_wait` as a share of the time.
+
+        `cpu_wait` is that of the thread that waited longest, since the others wait for it in turn.
+        It is left out where the kernel does not say.
+        """
+        if not self.wall:
+            return {}
+        shares = {"host_cpu": self.host / self.wall, "trial_cpu": self.cpu / self.wall}
+        if self.waited:
+            shares["cpu_wait"] = max(self.waited.values()) / self.wall
+        return shares
+
+
 class Host(Protocol):
     """The machine that a rank runs on."""
 
@@ -64,6 +112,10 @@ class Host(Protocol):
 
     def counters(self) -> Counters:
         """Return the counters now."""
+        ...
+
+    def core_use(self) -> CoreUse:
+        """Return what this process has had of the cores so far."""
         ...
 
     def foreign_process(self, pid: int) -> str | None:
@@ -124,6 +176,27 @@ class ThisHost:
             stolen=ticks["steal"] / ticks_per_second,
             process=process,
         )
+
+    def core_use(self) -> CoreUse:
+        """Return what /proc says of this process's threads and children."""
+        waited: dict[int, float] = {}
+        cpu = {os.getpid(): time.process_time()}
+        for thread in (self.proc / "self/task").iterdir():
+            with suppress(OSError):  # it has just ended, or the kernel does not count
+                # Nanoseconds on a core, nanoseconds in a queue for one, times on a core.
+                waited[int(thread.name)] = int((thread / "schedstat").read_bytes().split()[1]) / 1e9
+            with suppress(OSError):
+                for child in (thread / "children").read_bytes().split():
+                    cpu[int(child)] = self._cpu_seconds(int(child))
+        counters = self.counters()
+        return CoreUse(wall=counters.wall, host=counters.busy, waited=waited, cpu=cpu)
+
+    def _cpu_seconds(self, pid: int) -> float:
+        """Return the CPU time of a process."""
+        stat = (self.proc / str(pid) / "stat").read_bytes()
+        # After `PID (NAME)`, where the name may hold spaces: the 12th and 13th are user and system.
+        user, system = stat.rpartition(b")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def _read(self, name: str) -> bytes:
         """Return the first bytes of a file below /proc."""

@@ -21,7 +21,7 @@ import torch
 
 from harness.core.errors import one_line
 from harness.measure.gpu import THROTTLING, Gpu, NvmlGpu
-from harness.measure.host import Counters, Host, ThisHost
+from harness.measure.host import CoreUse, CoreUseTotals, Counters, Host, ThisHost
 from harness.records import record
 from harness.records.series import Series
 
@@ -74,8 +74,11 @@ class _Segment:
     Only `last_counters` belongs to the sampling thread, the rest to the thread that trains.
     """
 
-    def __init__(self, counters: Counters | None, energy: int | None) -> None:
+    def __init__(
+        self, counters: Counters | None, core_use: CoreUse | None, energy: int | None
+    ) -> None:
         self.counters = counters  # at the beginning
+        self.core_use = core_use  # at the beginning
         self.last_counters = counters  # at the sample before
         self.energy = energy  # at the beginning, in millijoules
         self.began = time.perf_counter()
@@ -113,6 +116,7 @@ class Telemetry:
         self._seconds = 0.0
         self._steps = 0
         self._counters = Counters()
+        self._core_use = CoreUseTotals()
         self._joules = 0.0
         self._metered_steps = 0
 
@@ -141,8 +145,9 @@ class Telemetry:
         """Begin a segment of nothing but training."""
         if self._steps_begun < self.warmup:
             return
+        core_use = self._try("host core use", self.host.core_use)
         counters = self._try("host counters", self.host.counters)
-        self._segment = _Segment(counters, self._energy())
+        self._segment = _Segment(counters, core_use, self._energy())
         self._segments.put(self._segment)
 
     def end_segment(self, steps: int) -> None:
@@ -158,6 +163,9 @@ class Telemetry:
         counters = self._try("host counters", self.host.counters)
         if segment.counters and counters:
             self._counters += counters - segment.counters
+        core_use = self._try("host core use", self.host.core_use)
+        if segment.core_use and core_use:
+            self._core_use.add(segment.core_use, core_use)
         self._seconds += seconds
         self._steps += steps
 
@@ -170,7 +178,7 @@ class Telemetry:
             steps=self._steps,
             sample_times=Series.pack(times),
             readings=_pack_readings(samples),
-            shares=self._counters.shares(),
+            shares=self._counters.shares() | self._core_use.shares(),
             joules=self._joules if self._metered_steps else None,
             metered_steps=self._metered_steps,
             throttled=_throttled_shares(samples),

@@ -22,6 +22,9 @@ def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRul
         if result.telemetry is not None:
             rank = f"rank {result.rank} on {result.host}"
             lines += _rank_violations(rank, result.telemetry, rules)
+    for result in ranks:
+        others = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
+        lines += _share_above(contention(result, ranks), rules.contention, others)
     lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
     data_wait = summary.shares.get("data_wait")
     lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")
@@ -41,6 +44,29 @@ def _rank_violations(rank: str, telemetry: Telemetry, rules: ValidityRules) -> l
     stolen = telemetry.shares.get("cpu_steal")
     lines += _share_above(stolen, rules.steal, f"steal: {rank}: CPU time taken by other machines")
     return lines
+
+
+def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
+    """Return the share of the time for which a rank waited for a core that another program had.
+
+    That is how long the rank's slowest thread was ready and had no core, but no more than the cores
+    that others used: ranks may have to share cores among themselves. None if it is unknown, or if
+    the trial was too short for the kernel's clock ticks.
+    """
+    telemetry = result.telemetry
+    if telemetry is None or telemetry.seconds < MIN_ELAPSED:
+        return None
+    waited, host_cpu = telemetry.shares.get("cpu_wait"), telemetry.shares.get("host_cpu")
+    if waited is None or host_cpu is None:
+        return None
+    cpu_of_others = host_cpu
+    for other in ranks:
+        if other.host != result.host:
+            continue
+        if other.telemetry is None or "trial_cpu" not in other.telemetry.shares:
+            return None
+        cpu_of_others -= other.telemetry.shares["trial_cpu"]
+    return min(waited, max(0.0, cpu_of_others))
 
 
 def clock_drift(ranks: Sequence[RankResult]) -> float | None:

@@ -172,7 +172,9 @@ class Telemetry:
     # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
     # in gpu_power_w; those without one are shares.
     readings: Mapping[str, Series]
-    shares: Mapping[str, float]  # cpu_use and cpu_steal of all cores; process_cpu in cores
+    # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu, trial_cpu and process_cpu
+    # in cores. `harness.measure.host` explains them.
+    shares: Mapping[str, float]
     joules: float | None = None  # None where the GPU has no energy counter
     metered_steps: Number = 0  # optimizer steps that `joules` were spent on
     throttled: Mapping[str, Share] | None = None  # reason -> share of samples; None where unknown

@@ -25,6 +25,8 @@ class ValidityRules(Strict):
     throttled: Share | None = 0.05  # of the samples of a GPU in which it was throttled
     foreign_processes: Annotated[int, Between(0)] | None = 0  # of others, on a rank's GPU
     steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
+    # Of the time that a rank waited for a core while other programs used at least so much of one.
+    contention: Share | None = 0.05
     # Between the clocks of two ranks, over the time between the same two moments.
     clock_drift: Share | None = 0.01
     data_wait: Share | None = 0.9  # of a rank's time: a loader that starved

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from harness.measure.host import Counters, ThisHost
+from harness.measure.host import CoreUse, CoreUseTotals, Counters, ThisHost
 from tests.support.running import wait_until
 
 
@@ -113,3 +113,53 @@ def test_tells_strangers_from_other_ranks_and_their_children_by_the_command_line
             child.kill()
     assert ThisHost().foreign_process(os.getpid()) is None
     assert ThisHost().foreign_process(other.pid) == f"pid {other.pid}"  # it has ended
+
+
+class TestCoreUse:
+    def test_is_that_of_threads_and_children(self, tmp_path: Path) -> None:
+        hertz = os.sysconf("SC_CLK_TCK")
+        for thread, waited in ((11, 2_000_000_000), (12, 500_000_000)):
+            folder = tmp_path / "self" / "task" / str(thread)
+            folder.mkdir(parents=True)
+            (folder / "schedstat").write_text(f"7 {waited} 3\n", encoding="ascii")
+            (folder / "children").write_text("21 " if thread == 11 else "", encoding="ascii")
+        (tmp_path / "self" / "task" / "13").mkdir()  # it has ended meanwhile
+        (tmp_path / "21").mkdir()
+        fields = " ".join(str(number) for number in range(4, 14))
+        stat = f"21 (a) b) S {fields} {hertz} {2 * hertz} 0 0"
+        (tmp_path / "21" / "stat").write_text(stat, encoding="ascii")
+        (tmp_path / "stat").write_text(f"cpu {4 * hertz} 0 0 0 0 0 0 0\n", encoding="ascii")
+        use = ThisHost(tmp_path).core_use()
+        assert use.host == 4.0
+        assert use.waited == {11: 2.0, 12: 0.5}
+        assert use.cpu == {os.getpid(): pytest.approx(time.process_time(), abs=1), 21: 3.0}
+
+    def test_counts_the_thread_that_waited_longest_and_the_cpu_of_all(self) -> None:
+        totals = CoreUseTotals()
+        assert totals.shares() == {}
+        before = CoreUse(wall=10.0, host=3.0, waited={1: 1.0, 2: 5.0}, cpu={7: 1.0, 8: 2.0})
+        after = CoreUse(wall=12.0, host=6.0, waited={1: 2.0, 2: 5.5, 3: 0.1}, cpu={7: 2.0, 9: 0.5})
+        totals.add(before, after)
+        assert totals.shares() == {"host_cpu": 1.5, "trial_cpu": 0.75, "cpu_wait": 0.5}
+        totals.add(before, after)
+        assert totals.shares() == {"host_cpu": 1.5, "trial_cpu": 0.75, "cpu_wait": 0.5}
+
+    def test_is_left_out_where_the_kernel_does_not_count(self) -> None:
+        totals = CoreUseTotals()
+        totals.add(CoreUse(0.0, 0.0, {}, {7: 0.0}), CoreUse(1.0, 2.0, {}, {7: 0.5}))
+        assert totals.shares() == {"host_cpu": 2.0, "trial_cpu": 0.5}
+
+    def test_sees_that_others_have_the_cores(self) -> None:
+        busy = ["sh", "-c", "while :; do :; done"]
+        others = [subprocess.Popen(busy) for _ in range(4 * (os.cpu_count() or 1))]
+        try:
+            host, totals = ThisHost(), CoreUseTotals()
+            before, until = host.core_use(), time.process_time() + 0.2
+            while time.process_time() < until:
+                pass
+            totals.add(before, host.core_use())
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        assert totals.shares()["cpu_wait"] > 0.2

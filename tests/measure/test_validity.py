@@ -95,6 +95,41 @@ def test_what_could_not_be_read_violates_no_rule() -> None:
     assert violations(RECORD.ranks, replace(RECORD.summary, shares={}), ValidityRules()) == []
 
 
+def contended(others: float, *, seconds: float = 10.0, waited: float = 0.3) -> dict[str, Any]:
+    """Return the telemetry of a rank that waited for cores of which others used so many.
+
+    Each of the two ranks of the trial had nine tenths of a core.
+    """
+    shares = {"cpu_wait": waited, "host_cpu": 1.8 + others, "trial_cpu": 0.9}
+    return {"seconds": seconds, "shares": shares}
+
+
+def violated_contention(rules: ValidityRules = DEFAULT_RULES, **changes: Any) -> list[str]:
+    """Return the violations of two ranks with the same telemetry."""
+    assert RECORD.summary is not None
+    summary = replace(RECORD.summary, shares={})
+    both = [replace(result, telemetry=telemetry(**changes)) for result in RECORD.ranks]
+    return violations(both, replace(summary), rules)
+
+
+def test_a_rank_that_waited_for_cores_of_others_is_named() -> None:
+    lines = violated_contention(**contended(others=0.8))
+    assert lines[1] == (
+        "contention: rank 1 on node1: waited for a core of others: found 30.0%;"
+        " allowed: at most 5.0%"
+    )
+    assert violated_contention(ValidityRules(contention=None), **contended(others=0.8)) == []
+
+
+def test_ranks_may_wait_for_each_other_and_others_may_use_idle_cores() -> None:
+    assert violated_contention(**contended(others=0.04)) == []
+    assert violated_contention(**contended(others=8.0, waited=0.01)) == []
+
+
+def test_ticks_are_too_coarse_for_a_short_trial_to_be_judged() -> None:
+    assert violated_contention(**contended(others=0.8, seconds=0.9)) == []
+
+
 def elapsed(*seconds: float | None) -> list[RankResult]:
     """Return ranks whose clocks measured these times between the same two moments."""
     return [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from harness.measure.host import Counters
+from harness.measure.host import CoreUse, Counters
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -76,6 +76,9 @@ class FakeHost:
     def counters(self) -> Counters:
         answer: Counters = _said(self._counters)
         return answer
+
+    def core_use(self) -> CoreUse:
+        return CoreUse(wall=0.0, host=0.0, waited={}, cpu={})
 
     def foreign_process(self, pid: int) -> str | None:
         return f"pid {pid} {self.names[pid]}" if pid in self.names else None

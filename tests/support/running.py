@@ -22,7 +22,12 @@ from harness.spec.cluster import Profile
 from harness.spec.validity import ValidityRules
 
 # Tests that share a small machine disturb each other; no trial must be invalid for that.
-NO_VALIDITY_LIMITS: dict[str, Any] = {"steal": None, "data_wait": None, "clock_drift": None}
+NO_VALIDITY_LIMITS: dict[str, Any] = {
+    "steal": None,
+    "contention": None,
+    "data_wait": None,
+    "clock_drift": None,
+}
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
 
@@ -66,6 +71,7 @@ def run(
     forkserver: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
     listener: TrialListener | None = None,
+    validity: ValidityRules | None = None,
 ) -> list[Record]:
     """Run the pending trials of a sweep on this machine and return the records of all its trials."""
     sweep = spec.load_sweep(path)
@@ -75,7 +81,7 @@ def run(
         device="cpu",
         environment=dict(environment),
         forkserver=forkserver,
-        validity=ValidityRules(**NO_VALIDITY_LIMITS),
+        validity=validity or ValidityRules(**NO_VALIDITY_LIMITS),
     )
     listener = listener or RecordCollector()
     return runner.run(sweep, profile, folder, listener, redo=redo, fail_fast=fail_fast)

@@ -1,0 +1,110 @@
+"""Keeps two sweeps from running trials on one machine at a time: each would measure the other.
+
+The lock is a file that all users share. It names its holder, and the kernel releases it however the
+holder ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+
+import msgspec
+
+from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.locks import lock_file
+
+LOCK_PATH = Path("/tmp/harness-host.lock")  # whatever TMPDIR says, which may differ among users
+TIMEOUT = 24 * 3600.0  # seconds that another sweep is waited for
+MAX_BYTES = 4096  # of what the file says of its holder; any user may have written it
+REMEDY = "`validity.contention: null` in the profile runs both side by side"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """What the file says of the process that holds it."""
+
+    pid: int
+    command: str
+    sweep: str
+    since: float  # seconds since the epoch
+
+
+@contextmanager
+def host_lock(
+    sweep: str,
+    *,
+    wait: bool,
+    on_message: Callable[[str], None],
+    should_wait: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
+    """Hold this machine for the trials of a sweep, as long as the block lasts.
+
+    While another process holds it, that one is waited for, and `on_message` gets a sentence that
+    names it; without `wait`, BadInput is raised instead. The block begins without the lock once
+    `should_wait` says so. Raises HarnessError after TIMEOUT.
+    """
+    try:
+        file = _open()
+    except OSError as error:
+        on_message(f"{LOCK_PATH}: {error.strerror}, so another sweep may run beside this one")
+        yield
+        return
+    with file:
+        if not lock_file(file, 0):
+            holder = _describe_holder(file)
+            if not wait:
+                raise BadInput(f"--no-wait: {holder}; {REMEDY}")
+            on_message(f"waiting, because {holder}; {REMEDY}")
+            if not lock_file(file, TIMEOUT, should_wait) and should_wait():
+                raise HarnessError(f"waited {TIMEOUT / 3600:g} h; {holder}; {REMEDY}")
+        _write_holder(file, sweep)
+        yield
+
+
+def _open() -> BufferedRandom:
+    """Open the lock file, and make it if there is none.
+
+    Every user may lock it. Without O_CREAT where it exists: Linux refuses that for the file of
+    another user in a folder like /tmp (`fs.protected_regular`). Nor may it be a link.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        handle = os.open(LOCK_PATH, flags)
+    except FileNotFoundError:
+        handle = os.open(LOCK_PATH, flags | os.O_CREAT, 0o666)
+        os.fchmod(handle, 0o666)  # whatever the umask is
+    return os.fdopen(handle, "r+b")
+
+
+def _write_holder(file: BufferedRandom, sweep: str) -> None:
+    """Say in the file who holds the lock.
+
+    Only the command's name goes there, as its arguments may have a password.
+    """
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+    holder = Holder(pid=os.getpid(), command=command, sweep=sweep, since=time.time())
+    file.seek(0)
+    file.truncate()
+    file.write(msgspec.json.encode(holder))
+    file.flush()
+
+
+def _describe_holder(file: BufferedRandom) -> str:
+    """Return a clause about the process that the file names."""
+    file.seek(0)
+    try:
+        holder = msgspec.json.decode(file.read(MAX_BYTES), type=Holder)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    except (msgspec.MsgspecError, ValueError, OverflowError, OSError):
+        return f"another process has been running trials on this machine ({LOCK_PATH})"
+    return one_line(
+        f"process {holder.pid} (`{holder.command}`) has been running trials of {holder.sweep}"
+        f" on this machine since {since}"
+    )

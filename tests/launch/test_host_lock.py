@@ -1,0 +1,95 @@
+"""One sweep at a time measures on a machine, and whoever waits is told for whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput, HarnessError
+from harness.launch import host_lock as module
+from harness.launch.host_lock import host_lock
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the lock's path, which is not that of the machine that the tests run on."""
+    path = tmp_path / "host.lock"
+    monkeypatch.setattr(module, "LOCK_PATH", path)
+    monkeypatch.setattr("sys.argv", ["/bin/harness", "run", "--tracking-uri=//me:hunter2@host"])
+    return path
+
+
+class Waiting:
+    """A second sweep, which gives up waiting once it was told whom it waits for."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.ran = False
+
+    def run(self, *, wait: bool = True) -> None:
+        with host_lock(
+            "second",
+            wait=wait,
+            on_message=self.messages.append,
+            should_wait=lambda: not self.messages,
+        ):
+            self.ran = True
+
+
+def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
+    second = Waiting()
+    with host_lock("first", wait=True, on_message=second.messages.append):
+        assert second.messages == []
+        assert path.stat().st_mode & 0o777 == 0o666
+        second.run()
+    (message,) = second.messages
+    assert message.startswith(
+        f"waiting, because process {os.getpid()} (`harness run`) has been running trials of first"
+        " on this machine since "
+    )
+    assert message.endswith("; `validity.contention: null` in the profile runs both side by side")
+
+
+def test_without_waiting_it_is_refused(path: Path) -> None:
+    second = Waiting()
+    with (
+        host_lock("first", wait=True, on_message=print),
+        pytest.raises(
+            BadInput, match=r"^--no-wait: process \d+ \(`harness run`\) has been running"
+        ),
+    ):
+        second.run(wait=False)
+    assert not second.ran
+    second.run(wait=False)
+    assert second.ran
+
+
+def test_it_is_not_waited_for_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT", 0.0)
+    with (
+        host_lock("first", wait=True, on_message=print),
+        pytest.raises(HarnessError, match=r"^waited 0 h; process \d+ "),
+        host_lock("second", wait=True, on_message=print),
+    ):
+        pytest.fail("it did not wait")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b"{}", b'{"pid": 1, "since": 1e999}', b"[" * 5000]
+)
+def test_whatever_the_file_says_it_is_waited_for(path: Path, content: bytes) -> None:
+    second = Waiting()
+    with host_lock("first", wait=True, on_message=print):
+        path.write_bytes(content)
+        second.run()
+    assert second.messages[0].startswith("waiting, because another process has been running trials")
+
+
+def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
+    path.symlink_to("elsewhere")
+    second = Waiting()
+    second.run()
+    assert second.ran
+    assert "so another sweep may run beside this one" in second.messages[0]
