@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ import psutil
 
 from tests.campaign.oracle import Finding, Snapshot, check_report
 from tests.campaign.stage import TWO_RANKS, Stage, run_again, undisturbed
+from tests.conftest import free_port
+from tests.slurm.cluster import is_listening
+from tests.support.running import wait_until
 
 PAUSE = 3.0  # seconds that the command is stopped
 START_TIMEOUT = 60.0  # seconds within which a process of a role has to appear
@@ -30,8 +34,13 @@ ROLES = ("harness", "forkserver", "agent", "rank0", "rank1", "worker")
 SIGNALS = ("KILL", "STOP")
 LONGEST_DELAY = 3000  # milliseconds
 TORCHRUN = "torchrun-"
-# What the command lines of processes that torchrun starts have in them.
-PROGRAMS = {"agent": "harness.launch.agent", "rank": "harness.training.worker"}
+SERVER = "mlflow"
+# What the command lines of processes that are not forked have in them.
+PROGRAMS = {
+    "torchrun-agent": "harness.launch.agent",
+    "torchrun-rank": "harness.training.worker",
+    SERVER: "--artifacts-destination",
+}
 STEP_SECONDS = 0.1  # long enough for signals to arrive while ranks train
 TIMEOUT = 30.0  # seconds, of a trial: a rank that is stopped costs all of them
 
@@ -96,13 +105,16 @@ class SignalCampaign:
         for round_ in range(50):
             for role in ROLES:
                 faults += [_draw(generator, role, name) for name in SIGNALS]
-            if round_ % 2 == 0:  # each of these has to load torch
+            if round_ % 2 == 0:  # each of these has to load torch or MLflow
                 role = generator.choice(("harness", "agent", "rank"))
                 faults.append(_draw(generator, TORCHRUN + role, "KILL"))
+                faults.append(_draw(generator, SERVER, generator.choice(SIGNALS)))
         return faults
 
     def strike(self, fault: SignalFault) -> list[Finding] | None:
         """Send the signal, run the sweep again, and judge; None if no process was there."""
+        if fault.role == SERVER:
+            return self._strike_server(fault)
         stage = self.torchrun if fault.role.startswith(TORCHRUN) else self.forked
         expected = self._expected(stage)
         stage.restore()
@@ -116,6 +128,26 @@ class SignalCampaign:
         findings = stage.check_end(ended, "run")
         findings += check_report(ended, expected, stage.snapshot(), "run")
         return findings + run_again(stage, expected)
+
+    def _strike_server(self, fault: SignalFault) -> list[Finding] | None:
+        """Send the signal to MLflow's server while a run delivers to it, and judge.
+
+        The server has the database of the results folder, to which the next run delivers itself.
+        """
+        stage = self.forked
+        stage.restore()
+        stage.control.watch(stage.work)
+        port = free_port()
+        server = stage.start(["ui", "--port", str(port), "--results", "results"], number=1)
+        wait_until(lambda: is_listening(port), START_TIMEOUT)
+        uri = f"http://127.0.0.1:{port}"
+        command = stage.start([*stage.run_command, "--tracking-uri", uri])
+        was_sent = self._send(fault, server)
+        (ended,) = stage.wait([command], server=server)
+        stage.control.stop()
+        if not was_sent:
+            return None
+        return stage.check_end(ended, "run") + run_again(stage, self._expected(stage))
 
     def _send(self, fault: SignalFault, command: int) -> bool:
         """Send the signal at its moment; return whether the process was still there."""
@@ -154,15 +186,21 @@ def _find(stage: Stage, role: str, command: int) -> int | None:
     """Return the newest process of a role, None if it has not appeared yet."""
     if role.endswith("harness"):
         return command
-    if role.startswith(TORCHRUN):
-        program = PROGRAMS[role.removeprefix(TORCHRUN)]
-        for process in psutil.Process(command).children(recursive=True):
-            if program in process.cmdline():
-                pid: int = process.pid
-                return pid
-        return None
+    if role in PROGRAMS:
+        return _find_program(PROGRAMS[role], command)
     pids = stage.control.process_ids(role)
     return pids[-1] if pids else None
+
+
+def _find_program(program: str, command: int) -> int | None:
+    """Return the last process below a command whose arguments have `program`, None if none has."""
+    pid: int | None = None
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(command).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if program in process.cmdline():
+                    pid = process.pid
+    return pid
 
 
 def _runs(pid: int) -> bool:

@@ -107,10 +107,13 @@ class Stage:
             arguments, folder=self.work, variables=variables, output=output, modules=modules
         )
 
-    def wait(self, pids: Sequence[int]) -> list[Ended]:
-        """Wait until the commands have ended, in the order in which they were started."""
+    def wait(self, pids: Sequence[int], server: int | None = None) -> list[Ended]:
+        """Wait until the commands have ended, in the order in which they were started.
+
+        A `server` is interrupted after them.
+        """
         outputs = [self.output(number) for number in range(len(pids))]
-        return warm.wait(pids, outputs=outputs, deadline=DEADLINE)
+        return warm.wait(pids, outputs=outputs, deadline=DEADLINE, server=server)
 
     def kill(self, pid: int) -> None:
         """Kill a command, and none of what it started."""

@@ -120,19 +120,27 @@ def start(
     raise AssertionError("os._exit does not return")
 
 
-def wait(pids: Sequence[int], *, outputs: Sequence[Path], deadline: float) -> list[Ended]:
+def wait(
+    pids: Sequence[int], *, outputs: Sequence[Path], deadline: float, server: int | None = None
+) -> list[Ended]:
     """Wait until all commands have ended, for `deadline` seconds; then see what they left running.
 
-    What takes longer is ended, and so is whatever was left.
+    What takes longer is ended, and so is whatever was left. A `server` is one more command, which
+    gets Ctrl-C once the others have ended.
     """
     started = time.monotonic()
     exit_codes: dict[int, int] = {}
-    while not exit_codes.keys() >= set(pids) and time.monotonic() < started + deadline:
+    awaited = set(pids)
+    while not exit_codes.keys() >= awaited and time.monotonic() < started + deadline:
         exit_codes |= _reap()
         time.sleep(POLL)
+        if server is not None and server not in awaited and exit_codes.keys() >= awaited:
+            awaited.add(server)
+            if server not in exit_codes:
+                os.kill(server, signal.SIGINT)
     seconds = time.monotonic() - started
     left_behind: dict[int, str] = {}
-    if exit_codes.keys() >= set(pids):
+    if exit_codes.keys() >= awaited:
         left_behind = _wait_for_orphans()
     _end_descendants()
     return [
