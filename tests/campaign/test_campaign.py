@@ -280,7 +280,7 @@ ADDRESSES = (
     "calls/harness/rename/1/kill-before/results/runs/campaign/*-s1-r0/record.json",
     "calls/harness/fsync/1/ENOSPC/results/runs/campaign/*-s1-r0/.record.json.*",
     "calls/rank0/rename/1/kill-after/results/runs/campaign/*-s1-r0/best/step-*",
-    "signals/agent/KILL/500",
+    "calls/agent/fork/2/kill-before/",
     "actors/run+run/1000",
     "damage/interrupted/zeros/1/campaign/*-s1-r0/trial.json",
 )
