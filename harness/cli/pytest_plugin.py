@@ -123,9 +123,11 @@ def _find_sweep(sweep: str) -> Path:
     It is absolute because pytest gives `pytest_collect_file` absolute paths to compare it with.
     """
     from harness.core.errors import BadInput
-    from harness.spec import sweep as spec
 
     try:
+        # Fails where the project's tests have a package of their own called `workloads`.
+        from harness.spec import sweep as spec
+
         return spec.find_sweep_file(sweep).absolute()
     except BadInput as error:
         raise pytest.UsageError(f"--harness-sweep {error}") from None

@@ -104,6 +104,20 @@ def test_baselines_of_another_sweep_warn_that_lost_cells_go_unnoticed(
     assert any(warning in line for line in project.pytest().outlines)
 
 
+def test_a_package_of_the_projects_that_is_called_like_ours_is_named(
+    project: BenchmarkProject,
+) -> None:
+    project.save_and_record()
+    (project.path / "workloads").mkdir()
+    (project.path / "workloads" / "__init__.py").touch()
+    (project.path / "conftest.py").write_text("import workloads\n", encoding="utf-8")
+    run = project.pytest(in_subprocess=True)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(
+        [f"ERROR: --harness-sweep found the package 'workloads' of {project.path}/workloads imp*"]
+    )
+
+
 def test_cells_are_selected_by_keyword_as_tests_are(project: BenchmarkProject) -> None:
     project.save_and_record(slower=0.5)
     project.pytest("-k", "fp32").assert_outcomes(passed=1, deselected=1)

@@ -165,6 +165,7 @@ def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
     assert {f"--account={HOSTILE}", f"--comment={HOSTILE}", "--contiguous"} <= directives
     revival = shlex.split(script[script.rindex("\nexec ") :])
     assert revival[:2] == ["exec", sys.executable]  # the job's leader stays out of a container
+    assert revival[2] == "-P"  # the user's folder, where sbatch was called, hides nothing
     submission = only_submission(results, HOSTILE)
     sweep_path = str(results.sweep_folder(HOSTILE).path)
     assert revival[-4:] == ["revive", sweep_path, submission.id, "0"]
