@@ -1,15 +1,16 @@
 """`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
-Every commit is measured against GOOD and never against a neighbor: so git asks the same question of
-each, and many small regressions in a row cannot hide between neighbors.
+Every commit is measured against both ends and never against a neighbor: so git asks the same question
+of each, and many small regressions in a row cannot hide between neighbors.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class BisectOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A commit that was tried against GOOD."""
+    """A commit that was tried against the ends."""
 
     commit: Commit
     finding: Finding
@@ -66,6 +67,11 @@ class BisectOutcome:
         if self.against_parent is not None and self.against_parent.mark == "bad":
             return 0
         return 3
+
+    @property
+    def uncertain_steps(self) -> list[Step]:
+        """The commits of which the likelier of good and bad was taken."""
+        return [step for step in self.steps if not step.finding.is_certain]
 
     def count_marked(self, mark: Mark) -> int:
         """Return how many commits were found to be so."""
@@ -95,7 +101,8 @@ def bisect(
 ) -> BisectOutcome:
     """Find the first bad commit of the repository that `inside` lies in.
 
-    A commit between the ends that fails or is inconclusive is skipped. Raises BadInput if there is
+    A commit between the ends that fails is skipped; of one that is uncertain the likelier is taken,
+    and the commit that is found has to be bad against its own parent too. Raises BadInput if there is
     nothing to find between the ends, Inconclusive if that is not certain, HarnessError if an end
     fails.
     """
@@ -111,13 +118,14 @@ def bisect(
     with (
         tempfile.TemporaryDirectory(prefix="harness-bisect-") as folder,
         _check_out(repository, Path(folder), good) as reference,
+        _check_out(repository, Path(folder), bad) as bad_tree,
     ):
-        search = _Search(repository, Path(folder), options, listener, reference)
+        search = _Search(repository, Path(folder), options, listener, reference, bad_tree)
         git = Bisection(reference.path, good.id, bad.id, first_parent=options.first_parent)
         judge_of_ends = make_judge(options, setup, comparisons=2 + git.commit_count.bit_length())
-        finding = search.compare_ends(judge_of_ends, bad)
+        finding = search.compare_ends(judge_of_ends)
         judge = judge_of_ends.narrowed(finding)
-        if options.compare_bits and judge(reference, reference).mark == "bad":
+        if options.compare_bits and judge.compare(reference, reference).mark == "bad":
             raise Inconclusive(
                 f"GOOD {options.good}: found other losses whenever it trains, so comparing losses proves nothing"
             )
@@ -142,8 +150,7 @@ def make_judge(
 ) -> SpeedJudge | LossJudge:
     """Return the judge of the ends.
 
-    An error in any comparison misleads the whole search. So all of them share ALPHA, and each of
-    them its share between the two times that it may be measured.
+    An error in any comparison misleads the whole search, so all of them share ALPHA.
     """
     if options.compare_bits:
         return LossJudge(setup=setup, seconds=options.budget_seconds)
@@ -151,15 +158,15 @@ def make_judge(
         setup=setup,
         min_effect=options.min_effect,
         seconds=options.budget_seconds,
-        alpha=ALPHA / (2 * comparisons),
+        alpha=ALPHA / comparisons,
         rng=np.random.default_rng(options.order_seed),
     )
 
 
 class _Search:
-    """Compares commits of one repository with GOOD, and keeps the steps.
+    """Compares commits of one repository with its ends, and keeps the steps.
 
-    `reference` is GOOD, checked out for as long as the search goes on.
+    `reference` is GOOD and `bad_tree` is BAD, checked out for as long as the search goes on.
     """
 
     def __init__(
@@ -169,12 +176,14 @@ class _Search:
         options: BisectOptions,
         listener: BisectListener,
         reference: Tree,
+        bad_tree: Tree,
     ) -> None:
         self.repository = repository
         self.folder = folder  # where commits are checked out
         self.options = options
         self.listener = listener
         self.reference = reference
+        self.bad_tree = bad_tree
         self.steps: list[Step] = []
 
     def add_step(self, step: Step) -> None:
@@ -182,16 +191,15 @@ class _Search:
         self.steps.append(step)
         self.listener.on_step_end(step)
 
-    def compare_ends(self, judge: Judge, bad: Commit) -> Finding:
+    def compare_ends(self, judge: Judge) -> Finding:
         """Return the finding on BAD, which is bad; see `bisect` for what is raised otherwise."""
         options = self.options
         self.listener.on_comparison_start(f"{options.bad} against {options.good}")
         context = f"BAD {options.bad} against GOOD {options.good}"
-        with _check_out(self.repository, self.folder, bad) as tree:
-            try:
-                finding = judge(self.reference, tree)
-            except HarnessError as error:
-                raise HarnessError(f"{context}: {error}") from None
+        try:
+            finding = judge.compare(self.reference, self.bad_tree)
+        except HarnessError as error:
+            raise HarnessError(f"{context}: {error}") from None
         if finding.mark == "skip":
             raise Inconclusive(
                 f"{context}: {finding.description}; allow more time (--budget) or use a quieter machine"
@@ -208,31 +216,34 @@ class _Search:
         """
         while not git.suspects:
             commit = describe_commit(self.repository, git.next_commit)
-            self.listener.on_comparison_start(f"{commit.short} against {self.options.good}")
+            self.listener.on_comparison_start(f"{commit.short} between the ends")
             with _check_out(self.repository, self.folder, commit) as tree:
-                finding = _judge_or_skip(judge, self.reference, tree)
+                finding = _finding_or_skip(
+                    partial(judge.classify, self.reference, tree, self.bad_tree)
+                )
             git.mark(finding.mark)
             self.add_step(Step(commit=commit, finding=finding, remaining=git.remaining))
 
     def compare_with_parent(self, judge: Judge, commit: Commit) -> Finding:
         """Return the finding on a commit against its own parent.
 
-        All that is known so far is that it is bad against GOOD: that its parent is not bad may be
-        an error of measurement.
+        All that is known so far is that it is nearer to BAD: that its parent is not may be an error
+        of measurement.
         """
         self.listener.on_comparison_start(f"{commit.short} against its parent")
         parent = describe_commit(self.repository, f"{commit.id}^")
         with (
             _check_out(self.repository, self.folder / "parent", parent) as a,
-            _check_out(self.repository, self.folder, commit) as b,
+            # BAD may be the suspect, and is checked out already.
+            _check_out(self.repository, self.folder / "suspect", commit) as b,
         ):
-            return _judge_or_skip(judge, a, b)
+            return _finding_or_skip(partial(judge.compare, a, b))
 
 
-def _judge_or_skip(judge: Judge, a: Tree, b: Tree) -> Finding:
-    """Return the finding on b; one that fails is skipped, as a commit may be broken."""
+def _finding_or_skip(find: Callable[[], Finding]) -> Finding:
+    """Return the finding on a commit; one that fails is skipped, as a commit may be broken."""
     try:
-        return judge(a, b)
+        return find()
     except HarnessError as error:
         return Finding(mark="skip", description=f"failed: {error}")
 

@@ -4,7 +4,6 @@ other losses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +12,15 @@ from typing import Protocol, Self
 import numpy as np
 
 from harness.gate.arms import PairStarter
+from harness.gate.classify import BAD, GOOD, REVISION, Classification, classify
 from harness.gate.history import Mark
 from harness.gate.paired import Budget, PairedResult, SpeedVerdict, measure
 from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 
-EXTENSION = 3  # how many times the budget an inconclusive commit is measured for, once
+EXTENSION = 3  # how many times the budget of the ends a commit between them may be measured for
+CERTAIN_SHARE = 0.5  # of the loss between the ends
 STRIDE = 20  # steps between two comparisons of the losses
 MARKS: Mapping[SpeedVerdict, Mark] = {
     "slower": "bad",
@@ -31,14 +32,16 @@ MARKS: Mapping[SpeedVerdict, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a judge says of one revision against another.
+    """What a judge says of one revision.
 
-    `skip` means that the revision can't be judged: it failed, or the measurement is inconclusive.
+    `skip` means that the revision can't be judged: it failed, or the measurement of an end is
+    inconclusive.
     """
 
     mark: Mark
     description: str
-    measurement: PairedResult | None = None  # of their speed, if that was judged
+    is_certain: bool = True  # or the likelier of good and bad
+    measurement: PairedResult | None = None  # of the speed of two revisions, if that was judged
     steps_until_divergence: int | None = None  # within which the losses had become others
 
 
@@ -56,8 +59,11 @@ class TrainingSetup:
 class Judge(Protocol):
     """Tells good commits from bad ones."""
 
-    def __call__(self, a: Tree, b: Tree) -> Finding:
+    def compare(self, a: Tree, b: Tree) -> Finding:
         """Say whether b is bad where a is good; raises HarnessError if a rank fails."""
+
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+        """Say whether a tree belongs to the good end or to the bad one; raises HarnessError."""
 
     def narrowed(self, bad: Finding) -> Self:
         """Return the judge of the commits in between, once it is known how bad the last one is."""
@@ -65,47 +71,29 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedJudge:
-    """Calls a commit bad that trains slower by at least `min_effect`.
+    """Calls a commit bad that trains slower by at least `min_effect`, and a commit between two ends
+    bad that lies nearer to the bad one.
 
-    Between two ends, a commit is bad from half of what is certain to be lost between them. That is
-    as far from either end as can be, so few pairs suffice, and of several regressions a large one
-    is found. Half of the estimate would not do: it is too large where measuring stopped early.
+    So every commit is good or bad, and of several regressions a large one is found.
     """
 
     setup: TrainingSetup
     min_effect: float
-    seconds: (
-        float  # of measuring; an inconclusive commit is measured `EXTENSION` times as long, once
-    )
+    seconds: float  # of measuring; a commit between the ends is measured `EXTENSION` times as long
     alpha: float
     rng: np.random.Generator
+    by_whole_turns: bool = False  # whether undisturbed steps don't show the loss between the ends
 
-    def __call__(self, a: Tree, b: Tree) -> Finding:
-        measured = self._measure(a, b, self.seconds)
-        if self._mark(measured) == "skip":
-            measured = self._measure(a, b, EXTENSION * self.seconds)
-        return Finding(
-            mark=self._mark(measured),
-            description=self._describe(measured),
-            measurement=measured,
-        )
-
-    def narrowed(self, bad: Finding) -> Self:
-        """Return a judge whose `min_effect` is half of the certain loss, if that is larger.
-
-        Half is meant on the logarithmic scale, on which losses in a row add up.
-        """
-        certain_ratio = 1.0
-        if bad.measurement is not None and bad.measurement.high:
-            certain_ratio = bad.measurement.high
-        half_of_loss = 1 - math.sqrt(certain_ratio)
-        return replace(self, min_effect=max(self.min_effect, half_of_loss))
-
-    def _measure(self, a: Tree, b: Tree, seconds: float) -> PairedResult:
-        """Measure b against a for so many seconds at most; raises HarnessError if a rank fails."""
+    def compare(self, a: Tree, b: Tree) -> Finding:
+        """Measure b against a, until the loss is known well; raises HarnessError if a rank fails."""
         setup = self.setup
-        budget = Budget(min_effect=self.min_effect, seconds=seconds, alpha=self.alpha)
-        return measure(
+        budget = Budget(
+            min_effect=self.min_effect,
+            seconds=self.seconds,
+            alpha=self.alpha,
+            certain_share=CERTAIN_SHARE,
+        )
+        measured = measure(
             setup.cell,
             setup.seed,
             {"a": a, "b": b},
@@ -115,11 +103,45 @@ class SpeedJudge:
             self.rng,
             setup.on_progress,
         )
+        return Finding(
+            mark=self._mark(measured),
+            description=self._describe(measured),
+            measurement=measured,
+        )
+
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+        """Measure a tree against both ends; raises HarnessError if a rank fails."""
+        setup = self.setup
+        budget = Budget(
+            min_effect=self.min_effect, seconds=EXTENSION * self.seconds, alpha=self.alpha
+        )
+        trees = {GOOD: good, REVISION: tree, BAD: bad}
+        with PairStarter(setup.cell, setup.seed, trees, setup.base, setup.profile) as starter:
+            classification = classify(
+                setup.cell,
+                starter.pair,
+                budget,
+                self.rng,
+                by_whole_turns=self.by_whole_turns,
+                on_progress=setup.on_progress,
+            )
+        return Finding(
+            mark="bad" if classification.is_bad else "good",
+            description=_describe_classification(classification),
+            is_certain=classification.is_certain,
+        )
+
+    def narrowed(self, bad: Finding) -> Self:
+        """Return a judge that looks at what shows the loss between the ends."""
+        measured = bad.measurement
+        return replace(self, by_whole_turns=bool(measured and measured.is_slower_as_a_whole))
 
     def _mark(self, measured: PairedResult) -> Mark:
         """Return `good` as soon as it is certain that b is not slower: how much faster it may be
         does not matter.
         """
+        if measured.verdict == "slower":
+            return "bad"
         if measured.low is not None and measured.low > 1 - self.min_effect:
             return "good"
         return MARKS[measured.verdict]
@@ -130,6 +152,9 @@ class SpeedJudge:
             return f"as fast, to within {self.min_effect:.1%}"
         low = _signed_percent(measured.low)
         high = _signed_percent(measured.high)
+        if measured.is_slower_as_a_whole:
+            whole = abs((measured.whole_ratio or 1) - 1)
+            return f"{whole:.1%} slower in whole turns, which its usual steps don't show"
         if measured.verdict != "inconclusive":
             change = abs((measured.ratio or 1) - 1)
             return f"{change:.1%} {measured.verdict} ({low} to {high})"
@@ -143,6 +168,17 @@ def _signed_percent(ratio: float | None) -> str:
     return "anything" if ratio is None else f"{ratio - 1:+.1%}"
 
 
+def _describe_classification(classification: Classification) -> str:
+    """Return where a commit lies, as in `-0.3% from GOOD, +27.1% from BAD`."""
+    text = (
+        f"{classification.against_good - 1:+.1%} from GOOD,"
+        f" {classification.against_bad - 1:+.1%} from BAD"
+    )
+    if classification.is_certain:
+        return text
+    return f"{text}: the likelier, but not certain after {classification.seconds:.0f} s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossJudge:
     """Calls a commit bad that computes other losses.
@@ -154,7 +190,12 @@ class LossJudge:
     seconds: float  # of training, after which losses that are still the same count as the same
     max_steps: int | None = None  # instead of `seconds`, once it is known
 
-    def __call__(self, a: Tree, b: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+        """Compare a tree with the good end: other losses than its are bad, whatever they are."""
+        return self.compare(good, tree)
+
+    def compare(self, a: Tree, b: Tree) -> Finding:
+        """Train both until their losses differ; raises HarnessError if a rank fails."""
         setup = self.setup
         trees = {"a": a, "b": b}
         steps = 0

@@ -76,6 +76,9 @@ class Budget:
     min_effect: float  # smallest change of throughput that matters, a fraction
     seconds: float  # of measuring
     alpha: float  # chance of a false alarm
+    # How much of an estimated loss must be certain before measuring ends. Measuring stops soonest
+    # where chance makes a loss look large; the size of it is known only if this is more than 0.
+    certain_share: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,13 +182,11 @@ def run_paired(
     """
     samples: list[PairSample] = []
     verdict: SpeedVerdict = "inconclusive"
-    # Batches that loader workers prepared in the arm's last turn cost a turn's first steps nothing;
-    # and at least one step finds the other arm's data in the caches.
-    prepared = cell.axes.num_workers * cell.axes.prefetch_factor
-    uncounted = max(1, prepared)
+    is_done = False
+    uncounted = uncounted_steps(cell)
     seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
     spent = 0.0
-    while verdict == "inconclusive" and spent < budget.seconds:
+    while not is_done and spent < budget.seconds:
         order: list[str] = rng.permutation(["a", "b"]).tolist()
         with start_pair(order) as arms:
             counted = warm_up(arms)
@@ -193,9 +194,32 @@ def run_paired(
         samples.append(sample)
         spent += sample.seconds
         verdict = judge_pairs(samples, budget)
+        is_done = verdict != "inconclusive"
+        if verdict == "slower":
+            is_done = is_precise(samples, budget)
         ratio = fmean(sample.log_ratio for sample in samples)
         on_progress(f"{len(samples)} pairs, {math.expm1(ratio):+.1%}")
     return summarize_pairs(cell, samples, verdict, budget)
+
+
+def uncounted_steps(cell: Cell) -> int:
+    """Return how many steps at the start of a turn are not counted.
+
+    Batches that loader workers prepared in the arm's last turn cost a turn's first steps nothing,
+    and at least one step finds the other arm's data in the caches.
+    """
+    prepared = cell.axes.num_workers * cell.axes.prefetch_factor
+    return max(1, prepared)
+
+
+def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
+    """Return whether a loss is known as well as the budget asks for."""
+    fast, whole = _log_ratios(samples)
+    for values, share in ((fast, 1 - WHOLE_ALPHA), (whole, WHOLE_ALPHA)):
+        _, highs = confidence_sequence(values, share * budget.alpha)
+        if highs[-1] < 0 and highs[-1] <= budget.certain_share * values.mean():
+            return True
+    return budget.certain_share == 0
 
 
 def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:

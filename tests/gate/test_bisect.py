@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,9 +19,11 @@ from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.paths import Results
 from harness.gate import bisect as module
 from harness.gate import judge as judging
+from harness.gate.arms import Arm, Turn
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
+from harness.gate.classify import classify
 from harness.gate.judge import Finding, SpeedJudge, TrainingSetup
-from harness.gate.paired import Budget, PairedResult, SpeedVerdict
+from harness.gate.paired import Budget, PairedResult
 from harness.gate.worktree import Tree
 from harness.records.store import write_spec
 from harness.render.terminal import bisect as view
@@ -29,11 +33,16 @@ from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.repository import Repository
 
+REAL_MAKE_JUDGE = module.make_judge
+
 
 class Reading:
     """Takes a commit for what its file `mark` says."""
 
-    def __call__(self, a: Tree, b: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+        return self.compare(good, tree)
+
+    def compare(self, a: Tree, b: Tree) -> Finding:
         before, now = (
             (tree.path / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b)
         )
@@ -152,7 +161,7 @@ def test_losses_that_are_never_the_same_tell_nothing(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Reading, "__call__", lambda self, a, b: Finding(mark="bad", description="other losses")
+        Reading, "compare", lambda self, a, b: Finding(mark="bad", description="other losses")
     )
     write(repository, "fast slow")
     with pytest.raises(Inconclusive, match="GOOD 0: found other losses whenever it trains"):
@@ -210,55 +219,157 @@ def test_a_cell_is_looked_for_among_sweeps_that_have_run(
     assert f"did you mean '{sweep.cells[0].id}'?" in wrong.err
 
 
-class TestSlower:
-    def judge(
-        self, monkeypatch: pytest.MonkeyPatch, *words: SpeedVerdict
-    ) -> tuple[SpeedJudge, list[Budget]]:
-        """One for which measuring gives these words, and the budgets that it measured with."""
-        left, budgets = list(words), []
+def test_bad_itself_may_be_the_first_bad_commit(repository: Repository) -> None:
+    write(repository, "fast fast slow")
+    assert subjects(search(repository, "0", "2")) == ["number 2"]
 
-        def measure(
-            cell: Any, seed: int, trees: Any, base: Path, profile: Any, budget: Budget, *_: object
-        ) -> PairedResult:
-            budgets.append(budget)
-            return PairedResult(verdict=left.pop(0), ratio=0.81, low=0.8, high=0.82)
 
-        monkeypatch.setattr(judging, "measure", measure)
-        bench = TrainingSetup(
-            cell=make_cell(),
-            seed=0,
-            base=Path(),
-            profile=Profile(device="cpu"),
-            on_progress=lambda words: None,
-        )
-        return SpeedJudge(
-            setup=bench, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
-        ), budgets
+def speed_judge(**changes: Any) -> SpeedJudge:
+    """A judge that has nothing to train."""
+    setup = TrainingSetup(
+        cell=make_cell(),
+        seed=0,
+        base=Path(),
+        profile=Profile(device="cpu"),
+        on_progress=lambda words: None,
+    )
+    judge = SpeedJudge(
+        setup=setup, min_effect=0.01, seconds=5.0, alpha=0.01, rng=np.random.default_rng(0)
+    )
+    return replace(judge, **changes)
 
-    def test_what_cannot_be_told_is_measured_longer_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tree = Tree(name="a", top=Path(), path=Path())
-        judge, budgets = self.judge(
-            monkeypatch, "inconclusive", "slower", "inconclusive", "inconclusive", "faster"
-        )
-        assert [judge(tree, tree).mark for _ in range(3)] == ["bad", "skip", "good"]
-        assert [budget.seconds for budget in budgets] == [5.0, 15.0, 5.0, 15.0, 5.0]
 
-    def test_what_is_certainly_not_slower_is_good_however_fast(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tree = Tree(name="a", top=Path(), path=Path())
-        judge, budgets = self.judge(monkeypatch, "inconclusive")
-        found = replace(judge, min_effect=0.25)(tree, tree)
-        assert (found.mark, len(budgets)) == ("good", 1)
-        assert found.description == "not slower by 25.0% (-20.0% to -18.0%)"
+TREE = Tree(name="a", top=Path(), path=Path())
 
-    def test_between_the_ends_half_of_the_certain_loss_is_the_line(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tree = Tree(name="a", top=Path(), path=Path())
-        judge, _ = self.judge(monkeypatch, "slower")
-        found = judge(tree, tree)
-        assert found.description == "19.0% slower (-20.0% to -18.0%)"
-        assert 1 - judge.narrowed(found).min_effect == pytest.approx(math.sqrt(0.82))
+
+def test_an_end_that_is_certainly_not_slower_is_good_however_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = PairedResult(verdict="inconclusive", ratio=0.81, low=0.8, high=0.82)
+    monkeypatch.setattr(judging, "measure", lambda *_: measured)
+    found = speed_judge(min_effect=0.25).compare(TREE, TREE)
+    assert found.mark == "good"
+    assert found.description == "not slower by 25.0% (-20.0% to -18.0%)"
+
+
+def test_the_ends_are_measured_until_half_of_the_loss_is_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: list[Budget] = []
+
+    def measure(*arguments: Any) -> PairedResult:
+        budgets.extend(argument for argument in arguments if isinstance(argument, Budget))
+        return PairedResult(verdict="slower", ratio=0.81, low=0.8, high=0.82)
+
+    monkeypatch.setattr(judging, "measure", measure)
+    found = speed_judge().compare(TREE, TREE)
+    assert (found.mark, found.description) == ("bad", "19.0% slower (-20.0% to -18.0%)")
+    assert [budget.certain_share for budget in budgets] == [0.5]
+
+
+def test_an_end_that_is_slower_as_a_whole_only_is_looked_at_as_a_whole() -> None:
+    whole = PairedResult(verdict="slower", ratio=1.0, high=1.01, whole_ratio=0.9, whole_high=0.95)
+    fast = PairedResult(verdict="slower", ratio=0.9, high=0.95, whole_ratio=0.9, whole_high=0.95)
+    for measured, expected in ((whole, True), (fast, False)):
+        finding = Finding(mark="bad", description="", measurement=measured)
+        assert speed_judge().narrowed(finding).by_whole_turns is expected
+
+
+class Noisy:
+    """Pairs of trees that are slower by what their file `mark` says, in per cent.
+
+    Takes the place of `PairStarter`. A process is faster or slower by `luck` for as long as it
+    lives, and one in ten by far more, as on a machine that others use.
+    """
+
+    rng = np.random.default_rng(0)
+    luck = 0.03
+    started = 0  # pairs
+
+    def __init__(self, cell: Any, seed: int, trees: Mapping[str, Tree], *_: object) -> None:
+        self.trees = trees
+
+    def __enter__(self) -> Noisy:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    @contextmanager
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
+        type(self).started += 1
+        yield {key: NoisyArm(self._step_seconds(self.trees[key])) for key in keys}
+
+    def _step_seconds(self, tree: Tree) -> float:
+        slower = float((tree.path / "mark").read_text(encoding="utf-8").split()[0])
+        luck = self.rng.normal(0, self.luck) + (self.rng.random() < 0.1) * self.rng.exponential(0.1)
+        return 0.005 * (1 + slower / 100) * math.exp(luck)
+
+
+class NoisyArm(Arm):
+    def __init__(self, step_seconds: float) -> None:
+        super().__init__("a tree", Path("log"))
+        self.step_seconds = step_seconds
+
+    def train(self, steps: int) -> Turn:
+        seconds = [self.step_seconds] * steps
+        total = sum(seconds)
+        return Turn(seconds=seconds, reported=[total], elapsed=[total], delay=0.0, losses="")
+
+
+@pytest.fixture
+def noisy(monkeypatch: pytest.MonkeyPatch) -> type[Noisy]:
+    """Real judges, on a machine that is made up."""
+    monkeypatch.setattr(module, "make_judge", REAL_MAKE_JUDGE)
+    monkeypatch.setattr(judging, "PairStarter", Noisy)
+    monkeypatch.setattr("harness.gate.paired.PairStarter", Noisy)
+    monkeypatch.setattr(Noisy, "rng", np.random.default_rng(1))
+    monkeypatch.setattr(Noisy, "started", 0)
+    return Noisy
+
+
+@pytest.mark.parametrize("first", [1, 4, 8])
+def test_eight_commits_of_which_one_is_slower_are_told_apart_in_noise(
+    repository: Repository, noisy: type[Noisy], first: int
+) -> None:
+    write(repository, "0 " * first + "27 " * (9 - first))  # 27% more time: 21% slower
+    found = search(repository, "0", "8", budget_seconds=30.0, order_seed=0)
+    assert subjects(found) == [f"number {first}"]
+    assert found.exit_code == 0
+    assert found.count_marked("skip") == 0
+    assert noisy.started * 2.5 < 300  # seconds, with starting
+
+
+def test_of_many_small_regressions_one_is_named_and_no_commit_is_skipped(
+    repository: Repository, noisy: type[Noisy]
+) -> None:
+    """A commit in the very middle belongs to neither end for certain: the likelier is taken."""
+    write(repository, "0 3 6 9 12 15 18 21 24")
+    found = search(repository, "0", "8", budget_seconds=30.0, order_seed=0)
+    assert found.count_marked("skip") == 0
+    assert len(found.suspects) == 1
+    assert 3 <= int(found.suspects[0].subject.split()[1]) <= 6
+
+
+def test_a_commit_that_is_uncertain_gets_the_likelier_class(noisy: type[Noisy]) -> None:
+    """Simulated classifications of commits at an end are right as often as they say."""
+    rng = np.random.default_rng(2)
+    wrong, uncertain = 0, 0
+    for number in range(60):
+        slow = number % 2
+        factors = {"good": 1.0, "revision": 1 + 0.08 * slow, "bad": 1.08}
+
+        @contextmanager
+        def pair(
+            keys: Sequence[str], factors: Mapping[str, float] = factors
+        ) -> Iterator[dict[str, Arm]]:
+            yield {
+                key: NoisyArm(0.005 * factors[key] * math.exp(rng.normal(0, 0.05))) for key in keys
+            }
+
+        budget = Budget(min_effect=0.01, seconds=3.0, alpha=0.01)
+        found = classify(make_cell(), pair, budget, rng, by_whole_turns=False)
+        wrong += found.is_bad != bool(slow)
+        uncertain += not found.is_certain
+        assert found.is_certain is False or found.is_bad is bool(slow)
+    assert uncertain > 15
+    assert wrong < 6

@@ -75,9 +75,11 @@ def lines(outcome: BisectOutcome) -> list[str]:
     """
     good, bad, skipped = (outcome.count_marked(mark) for mark in ("good", "bad", "skip"))
     steps = (
-        f"{outcome.cell.label}; each commit against {outcome.options.good}:"
+        f"{outcome.cell.label}; each commit against {_describe_ends(outcome)}:"
         f" {good} good, {bad} bad, {skipped} skipped"
     )
+    if outcome.uncertain_steps:
+        steps += f"; of {len(outcome.uncertain_steps)} the likelier was taken"
     # Only a single suspect is measured against its parent.
     if outcome.against_parent is None:
         suspects: list[str] = []
@@ -101,6 +103,12 @@ def lines(outcome: BisectOutcome) -> list[str]:
         f"against its parent: {outcome.against_parent.description}{doubt}",
         steps,
     ]
+
+
+def _describe_ends(outcome: BisectOutcome) -> str:
+    """Return what each commit was measured against."""
+    options = outcome.options
+    return options.good if options.compare_bits else f"{options.good} and {options.bad}"
 
 
 def _reason_of_skip(outcome: BisectOutcome, commit: Commit) -> str:
