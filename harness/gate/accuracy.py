@@ -6,14 +6,13 @@ seeds, since one seed may be lucky. Both revisions train the same seeds, so that
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -21,14 +20,14 @@ from harness.analysis.questions import MetricDifference, metric_difference
 from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.logs import last_log_line
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.core.redaction import redact_text, secret_values
 from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import RankResult, read_rank_result
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, count_gpus
@@ -117,8 +116,7 @@ class RevisionTrainer:
             base_folder=str(tree.counterpart(self.base)),
             device=self.profile.device,
         )
-        content = json.dumps(asdict(assignment)) + "\n"
-        write_atomically(folder.assignment_path, content, durable=False)
+        write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
         axes = trial.cell.axes
         variables = Torchrun(environment=self.profile.environment).variables(axes.num_threads)

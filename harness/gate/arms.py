@@ -20,13 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError, one_line
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder
 from harness.core.ports import free_port, unix_socket_path
 from harness.core.redaction import redact_text, secret_values
 from harness.gate.contention import WaitClock
@@ -35,7 +35,7 @@ from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile, count_gpus
 
@@ -366,8 +366,7 @@ class PairStarter:
             base_folder=str(tree.counterpart(self.base)),
             device=self.profile.device,
         )
-        content = json.dumps(asdict(assignment)) + "\n"
-        write_atomically(folder.assignment_path, content, durable=False)
+        write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
         variables = {
             **self.variables,

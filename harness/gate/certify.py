@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -140,15 +139,14 @@ def certify(
 def _comparison(measured: PairedResult) -> Comparison:
     """Return what a certificate keeps of a measurement that has just ended.
 
-    The rate is the geometric mean of both arms, which are the same code. The load says how busy the
-    machine was with anything else.
+    The rate is that of both arms, which are the same code, with all that disturbed them: trials
+    that are compared by it were disturbed likewise. The load says how busy the machine was with
+    anything else.
     """
-    a_rate = measured.a_rate or 0.0
-    b_rate = measured.b_rate or 0.0
     return Comparison(
         verdict=measured.verdict,
         log_ratio=float(np.mean(measured.log_ratios)),
-        rate=math.sqrt(a_rate * b_rate),
+        rate=measured.mean_rate or 0.0,
         pairs=measured.pairs,
         seconds=measured.seconds,
         ended=time.time(),

@@ -97,6 +97,7 @@ class PairedResult:
     whole_high: float | None = None
     a_rate: float | None = None  # samples/s, in undisturbed steps
     b_rate: float | None = None  # samples/s, in undisturbed steps
+    mean_rate: float | None = None  # samples/s of both arms together, in all counted steps
     pairs: int = 0  # of processes
     windows: int = 0  # of all pairs together
     seconds: float = 0.0  # in the turns
@@ -124,6 +125,7 @@ class PairSample:
 
     a_fast_step: float  # seconds that `FAST_SHARE` of arm A's counted steps do not exceed
     b_fast_step: float
+    mean_step: float  # seconds, over the counted steps of both arms
     # Mean of a step in each turn by the gate's clock, the arms in turn, (windows,).
     turn_step_seconds: NDArray[np.float64]
     b_first: bool  # whether the first window is B's
@@ -322,11 +324,21 @@ def sample_pair(
     return PairSample(
         a_fast_step=fast_step(turns["a"], uncounted),
         b_fast_step=fast_step(turns["b"], uncounted),
+        mean_step=mean_step(list(turns.values()), uncounted),
         turn_step_seconds=turn_step_seconds(list(turns.values()), uncounted),
         b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
     )
+
+
+def mean_step(turns: Sequence[Sequence[Turn]], uncounted: int) -> float:
+    """Return the mean seconds of a counted step of all arms, geometric over turns."""
+    means = []
+    for of_arm in turns:
+        for turn in of_arm:
+            means.append(fmean(turn.seconds[uncounted:]))
+    return geometric_mean(means)
 
 
 def fast_step(turns: Sequence[Turn], uncounted: int) -> float:
@@ -411,6 +423,7 @@ def summarize_pairs(
         whole_high=_finite_exp(float(whole_highs[-1])),
         a_rate=_mean_rate(cell, [sample.a_fast_step for sample in samples]),
         b_rate=_mean_rate(cell, [sample.b_fast_step for sample in samples]),
+        mean_rate=_mean_rate(cell, [sample.mean_step for sample in samples]),
         pairs=len(samples),
         windows=sum(len(sample.turn_step_seconds) for sample in samples),
         seconds=sum(sample.seconds for sample in samples),

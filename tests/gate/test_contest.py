@@ -277,6 +277,7 @@ def samples(count: int, mean: float, deviation: float) -> list[PairSample]:
         pair = PairSample(
             a_fast_step=STEP,
             b_fast_step=b_fast_step,
+            mean_step=STEP,
             turn_step_seconds=turns,
             b_first=False,
             seconds=1.0,

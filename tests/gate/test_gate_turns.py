@@ -8,20 +8,20 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder
 from harness.gate import paired
 from harness.gate.arms import ENDLESS, Arm, ArmRank, check_connected, connect_rank
 from harness.gate.paired import Budget
 from harness.gate.protocol import PROTOCOL
 from harness.gate.turn_worker import TurnSocket, train_in_turns
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import load_sweep
 from harness.training.ranks import Ranks
@@ -52,10 +52,8 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
         for key, cell, base in zip("ab", cells, bases, strict=True):
             trial_folder = TrialFolder(folder / key)
             trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
-            write_atomically(
-                trial_folder.assignment_path,
-                json.dumps(asdict(Assignment(trial=trial, base_folder=str(base), device="cpu"))),
-            )
+            assignment = Assignment(trial=trial, base_folder=str(base), device="cpu")
+            write_assignment(trial_folder.assignment_path, assignment)
             player = threading.Thread(target=_play, args=(trial_folder, str(folder / "turns")))
             player.start()
             stack.callback(player.join)
