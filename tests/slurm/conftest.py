@@ -4,6 +4,7 @@ leaves it whole.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -60,5 +61,14 @@ def slurm(shared_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slur
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What the trials of the tests compute on this machine, without Slurm and without an
     interruption.
+
+    All processes of a run of the tests share them: the first that needs them runs the trials.
     """
-    return run_locally(tmp_path_factory.mktemp("undisturbed"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # each worker of pytest-xdist has a folder of its own below it
+    folder /= "undisturbed"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return run_locally(folder)

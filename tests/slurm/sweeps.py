@@ -141,6 +141,8 @@ def outcomes(records: Mapping[str, Record]) -> Outcomes:
 def run_locally(folder: Path) -> Outcomes:
     """Run every strategy and seed by forked ranks, which tests/distributed shows to compute what
     torchrun's do.
+
+    In a folder in which they have run already, nothing runs again.
     """
     sweep = random_sweep(folder)
     profile = local_profile(folder, slots=2)
@@ -154,7 +156,7 @@ def wait_for_records(results: Path, undisturbed: Outcomes) -> dict[str, Record]:
     """Wait until every trial is over and return the records, whose outcomes must be those of the
     undisturbed trials.
     """
-    wait_until(lambda: is_over(results), 900, every=0.5)
+    wait_until(lambda: is_over(results), 900, every=1.0)  # a look takes a tenth of a core's second
     records = read_records(results)
     for key, outcome in outcomes(records).items():
         assert outcome == undisturbed[key]

@@ -77,43 +77,32 @@ def test_a_time_limit_that_is_too_short(
     assert {failure.kind for failure in record.previous_failures} == {"Interrupted"}
 
 
-def test_a_cancelled_trial_continues_when_it_is_submitted_again(
+def test_a_trial_continues_after_its_job_was_cancelled_and_after_its_leader_was_killed(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """One that was waiting starts anew."""
+    """The job of another trial waits, and is held for a moment. Cancelled jobs are submitted again;
+    one whose leader is killed comes back by itself.
+    """
     sweep = slow_sweep(tmp_path, strategies=["single"], seeds=[0, 1])
     results = tmp_path / "results"
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 20)
+    waiting_job = trial_rows(results)[1]["job"]
+    slurm.run("scontrol", "hold", waiting_job)
+    row = trial_rows(results)[1]
+    assert (row["state"], f"`scontrol release {waiting_job}`" in row["detail"]) == ("held", True)
+    slurm.run("scontrol", "release", waiting_job)
     assert "2 jobs cancelled" in harness("cancel", "line", "--results", str(results)).out
     wait_until(lambda: not slurm.run("squeue", "-h"))
     assert trial_states(results) == ["cancelled", "cancelled"]
-    hurry_up(tmp_path)
-    submit(sweep, results)
-    records = wait_for_records(results, undisturbed)
-    running, waiting = (records[row["trial"]] for row in trial_rows(results))
-    assert [failure.kind for failure in running.previous_failures] == ["Interrupted"]
-    assert waiting.previous_failures == []
 
-
-def test_a_job_comes_back_whose_leader_is_killed_and_one_that_is_held_says_so(
-    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
-) -> None:
-    """The first job of two runs; the second waits for it, and is held meanwhile."""
-    sweep = slow_sweep(tmp_path, strategies=["single"], seeds=[0, 1])
-    results = tmp_path / "results"
     submit(sweep, results, array_parallelism=1)
-    wait_for_step(results, 0, 20)
-    held = trial_rows(results)[1]["job"]
-    slurm.run("scontrol", "hold", held)
-    row = trial_rows(results)[1]
-    assert (row["state"], f"`scontrol release {held}`" in row["detail"]) == ("held", True)
-    slurm.run("scontrol", "release", held)
+    wait_for_step(results, 0, 1)
     os.kill(leader_pid(results), signal.SIGKILL)
     hurry_up(tmp_path)
     records = wait_for_records(results, undisturbed)
-    killed, waiting = (records[row["trial"]] for row in trial_rows(results))
-    assert [failure.kind for failure in killed.previous_failures] == ["Interrupted"]
+    running, waiting = (records[row["trial"]] for row in trial_rows(results))
+    assert [failure.kind for failure in running.previous_failures] == ["Interrupted"] * 2
     assert waiting.previous_failures == []
 
 

@@ -154,6 +154,31 @@ class TestAnAttemptWhoseJobEnded:
         assert not runner.folder.trial_folder(fresh.id).path.exists()
 
 
+class TestTheExitCode:
+    """By it, the batch script knows whether to have the job requeued."""
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (None, 0),
+            (JobIsOver("the sweep's jobs were cancelled"), leader.DECIDED),
+            (HarnessError("job 71 can't be requeued"), leader.CRASHED),
+            (OSError("Stale file handle"), leader.CRASHED),
+        ],
+    )
+    def test_says_whether_the_leader_meant_to_end(
+        self, error: Exception | None, code: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lead(*arguments: object) -> None:
+            assert arguments == ("/sweep", "id", 1, 7)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(leader, "lead", lead)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+        assert leader.main(["lead", "/sweep", "id", "1"]) == code
+
+
 class TestSignals:
     def test_near_the_limit_mean_the_time_limit_and_else_a_preemption(
         self, listener: JobListener
@@ -218,6 +243,43 @@ class TestLead:
         monkeypatch.setattr(Runner, "run", run)
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
+
+    def test_finishes_what_its_last_start_was_about_to_exclude(
+        self,
+        runner: Runner,
+        submitted: Submission,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """That start was killed between the requeue and the exclusion. A node that the job did not
+        get again needs neither.
+        """
+        calls: list[str] = []
+        exclusion = submission.folder_of(runner.folder, submitted.id).exclusion("71")
+        program = tmp_path / "scontrol"
+        program.write_text('#!/bin/sh\n[ "$2" = hostnames ] && echo "$3" | tr , "\\n"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
+        monkeypatch.setattr(partitions, "query", list)
+        monkeypatch.setattr(leader, "requeue", lambda *_: calls.append("requeue"))
+        monkeypatch.setattr(leader, "exclude_nodes", lambda nodes, _: calls.append(*nodes))
+
+        def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
+            calls.append("run")
+            return iter(())
+
+        monkeypatch.setattr(Runner, "run", run)
+        exclusion.write_text("n2", encoding="utf-8")
+        self.lead(runner, submitted)
+        assert calls == ["requeue", "n2"]
+        assert not exclusion.exists()
+
+        exclusion.write_text("n9", encoding="utf-8")
+        with pytest.raises(JobIsOver, match="left undone"):
+            self.lead(runner, submitted)
+        assert calls[2:] == ["run"]
+        assert not exclusion.exists()
 
     def test_of_a_job_that_slurm_restarts_too_often_fails(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch

@@ -221,7 +221,7 @@ def test_what_sbatch_refuses_is_reported_in_its_words(
 def test_files_of_a_submission_are_private_whatever_the_umask(
     slurm: FakeSlurm, results: Results, tmp_path: Path, umask: int
 ) -> None:
-    """Jobs run what they unpickle, and the profile's variables are in clear in submission.json."""
+    """Jobs run what submission.json says, which has the profile's variables in clear."""
     previous = os.umask(umask)
     try:
         assert submit(write(tmp_path, seeds=[0, 1]), results).code == 0
