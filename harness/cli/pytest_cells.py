@@ -23,7 +23,7 @@ from harness.analysis.compare import Comparison, Row, Rules, Side, certified_dri
 from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.core.paths import Results, TrialFolder
 from harness.gate.answer import Answer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
@@ -176,7 +176,7 @@ class SweepFile(pytest.File):
             return
         reporter = TrialReporter(self.config)
         if which == "all":
-            _announce_replacement(sweep, sweep_folder, reporter)
+            _announce_replacement(sweep, self.results, reporter)
         self.records = runner.run(
             sweep,
             self.profile,
@@ -359,15 +359,17 @@ class TrialReporter:
                 self.terminal.write_line(text)
 
 
-def _announce_replacement(sweep: Sweep, folder: SweepFolder, reporter: TrialReporter) -> None:
+def _announce_replacement(sweep: Sweep, results: Results, reporter: TrialReporter) -> None:
     """Print how many records the trials will replace, as MLflow keeps the old ones."""
+    folder = results.sweep_folder(sweep.name)
+    command = f"harness collect {shlex.quote(sweep.name)}{results.flag}"
     count = 0
     for trial in sweep.trials():
         count += folder.trial_folder(trial.id).record_path.exists()
     if count:
         reporter.print_line(
             f"harness: {counted(count, 'record')} in {folder.path} will be replaced;"
-            f" to deliver the new ones to MLflow: harness collect {shlex.quote(sweep.name)}"
+            f" to deliver the new ones to MLflow: {command}"
         )
 
 

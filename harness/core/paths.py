@@ -17,6 +17,7 @@ import errno
 import hashlib
 import os
 import re
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +210,16 @@ class Results:
     def artifacts(self) -> Path:
         """Return the folder of MLflow's local artifacts."""
         return self.path / "artifacts"
+
+    @property
+    def flag(self) -> str:
+        """Return ` --results PATH` as a shell takes it, for commands that are shown to people.
+
+        Empty where commands look in this folder by themselves.
+        """
+        if self.path == Path(os.environ.get("HARNESS_RESULTS", "results")):
+            return ""
+        return f" --results {shlex.quote(str(self.path))}"
 
     def sweep_folder(self, name: str) -> SweepFolder:
         """Return the folder of a sweep, which need not exist."""

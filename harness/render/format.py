@@ -17,6 +17,7 @@ from harness.spec.axes import DEFAULTS
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
+    from harness.records.record import Interruption
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval
@@ -74,6 +75,14 @@ def si_prefixed(value: float) -> str:
         if value >= factor:
             return f"{value / factor:.3g} {prefix}"
     return f"{value:.3g} "
+
+
+def interruption_note(interruption: Interruption) -> str:
+    """Say where an attempt ended and what that cost, by which signal if there was one."""
+    cause = "ended without a signal"
+    if interruption.signal:
+        cause = f"interrupted by {interruption.signal}"
+    return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
 # Measured quantities and their intervals.

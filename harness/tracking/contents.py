@@ -19,7 +19,8 @@ import numpy as np
 
 from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.sweep_result import SweepResult
-from harness.records.record import Evaluation, Failure, Interruption, Record, Status
+from harness.records.record import Evaluation, Failure, Record, Status
+from harness.render.format import interruption_note
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
 from harness.tracking.scalars import RATE, SCALARS, metric_name, over_trials, scalars
@@ -441,18 +442,10 @@ def _interruptions(record: Record) -> list[str]:
     """
     if not record.ranks:
         return []
-    notes = [_interruption_note(interruption) for interruption in record.ranks[0].interruptions]
+    notes = [interruption_note(interruption) for interruption in record.ranks[0].interruptions]
     for refusal in record.ranks[0].refused_checkpoints:
         notes.append(f"not resumed from {refusal}")
     return notes
-
-
-def _interruption_note(interruption: Interruption) -> str:
-    """Say where an attempt ended and what that cost, by which signal if there was one."""
-    cause = "ended without a signal"
-    if interruption.signal:
-        cause = f"interrupted by {interruption.signal}"
-    return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,8 @@ import pytest
 
 from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Record
+from harness.records.record import Interruption, Record
+from harness.render.format import interruption_note
 from harness.render.terminal.run import show_results, trial_line
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
@@ -128,3 +129,30 @@ def test_failed_interrupted_and_invalid_trials_are_counted(
     assert "1 failed; run or submit the sweep again to retry them" in lines
     assert any(line.startswith("1 invalid, left out of all means") for line in lines)
     assert not any(" interrupted" in line for line in lines)
+
+
+def test_commands_to_try_next_look_where_the_results_are(
+    sweep: Sweep,
+    results: Results,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = records(sweep.cells[0])
+    show_results(sweep, shown, results, trouble="down")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "harness " in line]
+    commands = ("harness ui", "harness show demo --phases", "harness collect demo")
+    for command in commands:
+        assert any(f"{command} --results {results.path}" in line for line in lines)
+    monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
+    show_results(sweep, shown, results, trouble="down")
+    assert "--results" not in capsys.readouterr().out
+
+
+def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Results) -> None:
+    record = records(sweep.cells[0])[0]
+    interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
+    record = replace(record, ranks=[replace(record.ranks[0], interruptions=[interruption])])
+    folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
+    note = "ended without a signal after step 8: 1.5 s lost"
+    assert note in trial_line(record, folder, 1, 1)
+    assert interruption_note(interruption) == note

@@ -59,7 +59,8 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
         show_table(console, table)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
     console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot_path))}", soft_wrap=True)
-    console.print("next  harness show SWEEP  [dim]compares a sweep's cells with these roofs[/]")
+    command = escape(f"harness show SWEEP{results.flag}")
+    console.print(f"next  {command}  [dim]compares a sweep's cells with these roofs[/]")
 
 
 def _repeats(machine: Machine) -> str:

@@ -22,7 +22,7 @@ from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
-from harness.render.format import counted, duration
+from harness.render.format import counted, duration, interruption_note
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import marks_legend, result_table
@@ -206,9 +206,9 @@ def show_results(
     remarks = _status_lines(records)
     remarks += _steady_state_lines(records, verbose=verbose)
     if trouble:
-        command = f"harness collect {shlex.quote(sweep.name)}"
+        command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow has not got everything[/]; deliver it later: {command}")
-    _print_lines(console, remarks + _next_lines(sweep, records))
+    _print_lines(console, remarks + _next_lines(sweep, records, results))
 
 
 def unreadable_lines(unreadable: Sequence[str]) -> list[str]:
@@ -316,8 +316,8 @@ def _label_lines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _next_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """Return the commands to try next, each with what it shows."""
+def _next_lines(sweep: Sweep, records: Sequence[Record], results: Results) -> list[str]:
+    """Return the commands to try next, each with what it shows, as lines of markup."""
     name = shlex.quote(sweep.name)
     seeds = shown_seeds(sweep, records)
     seeds += [max(seeds) + number for number in range(1, MORE_SEEDS + 1)]
@@ -325,15 +325,15 @@ def _next_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     if len(seeds) <= MOST_SEEDS:
         more = f"seeds={','.join(map(str, seeds))}"
     purposes = {
-        "harness ui": "curves and comparisons in MLflow",
-        f"harness show {name} --phases": "where the time of a step goes",
+        f"harness ui{results.flag}": "curves and comparisons in MLflow",
+        f"harness show {name} --phases{results.flag}": "where the time of a step goes",
         f"harness run … --set {more}": "more trials; finished ones are not repeated",
     }
     width = max(len(command) for command in purposes)
     lines: list[str] = []
     for command, purpose in purposes.items():
         heading = "" if lines else "next"
-        lines.append(f"{heading:{COMMAND_INDENT}}{command:{width}}  [dim]{purpose}[/]")
+        lines.append(f"{heading:{COMMAND_INDENT}}{escape(f'{command:{width}}')}  [dim]{purpose}[/]")
     return lines
 
 
@@ -379,9 +379,7 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     """
     remarks: list[str] = []
     for interruption in record.ranks[0].interruptions:
-        cause = interruption.signal or "its end"
-        lost = duration(interruption.lost_seconds)
-        remarks.append(f"interrupted by {cause} after step {interruption.step}: {lost} lost")
+        remarks.append(interruption_note(interruption))
     for refusal in record.ranks[0].refused_checkpoints:
         remarks.append(f"not resumed from {refusal}")
     slowest = summary.slowest

@@ -56,7 +56,8 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
     if submission.arrays:
         show_jobs(console, submission)
         name = shlex.quote(sweep.name)
-        console.print(f"\nnext  harness status {name} --watch", markup=False, soft_wrap=True)
+        command = f"harness status {name} --watch{results.flag}"
+        console.print(f"\nnext  {command}", markup=False, soft_wrap=True)
 
 
 def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
