@@ -11,6 +11,15 @@ import yaml
 from harness.spec import sweep as spec
 from harness.spec.sweep import Sweep
 
+
+class DumperWithoutAliases(yaml.SafeDumper):
+    """Writes parts that occur twice as often, since sweep files may have no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True."""
+        return True
+
+
 DIGITS = {"mlp": {"data": {"source": "digits"}}}
 
 
@@ -21,7 +30,8 @@ def write(folder: Path, workloads: Any = DIGITS, **keys: Any) -> Path:
     """
     path = folder / "sweep.yaml"
     content = {"name": "demo", "workloads": workloads, **keys}
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    text = yaml.dump(content, Dumper=DumperWithoutAliases, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
