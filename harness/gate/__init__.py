@@ -7,8 +7,10 @@ revisions of a repository freshly against each other:
 * `worktree` checks a revision out beside the working tree,
 * `arms` starts the ranks of both trees and lets them train in turn, `turn_worker` is such a rank,
   and `protocol` is what the two agree on,
+* `contention` reads how much of a turn other programs took,
 * `paired` measures pairs of arms until the ratio of their throughputs is certain,
-* `against` does so for every cell of a sweep (`harness gate`), `certify` for equal code (`harness
-  certify`), and `bisect` for the commits of a history, which `history` reads and `judge` judges
-  (`harness bisect`).
+* `against` does so for every cell of a sweep (`harness gate`), whose changes `sweep_changes` names
+  and whose learning `accuracy` compares, and `certify` for equal code (`harness certify`),
+* `bisect` searches the commits of a history (`harness bisect`), which `history` reads, `judge`
+  judges and `classify` measures against both ends.
 """
