@@ -21,7 +21,7 @@ from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
-from harness.launch.watchdog import Watchdog, failure_of, find_straggler
+from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.environment import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
@@ -324,11 +324,14 @@ def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any], world_siz
     if progress:
         reached = f"step {progress['step']} of {progress['steps']}"
     message = f"took longer than its time-out; it had reached {reached}"
-    straggler = find_straggler(read_heartbeats(folder.heartbeat_folder), world_size)
+    beats = read_heartbeats(folder.heartbeat_folder)
+    stall = describe_stall(beats, world_size)
+    if stall is not None:
+        message = f"{message}; {stall}"
+    straggler = find_straggler(beats, world_size)
     if straggler is None:
         log = str(folder.rank_log(0).relative_to(folder.path))
         return Failure(kind="Timeout", message=message, log=log)
-    message = f"{message}; {straggler}"
     if straggler.heartbeat is None:
         return Failure(kind="Timeout", message=message, rank=straggler.rank)
     return failure_of(straggler.heartbeat, "Timeout", message, folder)

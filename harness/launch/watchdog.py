@@ -194,3 +194,11 @@ def find_straggler(beats: Sequence[Heartbeat], world_size: int) -> Straggler | N
         reason = "and the others wait for it" if world_size > 1 else "and is the only one"
         return Straggler(rank=busy[0].rank, heartbeat=busy[0], reason=reason)
     return None
+
+
+def describe_stall(beats: Sequence[Heartbeat], world_size: int) -> str | None:
+    """Say which rank the others wait for, or else what rank 0 does; None without heartbeats."""
+    straggler = find_straggler(beats, world_size)
+    if straggler is not None:
+        return str(straggler)
+    return f"{beats[0]}, like the others" if beats else None

@@ -25,7 +25,7 @@ from harness.core.errors import one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
-from harness.launch.watchdog import STALE_SECONDS, find_straggler
+from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.record import RECORD_FORMAT, read_record_header
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
@@ -47,7 +47,7 @@ class TrialFiles:
     is_begun: bool = False  # an attempt has begun that has left no record yet
     # Seconds since its last report of progress, or since it began; None where that is short.
     silent_seconds: float | None = None
-    straggler: str | None = None  # the rank that the others wait for, of a silent trial
+    stall: str | None = None  # of a silent trial, what its ranks' heartbeats say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,16 +272,16 @@ def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialSta
     if files.progress is not None:
         row = _with_progress(row, files.progress, trial.cell.axes.batch_size)
     if files.silent_seconds is not None:
-        row = _with_silence(row, files.silent_seconds, files.straggler)
+        row = _with_silence(row, files.silent_seconds, files.stall)
     return row
 
 
-def _with_silence(row: TrialState, seconds: float, straggler: str | None) -> TrialState:
+def _with_silence(row: TrialState, seconds: float, stall: str | None) -> TrialState:
     """Return the row of a running trial that has reported nothing for a while.
 
-    Its last rate is no longer true. `straggler` says which rank the others wait for, if any does.
+    Its last rate is no longer true. `stall` says which rank the others wait for, if that is known.
     """
-    parts = [row.detail, f"no report for {seconds:.0f} s", straggler]
+    parts = [row.detail, f"no report for {seconds:.0f} s", stall]
     return replace(
         row,
         samples_per_second=None,
@@ -419,13 +419,12 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     silent_seconds = time.time() - progress.get("at", begun_at)
     if silent_seconds < STALE_SECONDS:
         return TrialFiles(record=record, progress=progress or None, is_begun=True)
-    straggler = find_straggler(read_heartbeats(trial_folder.heartbeat_folder), world_size)
     return TrialFiles(
         record=record,
         progress=progress or None,
         is_begun=True,
         silent_seconds=silent_seconds,
-        straggler=str(straggler) if straggler else None,
+        stall=describe_stall(read_heartbeats(trial_folder.heartbeat_folder), world_size),
     )
 
 

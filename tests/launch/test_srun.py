@@ -39,6 +39,7 @@ class TestCommand:
             f"--ntasks-per-node={each}",
             "--relative=0",
         } <= set(command)
+        assert "--overlap" in command  # a step whose slurmstepd died must not block the next
         assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
     def test_ranks_know_where_to_meet(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watchdog
-from harness.launch.watchdog import Verdict, Watchdog, find_straggler
+from harness.launch.watchdog import Verdict, Watchdog, describe_stall, find_straggler
 from harness.records.record import Failure, RankResult, write_record
 from harness.records.running import Heartbeat, read_heartbeats
 from harness.training import heartbeat
@@ -119,8 +119,10 @@ class TestTheRankThatOthersWaitFor:
         assert str(straggler).endswith(end)
 
     def test_is_unknown_where_all_do_the_same(self) -> None:
-        assert find_straggler([BEAT, replace(BEAT, rank=1)], 2) is None
-        assert find_straggler([], 2) is None
+        beats = [BEAT, replace(BEAT, rank=1)]
+        assert find_straggler(beats, 2) is None
+        assert describe_stall(beats, 2) == f"{BEAT}, like the others"
+        assert describe_stall([], 2) is None
 
 
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
