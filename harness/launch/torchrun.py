@@ -107,7 +107,7 @@ def _failure(ended: FailedRank, rank: int, folder: TrialFolder) -> Failure:
     if ended.out_of_memory:
         message = "ended by SIGKILL: the kernel killed it for want of memory"
         return Failure(kind="OutOfMemory", message=message, rank=rank)
-    if exit_code > 0:
+    if exit_code >= 0:
         return exit_failure(exit_code, rank, folder)
     kind = "Killed"
     if -exit_code == SIGNAL:  # it came before the rank had blocked it
