@@ -152,11 +152,13 @@ class Checkpointer:
         for fault in faults:
             print(f"not resumed from {fault}")
         if name is None:
-            state.refused_checkpoints += faults
+            state.refused_checkpoints = faults
             return
         rank_content = self._restore(Path(name), rehearse_step)
         state.resume_from(rank_content["state"])
-        state.refused_checkpoints += faults
+        for fault in faults:
+            if fault not in state.refused_checkpoints:
+                state.refused_checkpoints.append(fault)
         saved_at = rank_content["at"]
         interruption = Interruption(
             step=state.step,

@@ -7,7 +7,7 @@ and under any strategy: digests are over unsharded parameters.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,14 @@ def digest_parameters(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name}\0".encode())
-        digest.update(tensor_bytes(full_tensor(parameter)))
+        add_tensor(digest.update, full_tensor(parameter))
     return digest.hexdigest()
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return type, shape and content of a tensor on the CPU."""
+def add_tensor(update: Callable[[bytes], object], tensor: Tensor) -> None:
+    """Add type, shape and bytes of a tensor on the CPU to a digest."""
     # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
     # FSDP2 frees its parameters by resizing theirs to nothing.
     values = tensor.clone(memory_format=torch.contiguous_format)
-    content = values.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"{values.dtype}\0{tuple(values.shape)}\0".encode() + content
+    update(f"{values.dtype}\0{tuple(values.shape)}\0".encode())
+    update(values.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import NotApplied
-from harness.training.fingerprint import full_tensor, tensor_bytes
+from harness.training.fingerprint import add_tensor, full_tensor
 from workloads.base import Workload
 
 PLAIN_TYPES = (bool, int, float, str, type(None))
@@ -204,7 +204,7 @@ def _to_plain(value: Any, path: str) -> Any:
 def _add_value(update: Callable[[bytes], object], value: Any) -> None:
     """Add types and values of a state to a digest, those of dicts in the order of their keys."""
     if isinstance(value, torch.Tensor):
-        update(tensor_bytes(value))
+        add_tensor(update, value)
     elif isinstance(value, dict):
         update(f"dict {len(value)};".encode())
         for key in sorted(value, key=repr):
