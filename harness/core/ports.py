@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.core.errors import BadInput, HarnessError
 
+LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 20000  # services such as sshd or a database usually listen below
 CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
 SMALLEST_RANGE = (
@@ -43,6 +46,32 @@ def node_address(interface: str | None) -> str:
     raise BadInput(f"slurm.interface: found {interface!r} without an address; allowed: {allowed}")
 
 
+def listen(address: str, port: int) -> socket.socket:
+    """Listen on a port of this node at one address, by name or number.
+
+    Two kinds of names are listened for on all interfaces: those that mean the loopback interface to
+    this node alone, as Debian's 127.0.1.1, and those of an address that this node does not have
+    itself, as behind a translation. Other nodes may reach it by either.
+    """
+    family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    is_loopback = ip_address(resolved[0]).is_loopback
+    if not is_loopback or _is_number(address) or address == "localhost":
+        try:
+            return socket.create_server(resolved[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return socket.create_server(("", port), family=family)
+
+
+def _is_number(address: str) -> bool:
+    """Whether an address is an IP address rather than a name."""
+    with suppress(ValueError):
+        ip_address(address)
+        return True
+    return False
+
+
 def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
     """Return a port of this machine on which nothing listens now.
 
@@ -52,8 +81,10 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
     no port is free.
     """
     for port in [*_candidates(ephemeral_ports), 0]:  # for port 0, the kernel chooses
-        with suppress(OSError), socket.create_server(("", port)) as server:
-            return int(server.getsockname()[1])
+        # Bound, which fails if somebody listens there, and not listened on itself.
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
     raise HarnessError("no port of this node is free")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -23,10 +22,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.oom import oom_kills
 from harness.core.paths import write_atomically
+from harness.core.ports import LOOPBACK, listen
 from harness.core.processes import die_with_parent, end_process, ending_descendants
 from harness.launch.launcher import rank_variables
 
-LOOPBACK = "127.0.0.1"
 GRACE = 0.5  # seconds in which the other ranks may report their own errors once one has failed
 TERMINATION_TIMEOUT = 30.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.01  # seconds between two looks at ranks once one has failed
@@ -59,7 +58,7 @@ def main() -> None:
 def run_ranks(world_size: int, module: str, arguments: Sequence[str]) -> dict[int, FailedRank]:
     """Fork the ranks and wait until they have ended; return those that failed, by rank."""
     launcher = os.getpid()
-    listening = socket.create_server((LOOPBACK, 0))
+    listening = listen(LOOPBACK, 0)
     port = listening.getsockname()[1]
     ranks: dict[int, int] = {}
     for rank in range(world_size):

@@ -32,6 +32,10 @@ def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
     return Failure(kind="Exited", message=f"with code {code}", rank=rank)
 
 
+# The name by which `agent` registers its rendezvous with torchrun.
+RENDEZVOUS = "harness-loopback"
+
+
 class Launcher(Protocol):
     """Builds commands without side effects, and starts them."""
 

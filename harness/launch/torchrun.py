@@ -18,9 +18,10 @@ import psutil
 from harness.core.errors import BadFile
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
+from harness.core.ports import LOOPBACK
 from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
-from harness.launch.launcher import exit_failure
+from harness.launch.launcher import RENDEZVOUS, exit_failure
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
 from harness.training.interruption import SIGNAL
@@ -49,7 +50,8 @@ class Torchrun:
         agent = module_command(sys.executable, "harness.launch.agent")
         # torchrun's own way to run a module would import from the working directory first. Without
         # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
-        options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        options = [f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={LOOPBACK}:0"]
+        options += [f"--nproc-per-node={ranks}", "--no-python"]
         options.append(f"--log-dir={os.devnull}")
         rank_command = [*module_command(sys.executable, module), *rank_arguments]
         return [*agent, failures, *options, *rank_command]

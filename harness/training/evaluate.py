@@ -56,16 +56,17 @@ def evaluate(
         with autocast(axes, mesh.device):
             rows = workload.evaluate(model, batch)
         if batch_indices:
-            all_rows.append(rows.double().cpu().numpy())
+            all_rows.append(rows.double().cpu())
         if number % PASSES_BETWEEN_CHECKS == 0 and not should_continue():
             model.train()
             return None
     model.train()
-    rank_rows = np.concatenate(all_rows) if all_rows else None
-    shares = mesh.gather((np.asarray(indices), rank_rows))
+    rank_rows = torch.cat(all_rows) if all_rows else None
+    shares = mesh.gather((torch.tensor(indices, dtype=torch.int64), rank_rows))
     metrics = None
     if mesh.ranks.is_rank_0:
         metrics = workload.metrics(_in_sample_order(shares, len(samples)))
+        metrics = {name: float(value) for name, value in metrics.items()}
     shared: dict[str, float] = mesh.broadcast_from_rank_0(metrics)
     return shared
 
@@ -109,8 +110,8 @@ def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Ten
     `shares` has each rank's sample indices and its rows, None for a rank without samples. Raises
     NotApplied unless there is exactly one row for each of `count` samples.
     """
-    indices = np.concatenate([share_indices for share_indices, _ in shares])
-    rows = np.concatenate([share_rows for _, share_rows in shares if share_rows is not None])
+    indices = np.concatenate([share_indices.numpy() for share_indices, _ in shares])
+    rows = np.concatenate([rank_rows.numpy() for _, rank_rows in shares if rank_rows is not None])
     each_once = np.array_equal(np.sort(indices), np.arange(count))
     if not each_once or len(rows) != count:
         raise NotApplied(

@@ -84,7 +84,8 @@ class ParallelMesh:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value at rank 0, by rank; an empty list at the other ranks.
 
-        Values travel pickled, so this is for what is rare and small.
+        Values travel as bytes, so this is for what is rare and small. They are made of plain Python
+        values and tensors.
         """
         return collectives.gather(value, self.ranks)
 

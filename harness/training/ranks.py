@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import os
 import random
 import socket
@@ -21,8 +22,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from harness.core.errors import BadInput
+from harness.core.ports import listen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ def process_group(
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
+        store=_join_store(ranks, timedelta(seconds=timeout)),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timedelta(seconds=timeout),
@@ -124,6 +128,27 @@ def process_group(
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
+    """Return the store at MASTER_ADDR and MASTER_PORT through which ranks find each other.
+
+    A launcher that runs on every node has one there already. Otherwise rank 0 makes it, as torch
+    would, but one that listens at that address alone: whoever reaches a store may read and write it.
+    """
+    address, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", "0"))
+    if not address or not port:
+        raise BadInput("MASTER_ADDR, MASTER_PORT: found none; allowed: both, as torchrun sets them")
+    if not ranks.is_rank_0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return TCPStore(address, port, ranks.world_size, is_master=False, timeout=timeout)
+    return TCPStore(
+        address,
+        port,
+        ranks.world_size,
+        is_master=True,
+        timeout=timeout,
+        master_listen_fd=listen(address, port).detach(),
+    )
 
 
 # Seeds
@@ -177,23 +202,54 @@ def barrier() -> None:
 
 
 def gather(value: Any, ranks: Ranks) -> list[Any]:
-    """Return every rank's value at rank 0, by rank; an empty list at the other ranks."""
+    """Return every rank's value at rank 0, by rank; an empty list at the other ranks.
+
+    A value is made of plain Python values and tensors, which arrive on the CPU.
+    """
     if not dist.is_initialized():
         return [value]
-    values: list[Any] | None = None  # torch wants a list at the destination, and none elsewhere
+    packed = _pack(value)
+    sizes = [
+        torch.zeros(1, dtype=torch.int64, device=packed.device) for _ in range(ranks.world_size)
+    ]
+    dist.all_gather(sizes, torch.tensor([len(packed)], device=packed.device))
+    longest = max(int(size) for size in sizes)
+    padded = nn.functional.pad(packed, (0, longest - len(packed)))
+    buffers: list[torch.Tensor] | None = None  # torch wants them at the destination alone
     if ranks.is_rank_0:
-        values = [None] * ranks.world_size
-    dist.gather_object(value, values)
-    return values or []
+        buffers = [torch.empty_like(padded) for _ in range(ranks.world_size)]
+    dist.gather(padded, buffers)
+    received = zip(buffers or [], sizes, strict=False)
+    return [_unpack(buffer[: int(size)]) for buffer, size in received]
 
 
 def broadcast_from_rank_0(value: Any) -> Any:
-    """Return rank 0's value at every rank; values travel pickled."""
+    """Return rank 0's value at every rank, made of what `gather` allows."""
     if not dist.is_initialized():
         return value
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
+    packed = _pack(value)
+    size = torch.tensor([len(packed)], device=packed.device)
+    dist.broadcast(size, src=0)
+    received = packed if dist.get_rank() == 0 else packed.new_empty(int(size))
+    dist.broadcast(received, src=0)
+    return _unpack(received)
+
+
+def _pack(value: Any) -> torch.Tensor:
+    """Return a value as bytes, where the process group's backend wants them."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    packed = torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+    return packed.cuda() if dist.get_backend() == "nccl" else packed
+
+
+def _unpack(packed: torch.Tensor) -> Any:
+    """Return the value of such bytes, which may come from anywhere: none of them is run as code.
+
+    That is what torch's own collectives of objects would do with a pickle.
+    """
+    buffer = io.BytesIO(packed.cpu().numpy().tobytes())
+    return torch.load(buffer, map_location="cpu", weights_only=True)
 
 
 @torch.no_grad()

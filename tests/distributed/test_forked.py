@@ -15,13 +15,17 @@ from tests.support.running import processes_below
 pytestmark = pytest.mark.distributed
 
 TOLD = """\
-import json, os, sys
+import json, os, psutil, sys
 import torch.distributed as dist
 NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 def main(arguments=None):
     dist.init_process_group("gloo")
+    port = int(os.environ["MASTER_PORT"])
+    sockets = psutil.net_connections("tcp")
+    store = [each.laddr.ip for each in sockets if each.status == "LISTEN" and each.laddr.port == port]
     everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [{name: os.environ[name] for name in NAMES}, arguments or sys.argv[1:]])
+    variables = {name: os.environ[name] for name in NAMES}
+    dist.all_gather_object(everyone, [variables, arguments or sys.argv[1:], store])
     if not dist.get_rank():
         print(json.dumps(everyone))
     dist.destroy_process_group()
@@ -42,8 +46,9 @@ def main(arguments):
 
 @pytest.fixture
 def trial_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFolder:
-    """A trial's folder, in a working directory of its own."""
+    """A trial's folder, beside a module that ranks can import."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return TrialFolder(tmp_path / "trial")
 
 
@@ -61,7 +66,8 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
         assert launcher.start(command, launcher.variables(1), log).wait(300) == 0
         printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     assert printed[0] == printed[1]
-    assert [variables["RANK"] for variables, _ in printed[0]] == ["0", "1", "2"]
+    assert [variables["RANK"] for variables, _, _ in printed[0]] == ["0", "1", "2"]
+    assert [store for _, _, store in printed[0]] == [["127.0.0.1"]] * 3
     assert not trial_folder.failures_path.exists()
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.paths import Results, TrialFolder, write_atomically
+from harness.core.paths import Results, TrialFolder
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import Record, read_rank_result
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
@@ -151,7 +149,7 @@ def test_a_rank_started_by_hand_ends_with_its_own_exit_code(tmp_path: Path) -> N
     sweep = spec.load_sweep(line_sweep(tmp_path, {"line": entry}, length={"steps": STEPS}))
     folder = TrialFolder(tmp_path / "trial")
     assignment = Assignment(trial=sweep.trials()[0], base_folder=str(tmp_path), device="cpu")
-    write_atomically(folder.assignment_path, json.dumps(asdict(assignment)))
+    write_assignment(folder.assignment_path, assignment)
     command = [sys.executable, "-m", "harness.training.worker", str(folder.path)]
     variables = os.environ | {"OMP_NUM_THREADS": "2"}
     exit_codes = []

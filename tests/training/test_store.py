@@ -1,0 +1,111 @@
+"""Ranks meet at one address, and take nothing that the others send for code."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from harness.core.ports import LOOPBACK, free_port, listen
+from harness.training import ranks as module
+from harness.training.ranks import Ranks, broadcast_from_rank_0, gather, process_group
+
+ONE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the port at which the ranks of a test meet."""
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    return port
+
+
+@pytest.fixture
+def joined(port: int) -> Iterator[int]:
+    """Join a process group of one rank; return the port of its store."""
+    with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
+        yield port
+
+
+def addresses(port: int) -> list[str]:
+    """Return the addresses at which this process listens on a port."""
+    connections = psutil.Process().net_connections("tcp")
+    return [
+        connection.laddr.ip
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    ]
+
+
+def test_rank_0_listens_at_the_address_where_ranks_meet_and_at_no_other(joined: int) -> None:
+    assert addresses(joined) == [LOOPBACK]
+
+
+def test_values_arrive_as_they_were_sent(joined: int) -> None:
+    value = {"numbers": [1, 0.1, None], "text": "a", "state": (3, (1, 2), None)}
+    assert broadcast_from_rank_0(value) == value
+    (gathered,) = gather({"rows": torch.tensor([[0.1, 2.0]], dtype=torch.float64)}, ONE_RANK)
+    assert gathered["rows"].tolist() == [[0.1, 2.0]]
+    assert gathered["rows"].dtype == torch.float64
+
+
+def test_a_launchers_store_is_used_where_there_is_one(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
+        assert store.num_keys() > 0
+
+
+class Command:
+    """What a peer may send instead of a value."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_nothing_that_arrives_is_run(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "ran"
+    buffer = io.BytesIO()
+    if form == "pickle":
+        pickle.dump(Command(path), buffer, protocol=2)  # as torch writes it
+    else:
+        torch.save(Command(path), buffer)
+    packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    with pytest.raises(pickle.UnpicklingError):
+        module._unpack(packed)
+    assert not path.exists()
+
+
+class TestListen:
+    def test_at_an_address_means_there_alone(self) -> None:
+        with listen(LOOPBACK, 0) as listening:
+            assert listening.getsockname()[0] == LOOPBACK
+        with listen("localhost", 0) as listening:
+            assert listening.getsockname()[0] in (LOOPBACK, "::1")
+
+    @pytest.mark.parametrize(("name", "resolved"), [("node7", "127.0.1.1"), ("node8", "192.0.2.1")])
+    def test_at_a_name_that_others_resolve_otherwise_means_everywhere(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, resolved: str
+    ) -> None:
+        answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answer)
+        with listen(name, 0) as listening:
+            assert listening.getsockname()[0] == "0.0.0.0"
