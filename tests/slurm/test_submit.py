@@ -385,8 +385,15 @@ class TestTheEndOfABatchScript:
     """The shell that runs the leader, which a script in place of Python plays."""
 
     @pytest.fixture
-    def script(self, slurm: FakeSlurm, results: Results, tmp_path: Path) -> Path:
+    def script(
+        self,
+        slurm: FakeSlurm,
+        results: Results,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Path:
         """A batch script whose leader does what the variable LEADER says, and is then revived."""
+        monkeypatch.setattr("harness.slurm.submit.WAKE_SECONDS", 0.1)
         python = tmp_path / "python"
         python.write_text(
             f'#!/bin/bash\necho "$4" >>{tmp_path}/actions\n[ "$4" = revive ] || eval "$LEADER"\n'
@@ -402,6 +409,7 @@ class TestTheEndOfABatchScript:
             ("exit 1", 1, ["lead"]),  # it has decided that the job is over
             ("kill -9 $$", 0, ["lead", "revive"]),
             ("exit 70", 0, ["lead", "revive"]),
+            ("kill -STOP $$; exit 1", 1, ["lead"]),  # it is woken
         ],
     )
     def test_requeues_a_job_whose_leader_did_not_mean_to_end(
