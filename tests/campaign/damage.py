@@ -14,7 +14,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,7 +176,7 @@ class DamageCampaign:
         if ended.exit_code != 0:
             last_line = ended.output.rstrip().rpartition("\n")[2]
             findings.append(Finding("lost", f"run: exit code {ended.exit_code}: {last_line}"))
-        return findings + _without_aside(compare(self.expected, stage.snapshot()))
+        return findings + compare(self.expected, stage.snapshot())
 
 
 def _restore(stage: Stage, state: str) -> None:
@@ -203,8 +203,3 @@ def _names(ended: Ended, path: Path) -> bool:
     """Return whether a command has named a damaged file, or the trial that it is of."""
     parts = [path.name] if path.parent.name == "campaign" else [path.name, path.parent.name]
     return any(part in ended.output for part in parts) and "harness: " in ended.output
-
-
-def _without_aside(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings without files that were set aside because they were damaged."""
-    return [finding for finding in findings if finding.kind != "left"]

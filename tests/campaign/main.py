@@ -33,6 +33,26 @@ ENVIRONMENT = {
 NOT_SURVIVED = {"lost", "doubled", "differing", "hung"}
 
 
+class Campaign(Protocol):
+    """Faults of one kind, and what they strike."""
+
+    def faults(self, seed: int) -> Sequence[Any]:
+        """Return all faults in the order in which they strike."""
+        ...
+
+    def strike(self, fault: Any) -> list[Finding] | None:
+        """Let a fault strike, run the sweep again, and judge; None if it was never reached."""
+        ...
+
+    def output_files(self) -> list[Path]:
+        """Return the files with what the commands of the last fault printed."""
+        ...
+
+    def close(self) -> None:
+        """End what was started for all faults."""
+        ...
+
+
 class Fault(Protocol):
     """One fault, which its address is enough to repeat."""
 
@@ -60,7 +80,7 @@ class Outcome:
 
 
 def kinds() -> Mapping[str, tuple[Any, Any]]:
-    """Return each kind's campaign and its fault, by name."""
+    """Return the classes of each kind's campaign and of its faults, by name."""
     from tests.campaign.actors import ActorCampaign, ActorFault
     from tests.campaign.calls import CallCampaign, CallFault
     from tests.campaign.damage import DamageCampaign, DamageFault
@@ -155,7 +175,7 @@ def _strike_all(number: int, folder: Path, options: argparse.Namespace) -> None:
     """Strike every fault that falls to this worker, until time is up."""
     deadline = time.monotonic() + 60 * options.minutes
     available = kinds()
-    campaigns = {}
+    campaigns: dict[str, Campaign] = {}
     if options.repeat:
         faults = [(address.partition("/")[0], address) for address in options.repeat]
         chosen = [(name, available[name][1].parse(address)) for name, address in faults]
@@ -177,7 +197,7 @@ def _strike_all(number: int, folder: Path, options: argparse.Namespace) -> None:
         campaign.close()
 
 
-def _strike(name: str, campaign: Any, fault: Fault) -> Outcome:
+def _strike(name: str, campaign: Campaign, fault: Fault) -> Outcome:
     """Strike one fault."""
     started = time.monotonic()
     findings = campaign.strike(fault)
@@ -201,7 +221,7 @@ def interleave(faults: Mapping[str, Sequence[Fault]]) -> list[tuple[str, Fault]]
     return [(name, fault) for _, name, fault in positions]
 
 
-def _report(outcome: Outcome, campaign: Any, output: Path) -> None:
+def _report(outcome: Outcome, campaign: Campaign, output: Path) -> None:
     """Print a fault that the oracle was contradicted by, and keep what its commands printed."""
     if not outcome.findings:
         return
@@ -251,11 +271,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     """Return how many of the faults survived, and how many have each kind of finding."""
-    found = [{finding.kind for finding in outcome.findings} for outcome in outcomes]
+    kinds_of_faults = [{finding.kind for finding in outcome.findings} for outcome in outcomes]
     counts = {"faults": len(outcomes)}
-    counts["survived"] = sum(not kinds & NOT_SURVIVED for kinds in found)
+    counts["survived"] = sum(not kinds & NOT_SURVIVED for kinds in kinds_of_faults)
     for kind in FINDING_KINDS:
-        counts[kind] = sum(kind in kinds for kinds in found)
+        counts[kind] = sum(kind in kinds for kinds in kinds_of_faults)
     return counts
 
 

@@ -159,11 +159,11 @@ def check_report(ended: Ended, expected: Snapshot, actual: Snapshot, command: st
     return []
 
 
-def _doubled(what: str, trials: Iterable[str]) -> list[Finding]:
+def _doubled(noun: str, trials: Iterable[str]) -> list[Finding]:
     """Return a finding for each trial that is listed more than once."""
     counts = Counter(trials)
     return [
-        Finding("doubled", f"{trial} has more than one {what}")
+        Finding("doubled", f"{trial} has more than one {noun}")
         for trial, count in counts.items()
         if count > 1
     ]

@@ -72,66 +72,66 @@ def expected(work: Path) -> Snapshot:
     return take_snapshot(work)
 
 
-def found(expected: Snapshot, work: Path) -> list[str]:
+def finding_kinds(expected: Snapshot, work: Path) -> list[str]:
     return [finding.kind for finding in compare(expected, take_snapshot(work))]
 
 
 def test_nothing_is_found_where_nothing_has_happened(expected: Snapshot, work: Path) -> None:
     assert len(expected.bits) == 2
     assert expected.is_complete
-    assert found(expected, work) == []
+    assert finding_kinds(expected, work) == []
 
 
 def test_a_lost_trial_is_found(expected: Snapshot, work: Path) -> None:
     record_path(work, SECOND).unlink()
-    assert found(expected, work) == ["lost"]
+    assert finding_kinds(expected, work) == ["lost"]
 
 
 def test_a_trial_that_failed_for_good_is_found(expected: Snapshot, work: Path) -> None:
     write_record(record_path(work, SECOND), make_record(seed=1, status="failed"))
-    assert found(expected, work) == ["lost"]
+    assert finding_kinds(expected, work) == ["lost"]
 
 
 def test_a_broken_record_is_found(expected: Snapshot, work: Path) -> None:
     path = record_path(work, SECOND)
     path.write_text(path.read_text(encoding="utf-8")[:-10], encoding="utf-8")
-    assert found(expected, work) == ["lost", "lost"]  # the record, and with it the trial
+    assert finding_kinds(expected, work) == ["lost", "lost"]  # the record, and with it the trial
 
 
 def test_a_trial_that_mlflow_does_not_have_is_found(expected: Snapshot, work: Path) -> None:
     with closing(sqlite3.connect(work / "results" / "mlflow.db")) as database:
         database.execute("delete from runs where run_uuid = '1'")
         database.commit()
-    assert found(expected, work) == ["lost"]
+    assert finding_kinds(expected, work) == ["lost"]
 
 
 def test_a_doubled_record_is_found(expected: Snapshot, work: Path) -> None:
     other = Results(work / "results").sweep_folder("copy").trial_folder(SECOND.trial.id)
     write_record(other.record_path, SECOND)
-    assert set(found(expected, work)) == {"doubled", "left"}
+    assert set(finding_kinds(expected, work)) == {"doubled", "left"}
 
 
 def test_a_doubled_run_in_mlflow_is_found(expected: Snapshot, work: Path) -> None:
     add_mlflow_run(work, SECOND)
-    assert found(expected, work) == ["doubled"]
+    assert finding_kinds(expected, work) == ["doubled"]
 
 
 def test_different_parameters_are_found(expected: Snapshot, work: Path) -> None:
     assert SECOND.rank0 is not None
     changed = replace(SECOND, rank0=replace(SECOND.rank0, parameter_digest="0" * 32))
     write_record(record_path(work, SECOND), changed)
-    assert found(expected, work) == ["differing"]
+    assert finding_kinds(expected, work) == ["differing"]
 
 
 def test_a_different_order_is_found(expected: Snapshot, work: Path) -> None:
     write_record(record_path(work, SECOND), replace(SECOND, order_digest="0" * 32))
-    assert found(expected, work) == ["differing"]
+    assert finding_kinds(expected, work) == ["differing"]
 
 
 @pytest.mark.parametrize("name", ["tmp/tmpabcdefgh", "results/runs/demo/.record.json.abcdefgh"])
 def test_a_temporary_file_is_found(expected: Snapshot, work: Path, name: str) -> None:
     (work / name).write_text("", encoding="utf-8")
-    assert found(expected, work) == ["left"]
+    assert finding_kinds(expected, work) == ["left"]
 
 
 def test_shared_memory_that_nobody_has_mapped_is_found(expected: Snapshot) -> None:
@@ -158,8 +158,8 @@ def test_a_bad_end_is_found(end: Ended, kind: str) -> None:
 def test_a_success_without_a_record_is_found(expected: Snapshot, work: Path) -> None:
     record_path(work, SECOND).unlink()
     actual = take_snapshot(work)
-    said = ended("harness: all is well")
-    assert [finding.kind for finding in check_report(said, expected, actual, "run")] == [
+    end = ended("harness: all is well")
+    assert [finding.kind for finding in check_report(end, expected, actual, "run")] == [
         "misreported"
     ]
 

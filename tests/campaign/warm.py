@@ -202,33 +202,33 @@ _start_program = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 def _execute_child(process: Any, *arguments: Any) -> None:
     """Start a program for Popen; the forkserver's is run in a fork of this process."""
-    given = inspect.signature(_start_program).bind(process, *arguments).arguments
-    command = given["args"]
+    parameters = inspect.signature(_start_program).bind(process, *arguments).arguments
+    command = parameters["args"]
     if isinstance(command, str) or str(forkserver.PROGRAM) not in map(str, command):
         return _start_program(process, *arguments)  # type: ignore[no-any-return]
     process.pid = os.fork()
     if process.pid == 0:
-        _become_forkserver(given)
+        _become_forkserver(parameters)
     process._child_created = True
     pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-    process._close_pipe_fds(*(given[name] for name in pipes))
+    process._close_pipe_fds(*(parameters[name] for name in pipes))
     return None
 
 
-def _become_forkserver(given: Mapping[str, Any]) -> NoReturn:
+def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
     """Run the forkserver's program in this process, as Popen's parameters say."""
     from harness.launch.forkserver_process import _close_files
 
     exit_code = 1
     try:
-        if given["start_new_session"]:
+        if parameters["start_new_session"]:
             os.setsid()
         for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
-            os.dup2(given[name], number)
+            os.dup2(parameters[name], number)
         _close_files()
         os.environ.clear()
-        os.environ.update(given["env"])
-        os.chdir(given["cwd"] or ".")
+        os.environ.update(parameters["env"])
+        os.chdir(parameters["cwd"] or ".")
         _reset_signals()
         shim.enter("forkserver")
         program = str(forkserver.PROGRAM)
