@@ -134,7 +134,8 @@ class DamageCampaign:
         patterns = []
         for state in ("finished", "interrupted"):
             runs = self.stage.folder / state / "results" / "runs"
-            names = {str(path.relative_to(runs)) for path in runs.rglob("*") if path.is_file()}
+            files = [path for path in runs.rglob("*") if path.is_file() and path.stat().st_size]
+            names = {str(path.relative_to(runs)) for path in files}
             patterns += [(state, IDS.sub("*", name)) for name in sorted(names)]
         faults = []
         for round_ in range(20):
