@@ -50,3 +50,13 @@ def test_options_of_a_workload_of_the_user() -> None:
     Path("sweep.yaml").write_text(spec, encoding="utf-8")
     wanted = "sweep.yaml:5: workloads.mine.options.sample: unknown key; did you mean 'samples'? allowed: "
     check(refused("run", "sweep.yaml"), wanted)
+
+
+def test_module_beside_the_workload_is_importable_and_its_error_is_one_line(here: Path) -> None:
+    Path("beside_mine.py").write_text("SIZE = nothing\n", encoding="utf-8")
+    Path("mine.py").write_text("from beside_mine import SIZE\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(MINE, encoding="utf-8")
+    check(
+        refused("plan", "sweep.yaml"),
+        f"sweep.yaml:4: workloads.mine.uses: {here / 'beside_mine.py'}:1: NameError: name 'nothing'",
+    )
