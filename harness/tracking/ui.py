@@ -116,9 +116,10 @@ def _address(host: str, port: int) -> str:
 
 def _print_addresses(tracker: Tracker, base: str) -> None:
     """Print the address of the server at `base` and of each sweep's page on it."""
-    print(f"MLflow shows {tracker.results.path}: {shown_uri(base)}")
-    for sweep, address in tracker.pages(base).items():
-        print(f"  {sweep}: {shown_uri(address)}")
+    shown_base = shown_uri(base)
+    print(f"MLflow shows {tracker.results.path}: {shown_base}")
+    for sweep, address in tracker.pages(shown_base).items():
+        print(f"  {sweep}: {address}")
 
 
 def _choose_port(host: str, port: int | None) -> int:
