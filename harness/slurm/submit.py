@@ -50,19 +50,20 @@ SETUP_FAILED = "setup: "
 WAKE_SECONDS = 60  # between two SIGCONT to the leader, which do nothing unless it was stopped
 # The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
 # returns early when a signal is passed on, and is called again until the leader has ended. Whatever
-# stops the leader and not this shell is no suspension of the job, so the leader is woken.
+# stops the leader and not this shell is no suspension of the job, so the leader is woken. After
+# SIGTERM, Slurm is cancelling the job, or requeues it by itself.
 LEADER_LINES = """\
 (exec {lead}) &
 leader=$!
 (while sleep {wake_seconds}; do kill -CONT $leader; done) 2>/dev/null &
 waker=$!
 trap 'kill -USR2 $leader' USR2
-trap 'kill -TERM $leader' TERM
+trap 'is_ended_by_slurm=1; kill -TERM $leader' TERM
 while kill -0 $leader 2>/dev/null; do wait $leader; done
 wait $leader
 code=$?
 kill $waker
-[ $code -le {last_code} ] && exit $code
+[ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; the job is to be requeued"
 exec {revive}"""
 

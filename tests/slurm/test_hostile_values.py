@@ -48,7 +48,7 @@ def test_a_sweep_whose_names_are_all_hostile(
 ) -> None:
     """Names of the sweep, its workload and its folder, an account, an environment variable."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / f"{HOSTILE}\n"
+    folder = tmp_path / HOSTILE
     folder.mkdir()
     name = f"{HOSTILE} $(touch made)"
     sweep = line_sweep(folder, {HOSTILE: {}}, name=name, length={"steps": 4})

@@ -410,6 +410,7 @@ class TestTheEndOfABatchScript:
             ("kill -9 $$", 0, ["lead", "revive"]),
             ("exit 70", 0, ["lead", "revive"]),
             ("kill -STOP $$; exit 1", 1, ["lead"]),  # it is woken
+            ("sleep 0.3; kill -TERM $PPID; sleep 9", 143, ["lead"]),  # Slurm ends the job
         ],
     )
     def test_requeues_a_job_whose_leader_did_not_mean_to_end(
