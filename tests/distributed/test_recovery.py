@@ -162,10 +162,10 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
     found = [read_record(trial.record_path) for trial in (first, second)]
     assert [one.status for one in found] == ["done", "done"]
-    assert [[failure.kind for failure in one.previous_failures] for one in found] == [
-        ["Killed", "Lost"],
-        ["Lost"],
-    ]
+    # A trial that Ctrl-C finds before the step in which it hangs saves, and is recorded as such.
+    kinds = [{failure.kind for failure in record.previous_failures} for record in found]
+    assert kinds[0] - {"Interrupted"} == {"Killed", "Lost"}
+    assert kinds[1] - {"Interrupted"} == {"Lost"}
     assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 2
     assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
     assert processes_below(tmp_path) == []
