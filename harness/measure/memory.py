@@ -86,7 +86,7 @@ def training_bytes(memory: Mapping[str, int]) -> int | None:
     """
     if "allocated" in memory:
         return memory["allocated"]
-    if "resident_before" not in memory:
+    if "resident" not in memory or "resident_before" not in memory:
         return None
     return memory["resident"] - memory["resident_before"]
 

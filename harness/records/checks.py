@@ -21,6 +21,7 @@ Number = Annotated[int, Between(0)]  # of anything that is counted, or counted f
 Ordinal = Annotated[int, Between(1)]  # of anything that there is at least one of, or counted from 1
 Amount = Annotated[float, Between(0)]  # seconds, samples/s and the like
 Share = Annotated[float, Between(0, 1)]
+Duration = Annotated[float, Between(-1e9, 1e9)]  # seconds; a difference of clocks may be below 0
 Moment = Annotated[float, Between(0, 2**37)]  # seconds since the epoch, up to the year 6325
 
 # Raises ValueError for a value of a decoded JSON document that has the right types. The text is the

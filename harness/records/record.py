@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from harness.core.paths import TrialFolder, write_atomically
 from harness.records import seal
-from harness.records.checks import Amount, Moment, Number, Ordinal, Share
+from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.decode import (
     FileFormat,
     decode_content,
@@ -101,7 +101,7 @@ class Evaluation:
     step: Number  # optimizer steps so far
     epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
-    seconds: Amount  # that the evaluation took
+    seconds: Duration  # that the evaluation took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ class RankResult:
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
     memory: Mapping[str, Number] = field(default_factory=dict)
-    phases: Mapping[str, float] = field(default_factory=dict)  # phase of the trial -> seconds
+    phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks
 
 
@@ -309,7 +309,7 @@ class Record:
     order_digest: str | None  # of the samples that all ranks saw, in their order
     ranks: Sequence[RankResult]  # by rank; ranks that left nothing readable are missing
     rank0: Rank0Report | None
-    phases: Mapping[str, float]  # phase of the trial -> seconds, of the rank that took longest
+    phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     settings: RunSettings | None = None  # the runner adds them to the assembled record
 
     @property
@@ -470,7 +470,8 @@ def _rank_problem(record: Record) -> str | None:
     """Return which ranks are missing, double or none of the trial's."""
     world_size = record.trial.cell.axes.world_size
     ranks = [result.rank for result in record.ranks]
-    if record.summary is not None and ranks != list(range(world_size)):
+    is_whole = len(ranks) == world_size and ranks == list(range(len(ranks)))
+    if record.summary is not None and not is_whole:
         return f"ranks: found {_listed(ranks)}; allowed: all {world_size} of them, in order"
     if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
         return f"ranks: found {_listed(ranks)}; allowed: each of {world_size} once, in order"

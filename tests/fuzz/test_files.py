@@ -149,13 +149,16 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A file that was written well, and what is read from it."""
+    """A file that was written well, and what is read from it.
 
-    path: Path
-    content: bytes
-    read: Any
+    No dataclass, because hypothesis would print all of it.
+    """
+
+    def __init__(self, path: Path, read: Any) -> None:
+        self.path = path
+        self.content = path.read_bytes()
+        self.read = read
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +169,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sample]:
         folder = tmp_path_factory.mktemp(name)
         (folder / "results").touch()  # marks the results folder
         path = kind.write(Results(folder))
-        made_samples[name] = Sample(path=path, content=path.read_bytes(), read=kind.read(path))
+        made_samples[name] = Sample(path, kind.read(path))
     return made_samples
 
 
