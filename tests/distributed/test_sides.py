@@ -142,7 +142,8 @@ from pathlib import Path
 from tests.distributed.test_sides import line_starter
 
 with line_starter(Path(sys.argv[1]), num_workers=1) as starter, starter.pair("ab") as arms:
-    arms["a"].train(3)
+    for arm in arms.values():
+        arm.train(3)  # a side may stand still from before its first worker has started
     groups = [str(group) for arm in arms.values() for group in arm.process_groups]
     print(*groups, flush=True)
     sys.stdin.read()
