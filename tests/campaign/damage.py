@@ -170,9 +170,10 @@ class DamageCampaign:
                 findings.append(Finding("misreported", text))
         ended = stage.run(stage.run_command)
         findings += stage.check_end(ended, "run")
-        if ended.exit_code == 2 and _names(ended, path):  # it names a remedy, which is this one
-            ended = stage.run([*stage.run_command, "--force"])
-            findings += stage.check_end(ended, "run --force")
+        if ended.exit_code != 0 and _names(ended, path):  # with the remedy, which is this one
+            path.unlink()
+            ended = stage.run(stage.run_command)
+            findings += stage.check_end(ended, "run without the file")
         stage.control.stop()
         if ended.exit_code != 0:
             last_line = ended.output.rstrip().rpartition("\n")[2]
@@ -201,6 +202,6 @@ def _interrupt(stage: Stage) -> None:
 
 
 def _names(ended: Ended, path: Path) -> bool:
-    """Return whether a command has named a damaged file, or the trial that it is of."""
+    """Return whether a command has named a damaged file, and the trial that it is of."""
     parts = [path.name] if path.parent.name == "campaign" else [path.name, path.parent.name]
-    return any(part in ended.output for part in parts) and "harness: " in ended.output
+    return all(part in ended.output for part in parts)
