@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from importlib.machinery import PathFinder
@@ -90,7 +91,7 @@ def make_importable(folder: Path) -> None:
         return  # PYTHONPATH has it, for example
     for name, module in list(sys.modules.items()):
         file = _file_of(module)
-        if file is None or file.is_relative_to(entry) or not _is_users(file):
+        if not _is_users(file) or file.startswith(entry + os.sep):
             continue
         if PathFinder.find_spec(name.partition(".")[0], [entry]) is not None:
             del sys.modules[name]
@@ -107,10 +108,10 @@ def user_files(package: str) -> list[Path]:
     for name, module in list(sys.modules.items()):
         file = _file_of(module)
         top = name.partition(".")[0]
-        if file is None or top in OUR_PACKAGES:
+        if not file or top in OUR_PACKAGES:
             continue
         if top == package or _is_users(file):
-            paths.add(file)
+            paths.add(Path(file))
     return sorted(paths)
 
 
@@ -122,17 +123,20 @@ def suggestion(name: str, candidates: list[str]) -> str:
     return f" (did you mean {similar[0]!r}?)"
 
 
-def _file_of(module: ModuleType) -> Path | None:
-    """Return the file of a module, None for one that is built into Python, or a namespace."""
+def _file_of(module: ModuleType) -> str:
+    """Return the file of a module; empty for one that is built into Python, or a namespace.
+
+    As text: a process has thousands of modules, and a Path of each would take 0.1 s.
+    """
     file = getattr(module, "__file__", None)
-    return Path(file) if isinstance(file, str) else None
+    return file if isinstance(file, str) else ""
 
 
-def _is_users(file: Path) -> bool:
+def _is_users(file: str) -> bool:
     """Return whether a module's file lies in a folder that a workload was loaded from."""
-    if "site-packages" in file.parts:  # of a virtual environment beside the sweep
+    if f"{os.sep}site-packages{os.sep}" in file:  # of a virtual environment beside the sweep
         return False
-    return any(file.is_relative_to(folder) for folder in _user_folders)
+    return file.startswith(tuple(folder + os.sep for folder in _user_folders))
 
 
 def _error_in_module(error: Exception) -> ValueError:
@@ -141,7 +145,7 @@ def _error_in_module(error: Exception) -> ValueError:
     It names the last line of the user's own code that was running, else of any code.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    users = [frame for frame in frames if _is_users(Path(frame.filename))]
+    users = [frame for frame in frames if _is_users(frame.filename)]
     location = ""
     for frame in (users or frames)[-1:]:
         location = f"{frame.filename}:{frame.lineno}: "
