@@ -99,6 +99,21 @@ def make_importable(folder: Path) -> None:
     _user_folders.insert(0, entry)
 
 
+def forget(folder: Path) -> None:
+    """Import nothing more from a folder and those below it, and drop what was imported from there.
+
+    For code that was only looked at, and whose files are about to go.
+    """
+    inside = str(folder.resolve()) + os.sep
+    for name, module in list(sys.modules.items()):
+        if _file_of(module).startswith(inside):
+            del sys.modules[name]
+    for entry in list(_user_folders):
+        if (entry + os.sep).startswith(inside):
+            _user_folders.remove(entry)
+            sys.path.remove(entry)
+
+
 def user_files(package: str) -> list[Path]:
     """Return the files of users' modules that were imported, and those of one package, sorted.
 

@@ -17,6 +17,7 @@ from harness.core.errors import BadInput, one_line
 from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep, load_sweep
+from workloads.importing import forget
 
 LONGEST_VALUE = 80  # characters of a setting in a message
 
@@ -63,6 +64,8 @@ def compare_with_revision(
     except Exception as error:  # the revision's workloads are imported, which may raise anything
         change = SweepChange(kind="unreadable", text=_describe_unreadable(name, source, error))
         return ComparedSweeps(cells=sweep.cells, changes=[change])
+    finally:
+        forget(revision.path)  # its checkout is removed after the gate
     return compare_sweeps(before, sweep, name)
 
 

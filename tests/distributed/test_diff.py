@@ -43,8 +43,10 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
     return find_parting(tracer, traced(a), traced(b))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("mutant", DEFECTS)
+@pytest.mark.parametrize(
+    ("mutant", "strategy"),
+    [*((mutant, "ddp") for mutant in DEFECTS), ("bit", "fsdp2"), ("zero_grad", "fsdp2")],
+)
 def test_a_defect_is_named(tmp_path: Path, mutant: str, strategy: str) -> None:
     step, phase, ranks = DEFECTS[mutant]
     axes = {"strategy": strategy, "world_size": 2}

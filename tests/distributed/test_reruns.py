@@ -57,7 +57,9 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     assert "already there" in harness("run", *arguments).out
 
     paths[0].write_text("{}", encoding="utf-8")
-    assert harness("run", *arguments).code == 2
+    ended = harness("run", *arguments)
+    assert ended.code == 1
+    assert str(paths[0]) in ended.err
     assert harness("run", *arguments, "--force").code == 0
     assert [read_record(path).status for path in paths] == ["done", "done"]
 

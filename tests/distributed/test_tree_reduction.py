@@ -18,7 +18,11 @@ pytestmark = pytest.mark.distributed
 WORKLOADS: dict[str, dict[str, Any]] = {
     "mlp": {"data": {"source": "digits"}},
     "cnn": {"data": {"source": "digits"}, "options": {"width": 8, "batch_norm": True}},
-    "distilbert": {"data": {"source": "tickets", "rows": 100}, "options": {"sequence": 16}},
+    "distilbert": {
+        "data": {"source": "tickets", "rows": 100},
+        "options": {"sequence": 16},
+        "length": {"steps": 3},
+    },
 }
 # Strategy, ranks, DDP's bucket size in MiB, and what FSDP2 shards.
 ARRANGEMENTS: list[tuple[str, int, float | None, str]] = [
