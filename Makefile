@@ -18,7 +18,7 @@ CAMPAIGN_MINUTES ?= 60
 .DELETE_ON_ERROR:
 
 demo: setup
-	@echo "==> Running the quickstart sweep (about a minute)"
+	@echo "==> Running the quickstart sweep (about two minutes)"
 	@$(BIN)/harness run quickstart
 	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 
