@@ -117,9 +117,7 @@ class Arm:
         self._signal(signal.SIGCONT)
         for connection in self.sockets.values():
             connection.settimeout(TURN_TIMEOUT)
-            with suppress(
-                BrokenPipeError
-            ):  # its last message, which is read below, says why it ended
+            with suppress(BrokenPipeError):  # its last message, read below, says why it ended
                 connection.sendall(request)
         elapsed = self._wait_for_answers(start)
         self.freeze()
@@ -128,12 +126,14 @@ class Arm:
         by_rank = []
         for rank, answer in answers.items():
             by_rank.append(self._step_seconds(rank, answer, steps, elapsed[rank]))
+        slowest = [max(step) for step in zip(*by_rank, strict=True)]
+        losses = [str(answer.get("losses")) for answer in answers.values()]
         return Turn(
-            seconds=[max(step) for step in zip(*by_rank, strict=True)],
+            seconds=slowest,
             reported=[math.fsum(seconds) for seconds in by_rank],
             elapsed=[elapsed[rank] for rank in answers],
             delay=delay,
-            losses=" ".join(str(answer.get("losses")) for answer in answers.values()),
+            losses=" ".join(losses),
         )
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class TestEndProcessGroup:
         process.wait(60)
         end_process_group(process)
         signal_group(process.pid, signal.SIGTERM)
+        assert process.poll() == 0
 
 
 class TestRunCommand:
