@@ -4,7 +4,6 @@ Two ways lead to that decision. `limits` and `answer` hold recorded trials again
 are committed with the code; the pytest plugin shows what they say. All other modules measure two
 revisions of a repository freshly against each other:
 
-* `worktree` checks a revision out beside the working tree,
 * `arms` starts the ranks of both trees and lets them train in turn, `turn_worker` is such a rank,
   and `protocol` is what the two agree on,
 * `contention` reads how much of a turn other programs took,

@@ -23,7 +23,7 @@ from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.core.redaction import redact_text, secret_values
-from harness.gate.worktree import Tree
+from harness.core.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun

@@ -14,11 +14,11 @@ import numpy as np
 
 from harness.analysis.questions import ACCURACY_MARGIN
 from harness.core.errors import HarnessError
+from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.accuracy import AccuracyResult, RevisionTrainer, choose_seeds, judge_accuracy
 from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.sweep_changes import SweepChange, compare_with_revision
-from harness.gate.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep

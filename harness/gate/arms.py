@@ -29,9 +29,9 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port, unix_socket_path
 from harness.core.redaction import redact_text, secret_values
+from harness.core.worktree import Tree
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
-from harness.gate.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun

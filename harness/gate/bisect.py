@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
+from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.history import Bisection, Commit, Mark, describe_commit, resolve_ends
 from harness.gate.judge import Finding, Judge, LossJudge, SpeedJudge, TrainingSetup
-from harness.gate.worktree import Tree, checked_out, find_repository
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.core.paths import Results
+from harness.core.worktree import Tree
 from harness.gate.against import Conditions
 from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, run_paired
-from harness.gate.worktree import Tree
 from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, Comparison
 from harness.hardware.machine import Device, machine_key

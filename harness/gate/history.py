@@ -10,7 +10,7 @@ from typing import Literal
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.git import run_git
-from harness.gate.worktree import resolve_commit
+from harness.core.worktree import resolve_commit
 
 Mark = Literal["good", "bad", "skip"]
 # A line of `git bisect log`.

@@ -11,11 +11,11 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from harness.core.worktree import Tree
 from harness.gate.arms import PairStarter
 from harness.gate.classify import BAD, GOOD, REVISION, Classification, classify
 from harness.gate.history import Mark
 from harness.gate.paired import Budget, PairedResult, SpeedVerdict, measure
-from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import HarnessError
+from harness.core.worktree import Tree
 from harness.gate.arms import Arm, PairStarter, Turn, milliseconds
-from harness.gate.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (

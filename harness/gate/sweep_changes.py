@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harness.analysis.compare import identity_settings
 from harness.core.errors import BadInput, one_line
-from harness.gate.worktree import Tree
+from harness.core.worktree import Tree
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep, load_sweep
 from workloads.importing import forget

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness.core.errors import HarnessError
+from harness.core.worktree import Tree
 from harness.gate.paired import Budget, measure
-from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from tests.support.commands import harness

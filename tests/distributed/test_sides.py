@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from harness.core.errors import HarnessError
+from harness.core.worktree import Tree
 from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from tests.support.repository import Repository

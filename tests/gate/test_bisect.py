@@ -17,6 +17,7 @@ import pytest
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.paths import Results
+from harness.core.worktree import Tree
 from harness.gate import bisect as module
 from harness.gate import judge as judging
 from harness.gate.arms import Arm, Turn
@@ -24,7 +25,6 @@ from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.classify import classify
 from harness.gate.judge import Finding, SpeedJudge, TrainingSetup
 from harness.gate.paired import Budget, PairedResult
-from harness.gate.worktree import Tree
 from harness.records.store import write_spec
 from harness.render.terminal import bisect as view
 from harness.spec.cluster import Profile

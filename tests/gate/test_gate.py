@@ -14,9 +14,9 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from harness.core.errors import BadInput, one_line
+from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult, SpeedVerdict
-from harness.gate.worktree import Tree, checked_out, find_repository
 from harness.render.terminal import gate as view
 from tests.factories import make_cell
 from tests.support.commands import harness

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.core.errors import parse_percentage
+from harness.core.worktree import Tree
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.gate.worktree import Tree
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from harness.statistics.interval import share_interval

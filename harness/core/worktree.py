@@ -81,10 +81,15 @@ def resolve_commit(repository: Path, revision: str, argument: str = "--against")
 
 
 @contextmanager
-def checked_out(repository: Path, revision: str, folder: Path) -> Iterator[Tree]:
-    """Check a revision out in `folder` for as long as the context lasts; raises BadInput."""
-    commit = resolve_commit(repository, revision)
-    context = f"--against {revision}"
+def checked_out(
+    repository: Path, revision: str, folder: Path, argument: str = "--against"
+) -> Iterator[Tree]:
+    """Check a revision out in `folder` for as long as the context lasts.
+
+    Raises BadInput, which names the command line's argument.
+    """
+    commit = resolve_commit(repository, revision, argument)
+    context = f"{argument} {revision}"
     try:
         _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
         yield Tree(name=revision, top=repository, path=folder)
