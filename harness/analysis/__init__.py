@@ -2,6 +2,8 @@
 
 - `result`: what the trials of a cell come to, from records.
 - `questions`, `compare`: what is asked of two cells, and the comparison of many.
+- `rungs`: how alike two rows of numbers are, from the same bits down to other results.
+- `distance`: the same for tensors, by figures that a trial has left of them.
 - `effects`: what each axis contributes.
 - `sweep_result`: all that is known of a sweep, the model that every renderer shows.
 - `baseline`: results saved in files, for later runs to be compared with.

@@ -1,0 +1,142 @@
+"""How far the tensors of a trial are from those of a reference, and the rung that this comes to.
+
+`harness.analysis.rungs` compares rows of numbers that records have. Parameters are too large to be
+recorded, so a trial that is held against a reference leaves a few figures of each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.analysis.rungs import FACTOR, FACTOR_OF_FEW, FEW_NUMBERS, MAX_ULP, Rung
+from harness.records.checks import Amount, Number, Ordinal
+
+SeedsShow = Literal["same", "different"]
+
+# The distance from 1.0 to the next float, by torch's name of the type.
+EPSILONS = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
+HALF_TYPES = ("float16", "bfloat16")
+KERNEL_DIMENSIONS = 4  # of a convolution of images: channels out and in, height, width
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDistance:
+    """How far a tensor is from that of a reference, and both of them from a run in fp64."""
+
+    step: Ordinal  # after which the tensor was kept, counted from 1
+    name: str
+    dtype: str  # of the trial's tensor, as torch calls it without `torch.`
+    shape: Sequence[Number]
+    differing: Number  # elements whose bits differ from the reference's
+    largest_ulp: Number | None  # None for what is no float, or of another type or shape
+    # Root mean squares, None for what is no float and without a run in fp64. An error that is not
+    # finite is None too, with `is_finite` false.
+    error: Amount | None = None  # of the trial against fp64
+    reference_error: Amount | None = None  # of the reference against fp64
+    scale: Amount | None = None  # of the values in fp64 themselves
+    is_finite: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def allowed_error(self) -> float | None:
+        """Return the largest error by the rule of `torch._dynamo.utils.same`, None without fp64.
+
+        It is `multiplier` times the reference's error, and one rounding of the tensor's own type at
+        the scale of its values. Torch adds 1e-5 instead, whatever the scale: made for outputs near
+        1, it would let pass any bias of 1e-6.
+        """
+        if self.reference_error is None or self.scale is None:
+            return None
+        rounding = EPSILONS.get(self.dtype, 0.0) * self.scale
+        return self.multiplier * self.reference_error + rounding
+
+    @property
+    def multiplier(self) -> float:
+        """Return how many times the reference's error is allowed, as torch has it.
+
+        2, and 3 where noise weighs more: in half precision, in small tensors and in 1x1 kernels.
+        """
+        is_pointwise = len(self.shape) == KERNEL_DIMENSIONS and tuple(self.shape[2:]) == (1, 1)
+        if self.dtype in HALF_TYPES or self.elements < FEW_NUMBERS or is_pointwise:
+            return FACTOR_OF_FEW
+        return FACTOR
+
+    @property
+    def excess(self) -> float | None:
+        """Return the error over the allowed one: the rule holds up to 1. None without fp64."""
+        if not self.is_finite:
+            return math.inf
+        allowed = self.allowed_error
+        if self.error is None or allowed is None:
+            return None
+        if self.error == 0:
+            return 0.0
+        return self.error / allowed if allowed > 0 else math.inf
+
+    def is_within_ulp(self, max_ulp: int) -> bool:
+        """Return whether no element is more than `max_ulp` floats from the reference's."""
+        if self.differing == 0:
+            return True
+        return self.largest_ulp is not None and self.largest_ulp <= max_ulp
+
+    @property
+    def is_within_fp64_rule(self) -> bool:
+        """Return whether the error is allowed. What is no float must be the same."""
+        if self.differing == 0:
+            return True
+        excess = self.excess
+        return excess is not None and excess <= 1
+
+
+def assign_rung(
+    *,
+    same_bits: bool,
+    distances: Sequence[TensorDistance] = (),
+    seeds_show: SeedsShow | None = None,
+    max_ulp: int = MAX_ULP,
+) -> Rung | None:
+    """Return the highest rung that the evidence reaches, None where none can be told.
+
+    `same_bits` is whether all digests that were compared are the same. `distances` are those of all
+    tensors that were kept along the trajectory, each of which has to meet a rung's rule; without any,
+    neither `ulp` nor `fp64` can be shown. `seeds_show` is what the target metric says over seeds.
+    """
+    if same_bits and all(distance.differing == 0 for distance in distances):
+        return "bitwise"
+    if distances and all(distance.is_within_ulp(max_ulp) for distance in distances):
+        return "ulp"
+    if distances and all(distance.is_within_fp64_rule for distance in distances):
+        return "fp64"
+    if seeds_show is None:
+        return None
+    return "equivalent" if seeds_show == "same" else "different"
+
+
+def worst_distance(distances: Sequence[TensorDistance]) -> TensorDistance | None:
+    """Return the tensor that decides the rung: the one farthest beyond what the fp64 rule allows.
+
+    Without a run in fp64, it is the one that is the most floats apart. None where none differs.
+    """
+    differing = [distance for distance in distances if distance.differing]
+    if not differing:
+        return None
+    return max(differing, key=_severity)
+
+
+def _severity(distance: TensorDistance) -> tuple[float, float]:
+    """Return what distances are ordered by; what is no float may not differ at all."""
+    if distance.dtype not in EPSILONS:
+        return math.inf, math.inf
+    return distance.excess or 0.0, distance.largest_ulp or 0.0
