@@ -7,28 +7,20 @@ enough, however many steps there are.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.processes import end_process_group
-from harness.launch import forkserver
-from harness.launch.torchrun import Torchrun
-from harness.launch.watchdog import Watchdog
+from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.record import read_rank_result
 from harness.reproduce.divergence import Comparison, RankMark, Traces, compare
 from harness.reproduce.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 
-POLL = 0.1  # seconds between two looks at the ranks
 LAST_STEP = 1 << 30  # more steps than a trial has
 
 
@@ -75,48 +67,9 @@ class Tracer:
         )
         write_assignment(folder.assignment_path, assignment)
         write_recording(folder.path, recording)
-        world_size = traced.trial.cell.axes.world_size
-        self._run(folder, traced.trial, world_size)
-        return folder.path, read_traces(folder.path, world_size)
-
-    def _run(self, folder: TrialFolder, trial: Trial, world_size: int) -> None:
-        """Start the ranks and wait until they have ended; raises HarnessError if one fails."""
-        fork = self._profile.forkserver and forkserver.AVAILABLE and not self._profile.gpus
-        launcher = Torchrun(environment=self._profile.environment, fork=fork)
-        command = launcher.command(
-            "harness.reproduce.trace_worker", folder, world_size, ["--write-logs"]
-        )
-        variables = launcher.variables(trial.cell.axes.num_threads)
-        process = launcher.start(command, variables, folder.launch_log)
-        watchdog = Watchdog(folder, world_size)
-        deadline = time.monotonic() + self._timeout
-        try:
-            while process.poll() is None:
-                try:
-                    process.wait(POLL)
-                except subprocess.TimeoutExpired:
-                    verdict = watchdog.look()
-                    if verdict is not None:
-                        raise HarnessError(f"{verdict.reason}; logs: {folder.log_folder}") from None
-                if time.monotonic() > deadline:
-                    raise HarnessError(
-                        f"a traced trial took longer than {self._timeout:g} s;"
-                        f" logs: {folder.log_folder}"
-                    )
-        finally:
-            end_process_group(process)
-        _check_results(folder, world_size)
-
-
-def _check_results(folder: TrialFolder, world_size: int) -> None:
-    """Raise HarnessError if a rank has failed or left no result."""
-    for rank in range(world_size):
-        path = folder.result_path(rank)
-        if not path.exists():
-            raise HarnessError(f"rank {rank} left no result; log: {folder.launch_log}")
-        failure = read_rank_result(path).failure
-        if failure is not None:
-            raise HarnessError(f"{failure}; log: {folder.rank_log(rank)}")
+        axes = traced.trial.cell.axes
+        run_unmeasured("harness.reproduce.trace_worker", folder, axes, self._profile, self._timeout)
+        return folder.path, read_traces(folder.path, axes.world_size)
 
 
 def find_parting(tracer: Tracer, a: TracedTrial, b: TracedTrial) -> Parting:
