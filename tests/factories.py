@@ -12,7 +12,8 @@ from harness.core.paths import SweepFolder
 from harness.hardware.machine import Copy, Machine, Matmul, Timing
 from harness.measure.summary import summarize
 from harness.records import store
-from harness.records.environment import Code, Environment, Hardware, Software
+from harness.records.code import Code
+from harness.records.environment import Environment, Hardware, Software
 from harness.records.record import (
     Evaluation,
     Failure,

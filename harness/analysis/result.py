@@ -19,7 +19,8 @@ from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import find_window, unpack
 from harness.records.checks import Amount, Moment, Number
-from harness.records.environment import Code, Software
+from harness.records.code import Code
+from harness.records.environment import Software
 from harness.records.record import Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell

@@ -43,7 +43,8 @@ def prepare(
 
     `anew` ignores an earlier one. Raises BadInput for one that can't be read.
     """
-    from harness.records.environment import describe_code, describe_software
+    from harness.records.code import describe_code
+    from harness.records.environment import describe_software
 
     machine = _describe_machine(profile)
     software = describe_software()

@@ -23,14 +23,15 @@ from typing import Annotated, Literal
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Device, machine_key
 from harness.records.checks import Amount, Moment, Number, Share
+from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
-from harness.records.environment import Code, Hardware, Software
+from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
 from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 from workloads.options import Between
 
-SCHEMA = "3.1"
+SCHEMA = "3.2"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,

@@ -23,7 +23,7 @@ from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.records.assignment import Assignment, read_assignment, write_assignment
-from harness.records.environment import Code, describe_code
+from harness.records.code import Code, describe_code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings

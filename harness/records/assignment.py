@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from harness.core.paths import write_atomically
+from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
-from harness.records.environment import Code
 from harness.records.seal import sealed_text
 from harness.spec.cell import Profiling, Trial
 from workloads.options import Between
 
-SCHEMA = "1.1"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.2"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,

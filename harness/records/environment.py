@@ -1,39 +1,37 @@
 """What a trial was measured with: code, software, hardware, torch's settings and variables.
 
 None of it is part of a cell's id, and all of it can change a result: it is recorded so that results
-are compared only where it is alike, and so that a difference has an explanation. Values of
-variables that are not known to be public are withheld before anything is written.
+are compared only where it is alike, and so that a difference has an explanation
+(`harness.records.differences`). Values of variables that are not known to be public are withheld
+before anything is written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-import harness
 from harness.core.cores import usable_cores
-from harness.core.errors import HarnessError
-from harness.core.git import run_git
 from harness.core.redaction import redact_variable
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
+from harness.records.code import Code, Repository
 
 # Packages whose version can change what a trial computes or how fast it does so.
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "scikit-learn", "mlflow", "submitit",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """The version of the harness that ran a trial."""
-
-    version: str  # of the package
-    commit: str | None = None  # None where the harness runs from no checkout
-    dirty: bool | None = None  # whether tracked files differ from the commit
+# What Linux calls the extensions of an instruction set that kernels are chosen by.
+KERNEL_FLAGS = re.compile(
+    r"(sse4|avx|fma|f16c|bmi|amx|asimd|neon|sve|sme|bf16|i8mm|fphp|vsx|rvv).*", re.IGNORECASE
+)
+# The line of torch's build configuration that depends on the machine and on variables.
+CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +44,8 @@ class Software:
     cuda: str | None = None  # that torch was built for
     nccl: str | None = None  # None without GPUs
     packages: Mapping[str, str] = field(default_factory=dict)  # name -> version
+    torch_build: str | None = None  # SHA-256 of how torch was built: compilers, flags, libraries
+    blas: str | None = None  # the library that torch was built with, as in mkl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,7 @@ class Hardware:
     memory_bytes: int | None = None  # of the machine, not of a job's share of it
     gpus: Sequence[Gpu] = ()
     driver: str | None = None  # NVIDIA's; None without GPUs
+    cpu_flags: str | None = None  # its extensions that kernels use, as in `avx2 fma`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,10 @@ class TorchSettings:
     interop_threads: int
     float32_matmul_precision: str  # highest, high (TensorFloat-32) or medium
     deterministic_algorithms: bool  # whether torch refuses algorithms that vary between runs
+    # The instruction set that torch's kernels use, as in AVX2: what the CPU has, or less where
+    # ATEN_CPU_CAPABILITY says so.
+    cpu_capability: str | None = None
+    mkldnn: bool | None = None  # whether oneDNN computes what it can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,15 @@ class Environment:
     hardware: Hardware  # of rank 0's machine
     settings: TorchSettings | None = None
     variables: Mapping[str, str] = field(default_factory=dict)  # as rank 0 saw them, redacted
-    code: Code | None = None  # None where the launcher did not say
+    code: Code | None = None  # the harness's; None where the launcher did not say
     mlflow: str | None = None  # the version at whoever launched the trial
+    repository: Repository | None = None  # the user's; None where the sweep is in none
+    # SHA-256 of the list of all installed packages, which the sweep's folder has in a file of that
+    # name; None where the launcher did not say.
+    installed: str | None = None
+    # Files of the workload's own tree that were imported although no import statement names them:
+    # its cell does not have them. Path -> SHA-256.
+    dynamic_files: Mapping[str, str] = field(default_factory=dict)
 
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -103,10 +115,12 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return relevant
 
 
-def describe_environment(code: Code | None = None, mlflow: str | None = None) -> Environment:
+def describe_environment(
+    code: Code | None = None, mlflow: str | None = None, repository: Repository | None = None
+) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    `code` and `mlflow` are known to the launcher only: ranks need neither git nor MLflow.
+    The arguments are known to the launcher only: ranks need neither git nor MLflow.
     """
     return Environment(
         software=describe_software(),
@@ -115,35 +129,8 @@ def describe_environment(code: Code | None = None, mlflow: str | None = None) ->
         variables=relevant_variables(os.environ),
         code=code,
         mlflow=mlflow,
+        repository=repository,
     )
-
-
-def describe_code() -> Code:
-    """Describe the harness: its version, and its commit where it runs from a checkout.
-
-    Files that git does not track make no checkout dirty: results are usually among them.
-    """
-    checkout = Path(harness.__file__).parent.parent
-    if not (checkout / ".git").exists():
-        return Code(version=harness.__version__)
-    status = _git(checkout, "status", "--porcelain", "--untracked-files=no")
-    dirty = None  # git could not say
-    if status is not None:
-        dirty = bool(status)
-    return Code(
-        version=harness.__version__, commit=_git(checkout, "rev-parse", "HEAD"), dirty=dirty
-    )
-
-
-def _git(checkout: Path, *arguments: str) -> str | None:
-    """Return what git prints, None where it fails or hangs."""
-    try:
-        completed = run_git(checkout, *arguments)
-    except HarnessError:
-        return None
-    if completed.returncode != 0:
-        return None
-    return completed.stdout.strip()
 
 
 def describe_software() -> Software:
@@ -168,7 +155,25 @@ def describe_software() -> Software:
         cuda=torch.version.cuda,
         nccl=nccl,
         packages=packages,
+        torch_build=_torch_build(),
+        blas=_blas(),
     )
+
+
+def _torch_build() -> str:
+    """Return the SHA-256 of torch's build configuration, which is the same on every machine."""
+    import torch
+
+    configuration = torch.__config__.show()
+    return hashlib.sha256(CAPABILITY_LINE.sub("", configuration).encode()).hexdigest()
+
+
+def _blas() -> str | None:
+    """Return the linear algebra library that torch was built with, None where it does not say."""
+    import torch
+
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return match[1] if match else None
 
 
 def _nccl_version() -> str:
@@ -195,6 +200,8 @@ def describe_settings() -> TorchSettings:
         interop_threads=torch.get_num_interop_threads(),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
         deterministic_algorithms=torch.are_deterministic_algorithms_enabled(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        mkldnn=bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[no-untyped-call]
     )
 
 
@@ -217,6 +224,7 @@ def describe_hardware() -> Hardware:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
         driver=driver,
+        cpu_flags=_cpu_flags(),
     )
 
 
@@ -247,6 +255,16 @@ def _cpu_version() -> str | None:
     info = _cpu_info()
     parts = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
     return ".".join(parts) or None
+
+
+def _cpu_flags() -> str | None:
+    """Return the CPU's extensions that kernels are chosen by, sorted; None where unknown."""
+    info = _cpu_info()
+    flags = info.get("flags") or info.get("Features") or ""
+    return (
+        " ".join(sorted(flag for flag in set(flags.split()) if KERNEL_FLAGS.fullmatch(flag)))
+        or None
+    )
 
 
 def _driver_version() -> str | None:

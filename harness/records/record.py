@@ -36,8 +36,9 @@ from harness.records.series import Numbers, Series
 from harness.spec.cell import Profiling, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
-# on has records in tests/records/schemas, which must always be readable. 5.1 has a seal.
-SCHEMA = "5.1"
+# on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
+# the workload's code.
+SCHEMA = "5.2"
 RECORD_FORMAT = FileFormat(
     name="record",
     schema=SCHEMA,

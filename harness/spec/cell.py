@@ -4,6 +4,10 @@ An id names folders of results and joins trials of different sweeps, so it must 
 as a cell means the same. Hence it hashes only what differs from the defaults: an axis or an option
 that a later version adds leaves the ids of all earlier cells as they are, provided that no default
 ever changes.
+
+There are two ids. `Cell.id` includes the workload's code: two programs are never one cell. What
+asks how a change of code has done (a gate, a baseline, a comparison) matches cells by their
+settings, whose id is `Cell.settings_id`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +27,8 @@ from workloads.options import Between, Count, Strict
 
 # The axes that every label shows.
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
-IDENTITY = 1  # counts the meanings that an id has had; a new one makes every id a new id
+# Counts the meanings that the id of settings has had; a new one makes every id a new id.
+IDENTITY = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,22 @@ class Profiling(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkloadCode:
+    """The code of a workload: the files of its own tree, or the package that it was installed by."""
+
+    # Paths relative to the folder that they are imported from, as in `models/wide.py`, to SHA-256.
+    files: Mapping[str, str] = field(default_factory=dict)
+    distribution: str | None = None  # of an installed workload
+    version: str | None = None  # of the distribution
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 over all of it."""
+        text = json.dumps([dict(self.files), self.distribution, self.version], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadRef:
     """A workload as a sweep refers to it."""
 
@@ -71,9 +92,11 @@ class WorkloadRef:
     uses: str  # a built-in name, package.module:Class, file.py:Class or an entry point
     options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
     data: Mapping[str, Any]  # the same; paths of files are absolute
-    # What of it decides a result: `uses`, the options and data that differ from their defaults, the
-    # data's source, and the digest of the files. Paths are no part of it, the files' content is.
+    # What of its settings decides a result: `uses`, the options and data that differ from their
+    # defaults, the data's source, and the digest of the files. Paths are no part of it, the files'
+    # content is.
     identity: Mapping[str, Any]
+    code: WorkloadCode | None = None  # None in records that were made before it was part of the id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +116,28 @@ class Cell:
     def id(self) -> str:
         """Return the workload's name and 10 hexadecimal digits, as in `mlp-0123456789`.
 
-        The digits are the head of a SHA-256 over everything that decides the cell's result: the
-        workload's identity, the axes that differ from their defaults, the lengths and the warm-up.
-        The seed and the repeat are the trial's, and the label is for people only.
+        The digits are the head of a SHA-256 over everything that decides the cell's result: its
+        settings and the workload's code. The seed and the repeat are the trial's, and the label is
+        for people only.
         """
-        identity = {
+        code = self.workload.code
+        if code is None:
+            return self.settings_id
+        return self._id_of({**self._settings, "code": code.digest})
+
+    @cached_property
+    def settings_id(self) -> str:
+        """Return the same without the workload's code, which a change of code leaves as it is.
+
+        It covers the workload's own settings, the axes that differ from their defaults, the lengths
+        and the warm-up.
+        """
+        return self._id_of(self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """All settings that decide the cell's result."""
+        return {
             "identity": IDENTITY,
             "workload": self.workload.identity,
             "axes": without_defaults(self.axes),
@@ -105,8 +145,11 @@ class Cell:
             "evaluate": asdict(self.evaluate),
             "warmup": self.warmup,
         }
+
+    def _id_of(self, content: Mapping[str, Any]) -> str:
+        """Return the workload's name with the head of a digest."""
         # Sorted, because the order in which a file sets axes makes no difference.
-        text = json.dumps(identity, sort_keys=True)
+        text = json.dumps(content, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return f"{short_name(self.workload.uses)}-{digest[:10]}"
 

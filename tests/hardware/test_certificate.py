@@ -23,7 +23,8 @@ from harness.hardware.certificate import (
     citation_lines,
     drift_by_hardware,
 )
-from harness.records.environment import Code, Hardware, Software
+from harness.records.code import Code
+from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
 from harness.render.terminal.certify import conclusion, summary_lines
 from harness.spec.cluster import Profile

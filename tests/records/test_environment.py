@@ -9,8 +9,9 @@ import pytest
 
 import harness
 from harness.core.redaction import REDACTED
-from harness.records import environment
-from harness.records.environment import Code, relevant_variables
+from harness.records import code, environment
+from harness.records.code import Code
+from harness.records.environment import relevant_variables
 
 
 def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
@@ -70,21 +71,25 @@ def test_code_is_described_by_commit_and_whether_it_was_changed(checkout: Path) 
     git(checkout, "add", ".")
     git(checkout, "commit", "-q", "-m", "first")
     commit = git(checkout, "rev-parse", "HEAD")
-    clean = environment.describe_code()
-    assert clean == Code(version=harness.__version__, commit=commit, dirty=False)
+    clean = code.describe_code()
+    assert clean == Code(
+        version=harness.__version__, training=code.training_digest(), commit=commit, dirty=False
+    )
     (checkout / "notes.txt").write_text("untracked", encoding="utf-8")
-    assert environment.describe_code() == clean
+    assert code.describe_code() == clean
     (checkout / "harness" / "__init__.py").write_text("changed = True\n", encoding="utf-8")
-    assert environment.describe_code() == replace(clean, dirty=True)
+    assert code.describe_code() == replace(clean, dirty=True)
 
 
 def test_code_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
-    assert environment.describe_code() == Code(version=harness.__version__)
+    assert code.describe_code() == Code(
+        version=harness.__version__, training=code.training_digest()
+    )
 
 
 def test_checkout_without_a_commit_has_none(checkout: Path) -> None:
     git(checkout, "init", "-q")
-    assert environment.describe_code().commit is None
+    assert code.describe_code().commit is None
 
 
 def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

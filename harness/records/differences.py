@@ -1,0 +1,203 @@
+"""Names what differs between two trials: the one place that compares what they ran with.
+
+Everything is compared as a flat table of fields with plain, dotted names, such as
+`software.packages.numpy`, `variables.ATEN_CPU_CAPABILITY`, `hardware.cpu`, `settings.threads`,
+`code.files.spiral.py`, `axes.precision` and `seed`. A field that a later version adds is compared
+without further ado. The order of differences is that of `ORDER`: the likeliest cause comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.core.variables import is_incidental
+from harness.records.environment import Environment
+from harness.records.record import Record
+from harness.spec.cell import Cell, Trial
+
+Value = str | int | float | bool | None
+# Prefixes of fields, the likeliest cause of another result first. A field is where the longest
+# prefix of its name is; one without any comes last.
+ORDER = (
+    "seed",
+    "code.files",
+    "code",
+    "data",
+    "workload",
+    "options",
+    "length",
+    "axes",
+    "warmup",
+    "evaluate",
+    "harness.training",
+    "software.torch",
+    "software.torch_build",
+    "software.blas",
+    "software.packages.triton",
+    "software.cuda",
+    "software.nccl",
+    "settings",
+    "variables.ATEN",
+    "variables.MKL",
+    "variables.DNNL",
+    "variables.ONEDNN",
+    "variables.NPY",
+    "variables.OPENBLAS",
+    "variables.OMP",
+    "variables.KMP",
+    "variables.GOMP",
+    "variables.CUBLAS",
+    "variables.CUDNN",
+    "variables.NVIDIA",
+    "variables.NCCL",
+    "variables.GLOO",
+    "variables.TORCH",
+    "variables.PYTORCH",
+    "variables.CUDA",
+    "hardware.gpus",
+    "hardware.cpu",
+    "hardware.cpu_version",
+    "hardware.cpu_flags",
+    "hardware.driver",
+    "hardware.usable_cores",
+    "software.packages",
+    "software.python",
+    "run",
+    "repository",
+    "harness",
+    "software",
+    "variables",
+    "hardware",
+)
+# Parts of an environment that have other names here: `code` is the workload's.
+SECTIONS = {"code": "harness", "dynamic_files": "code.files"}
+# Settings of a run that can change what it computes, or how fast.
+RUN_SETTINGS = ("launcher", "device", "profile")
+HEX_DIGEST = re.compile(r"[0-9a-f]{40,}")
+SHOWN_DIGITS = 12  # of a digest or a commit, in text
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two trials differ; None is a value that was not set, or not recorded."""
+
+    field: str
+    a: Value
+    b: Value
+
+    def __str__(self) -> str:
+        return f"{self.field}: {shown(self.a)} and {shown(self.b)}"
+
+
+def shown(value: Value) -> str:
+    """Return a value as messages show it: a digest shortened, and a missing one as `none`."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return HEX_DIGEST.sub(lambda match: match[0][:SHOWN_DIGITS], str(value))
+
+
+def environment_differences(a: Environment, b: Environment) -> list[Difference]:
+    """Return what differs between two environments, the likeliest cause of another result first."""
+    return differences(environment_fields(a), environment_fields(b))
+
+
+def trial_differences(a: Trial, b: Trial) -> list[Difference]:
+    """Return what differs between what two trials were asked to compute, in the same order."""
+    return differences(trial_fields(a), trial_fields(b))
+
+
+def record_differences(a: Record, b: Record) -> list[Difference]:
+    """Return all that differs between what two records ran and what they ran with.
+
+    Results are not compared. The environment is that of rank 0; one that failed has none.
+    """
+    return differences(record_fields(a), record_fields(b))
+
+
+def differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Difference]:
+    """Return the fields in which two flat tables differ, in the order of `ORDER`."""
+    differing = []
+    for name in {**a, **b}:
+        if a.get(name) != b.get(name):
+            differing.append(Difference(name, a.get(name), b.get(name)))
+    return sorted(differing, key=lambda difference: _sort_key(difference.field))
+
+
+def _sort_key(name: str) -> tuple[int, str]:
+    """Return where a field is among differences: where the longest prefix of its name is."""
+    prefixes = [prefix for prefix in ORDER if name.startswith(prefix)]
+    if not prefixes:
+        return len(ORDER), name
+    return ORDER.index(max(prefixes, key=len)), name
+
+
+def environment_fields(environment: Environment) -> dict[str, Value]:
+    """Return an environment as a flat table.
+
+    Without variables that are another's at every trial, such as the number of a Slurm job, and
+    without those that only say where something lies.
+    """
+    content = asdict(environment)
+    content["variables"] = {
+        name: value for name, value in environment.variables.items() if not is_incidental(name)
+    }
+    content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
+    named = {SECTIONS.get(name, name): section for name, section in content.items()}
+    return _without_unknown(flatten(named))
+
+
+def cell_fields(cell: Cell) -> dict[str, Value]:
+    """Return all that a cell hashes into its id, as a flat table, with every axis."""
+    identity = cell.workload.identity
+    content: dict[str, Any] = {
+        "workload": identity.get("uses"),
+        "options": identity.get("options"),
+        "data": {**(identity.get("data") or {}), "digest": identity.get("files")},
+        "length": str(cell.length),
+        "evaluate": str(cell.evaluate),
+        "warmup": cell.warmup,
+        "axes": asdict(cell.axes),
+        "code": asdict(cell.workload.code) if cell.workload.code else None,
+    }
+    return _without_unknown(flatten(content))
+
+
+def trial_fields(trial: Trial) -> dict[str, Value]:
+    """Return the cell's fields and the seed. The repeat only counts trials that are alike."""
+    return {"seed": trial.seed, **cell_fields(trial.cell)}
+
+
+def record_fields(record: Record) -> dict[str, Value]:
+    """Return what a record's trial was to compute, what it was run with, and its environment."""
+    fields = trial_fields(record.trial)
+    if record.settings is not None:
+        settings = asdict(record.settings)
+        run = {name: settings[name] for name in RUN_SETTINGS}
+        fields |= _without_unknown(flatten({"run": run}))
+    if record.rank0 is not None:
+        fields |= environment_fields(record.rank0.environment)
+    return fields
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Return nested mappings as one, the names joined by dots; a list is one text."""
+    flat: dict[str, Value] = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{key}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            flat[key] = ", ".join(map(str, value)) or None
+        else:
+            flat[key] = value
+    return flat
+
+
+def _without_unknown(fields: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
