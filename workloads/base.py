@@ -181,7 +181,8 @@ class Classifier(Workload):
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return cross-entropy, predicted class and label of each sample, shape (samples, 3)."""
-        logits, labels = self.logits(model, batch).float(), batch[-1]
+        logits, labels = self.logits(model, batch), batch[-1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         return torch.stack([losses.double(), logits.argmax(1).double(), labels.double()], dim=1)
 

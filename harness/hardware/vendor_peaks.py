@@ -38,6 +38,7 @@ DTYPE_OF_PRECISION: Mapping[str, str] = {
     "bf16": "bf16",
     "bf16:fsdp2": "bf16",
     "fp16": "fp16",
+    "fp64": "fp64",  # of which no peak is listed: it is there to measure errors, not speed
 }
 
 

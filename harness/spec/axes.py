@@ -71,11 +71,13 @@ class Axes(Strict):
         AxisHelp("the compiler's cache: shared by all trials, or a new one", "compile"),
     ] = "warm"
     # tf32 is `torch.set_float32_matmul_precision("high")` with cuDNN's TensorFloat-32; bf16 and
-    # fp16 are `torch.autocast`; bf16:fsdp2 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`.
+    # fp16 are `torch.autocast`; bf16:fsdp2 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`;
+    # fp64 has parameters, buffers and inputs in double precision, as a measure of rounding errors.
     precision: Annotated[
-        Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2"],
+        Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2", "fp64"],
         AxisHelp(
-            "bf16: autocast; fp16: autocast with loss scaling; bf16:fsdp2: FSDP2's MixedPrecisionPolicy",
+            "bf16: autocast; fp16: autocast with loss scaling; bf16:fsdp2: FSDP2's"
+            " MixedPrecisionPolicy; fp64: parameters, buffers and inputs, to measure rounding errors",
             "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2",
         ),
     ] = "fp32"

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
+from harness.training.precision import to_precision
 from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
@@ -19,10 +20,13 @@ IMAGE_DIMENSIONS = 4
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
     """Return the workload's model on `device`, as the axes ask for it apart from the strategy.
 
-    That is the memory format and activation checkpointing. Raises NotApplied if channels_last would
-    change nothing.
+    That is the memory format, activation checkpointing and fp64. Raises NotApplied if channels_last
+    would change nothing.
     """
     model = workload.build_model().to(device)
+    if axes.precision == "fp64":
+        # Only now: initial parameters that are drawn in fp64 would be other random numbers.
+        model.double()
     if axes.channels_last:
         _use_channels_last(model)
     if axes.activation_checkpointing:
@@ -54,16 +58,18 @@ def _checkpoint_activations(layer: nn.Module) -> None:
 
 def must_place_batches(axes: Axes, device: torch.device) -> bool:
     """Return whether `place_batch` does anything to a loader's batch."""
-    return device.type != "cpu" or axes.channels_last
+    return device.type != "cpu" or axes.channels_last or axes.precision == "fp64"
 
 
 def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
-    """Return the batch on `device`, in the memory format of the model.
+    """Return the batch on `device`, in the type and the memory format of the model.
 
     Copies from page-locked memory run beside the host, which does not wait for them.
     """
     if device.type != "cpu" and batch[0].device != device:
         batch = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+    if axes.precision == "fp64":
+        batch = tuple(to_precision(tensor, axes) for tensor in batch)
     if axes.channels_last:
         batch = tuple(_in_channels_last(tensor) for tensor in batch)
     return batch

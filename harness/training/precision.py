@@ -2,7 +2,7 @@
 
 A model may opt out of autocast, and a device may lack a type. A trial that asked for bf16 and
 computed in fp32 must fail rather than leave an fp32 number under another name. So before the first
-backward, the graph of the loss is searched for a tensor of the lower precision.
+backward, the graph of the loss is searched for a tensor of the type that was asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.
-LOWER_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16}
+REQUIRED_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16, "fp64": torch.float64}
 AMPERE = 8  # the major compute capability from which on GPUs have TensorFloat-32
 
 
@@ -60,6 +60,16 @@ def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -
         wrapped: Callable[P, T] = context(function)
         return wrapped
     return function
+
+
+def to_precision(tensor: Tensor, axes: Axes) -> Tensor:
+    """Return a tensor of the data in the type that the model's parameters have.
+
+    That is fp64 if the axes ask for it; whole numbers and all else stay as they are.
+    """
+    if axes.precision == "fp64" and tensor.is_floating_point():
+        return tensor.double()
+    return tensor
 
 
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
@@ -100,7 +110,7 @@ class Scaler:
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         # The precision of which it has yet to be seen that something was computed in it.
-        self.unproven = axes.precision if axes.precision in LOWER_TYPES else None
+        self.unproven = axes.precision if axes.precision in REQUIRED_TYPES else None
         self.is_scaling = axes.precision == "fp16"
         self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
         self.skipped_steps = 0
@@ -120,7 +130,7 @@ class Scaler:
 
     def _check_precision(self, precision: str, loss: Tensor) -> None:
         """Raise NotApplied if the loss was computed without the precision's type."""
-        if not computed_in(LOWER_TYPES[precision], loss):
+        if not computed_in(REQUIRED_TYPES[precision], loss):
             raise NotApplied(
                 f"precision={precision} had no effect: nothing in the first step was computed in it"
             )

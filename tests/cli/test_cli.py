@@ -78,7 +78,7 @@ def test_axes_lists_every_axis_with_its_values() -> None:
     shown = " ".join(harness("axes").out.split())
     for axis in AXIS_TYPES:
         assert axis in shown
-    assert "precision fp32, tf32, bf16, fp16, bf16:fsdp2 default fp32" in shown
+    assert "precision fp32, tf32, bf16, fp16, bf16:fsdp2, fp64 default fp32" in shown
     assert "batch_size 1, …" in shown
     assert "max_grad_norm 1e-06, … default null" in shown
     assert "lr 1e-08 to 10 default null" in shown
