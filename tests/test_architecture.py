@@ -164,6 +164,7 @@ def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
             "transformers",
             "sklearn",
             "scipy",
+            "xxhash",
         }
         == set()
     )

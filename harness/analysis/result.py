@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
-from harness.measure.summary import find_window, unpack
+from harness.measure.summary import measured_window, unpack
 from harness.records.checks import Amount, Moment, Number
 from harness.records.code import Code
 from harness.records.environment import Software
@@ -245,8 +245,7 @@ def window_seconds(record: Record) -> Numbers:
     Throughput is counted over that rank's time.
     """
     steps = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).astype(np.float64)
-    resumed = [interruption.step for interruption in record.ranks[0].interruptions]
-    inside = find_window(steps.max(axis=0), record.trial.cell.warmup, resumed).mask
+    inside = measured_window(record.ranks, record.trial.cell.warmup).mask
     slowest_rank = steps[:, inside].sum(axis=1).argmax()
     seconds: Numbers = steps[slowest_rank, inside]
     return seconds

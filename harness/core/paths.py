@@ -103,6 +103,15 @@ class TrialFolder:
         return self.path / f"rank{rank}.json"
 
     @property
+    def fingerprint_folder(self) -> Path:
+        """Return the folder of the digests of single tensors, where the sweep wants them."""
+        return self.path / "fingerprints"
+
+    def fingerprint_path(self, rank: int) -> Path:
+        """Return where a rank writes the digests of its tensors, a mark a line."""
+        return self.fingerprint_folder / f"rank{rank}.jsonl"
+
+    @property
     def trace_folder(self) -> Path:
         """Return the folder of the profiler's traces and tables of all ranks."""
         return self.path / "profile"

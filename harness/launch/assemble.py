@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from harness.core.errors import BadInput, Interrupted
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
@@ -147,8 +149,10 @@ def phase_seconds(
     # As all ranks wait for the slowest one, its time is the trial's.
     before_window = 0.0
     for result in ranks:
-        seconds_before = unpack(result.step_seconds)[: summary.window_start].sum()
-        before_window = max(before_window, float(seconds_before))
+        seconds_before = unpack(result.step_seconds)[: summary.window_start].copy()
+        fingerprinted = np.asarray(result.fingerprinted_steps, dtype=int)
+        seconds_before[fingerprinted[fingerprinted < summary.window_start]] = 0.0
+        before_window = max(before_window, float(seconds_before.sum()))
     phases["warmup"] = max(0.0, before_window - phases.get("compile", 0.0))
     phases["train"] -= phases["warmup"]
     return phases

@@ -274,6 +274,7 @@ class Runner:
             base_folder=str(self.sweep.base_folder),
             checkpoint=self.sweep.checkpoint,
             profile=self.sweep.profile,
+            fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
             code=self.code,
@@ -401,7 +402,12 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
     if fresh:
         for path in folder.path.glob(folder.invalid_record_path("*").name):
             path.unlink()
-        for stale in (folder.best_checkpoints, folder.resume_checkpoints, folder.log_folder):
+        for stale in (
+            folder.best_checkpoints,
+            folder.resume_checkpoints,
+            folder.log_folder,
+            folder.fingerprint_folder,
+        ):
             shutil.rmtree(stale, ignore_errors=True)
     elif folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)

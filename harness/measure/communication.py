@@ -27,8 +27,8 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
 
-def time_collectives(model: nn.Module, clock: StepClock, reduce_scatter: Any = None) -> None:
-    """Count the collectives of FSDP2 as communication.
+def time_collectives(model: nn.Module, clock: StepClock, reduce_scatter: Any = None) -> Any:
+    """Count the collectives of FSDP2 as communication; return the reduce-scatter that does so.
 
     This is correct where a collective blocks until it is done, as gloo's do on the CPU. With NCCL
     the call only enqueues work, and its duration would mean nothing. `reduce_scatter` is the one
@@ -45,6 +45,7 @@ def time_collectives(model: nn.Module, clock: StepClock, reduce_scatter: Any = N
     for module in sharded_modules(model):
         module.set_custom_all_gather(all_gather)
         module.set_custom_reduce_scatter(timed_reduce_scatter)
+    return timed_reduce_scatter
 
 
 class _Timed:

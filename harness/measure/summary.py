@@ -38,8 +38,7 @@ def summarize(
     window. What could not be measured is None.
     """
     step_seconds = np.stack([unpack(result.step_seconds) for result in ranks])  # (ranks, steps)
-    resumed_at = [interruption.step for interruption in ranks[0].interruptions]
-    window = find_window(step_seconds.max(axis=0), warmup, resumed_at)
+    window = measured_window(ranks, warmup)
     window_steps = int(window.mask.sum())
     final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
     best = rank0.target.best(rank0.evaluations)
@@ -94,6 +93,23 @@ def _measure_window(
         shares=shares,
         slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
     )
+
+
+def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
+    """Return the window of a trial, given what its ranks left.
+
+    A step takes as long as at its slowest rank. Steps that were fingerprinted are never in the
+    window, and whether the others are does not depend on them.
+    """
+    seconds = np.stack([unpack(result.step_seconds) for result in ranks]).max(axis=0)
+    resumed_at = [interruption.step for interruption in ranks[0].interruptions]
+    is_timed = np.ones(len(seconds), dtype=bool)
+    is_timed[ranks[0].fingerprinted_steps] = False
+    timed_before = [int(is_timed[:step].sum()) for step in resumed_at]
+    window = find_window(seconds[is_timed], warmup, timed_before)
+    mask = np.zeros(len(seconds), dtype=bool)
+    mask[is_timed] = window.mask
+    return Window(mask, window.settled)
 
 
 def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Window:

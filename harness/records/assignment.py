@@ -13,7 +13,7 @@ from harness.core.paths import write_atomically
 from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.spec.cell import Profiling, Trial
+from harness.spec.cell import Fingerprints, Profiling, Trial
 from workloads.options import Between
 
 SCHEMA = "1.2"  # a gate's arm may run a worker of another revision than writes its assignment
@@ -34,6 +34,7 @@ class Assignment:
     base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
     profile: Profiling | None = None  # None: no trace
+    fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: Annotated[int, Between(1)] = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.

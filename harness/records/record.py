@@ -33,11 +33,11 @@ from harness.records.decode import (
 )
 from harness.records.environment import Environment
 from harness.records.series import Numbers, Series
-from harness.spec.cell import Profiling, Trial
+from harness.spec.cell import Fingerprints, Profiling, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
-# the workload's code.
+# the workload's code and fingerprints.
 SCHEMA = "5.2"
 RECORD_FORMAT = FileFormat(
     name="record",
@@ -196,6 +196,23 @@ class Interruption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepFingerprint:
+    """The digests of what one rank computed in one step; see `harness.records.trace`."""
+
+    step: Ordinal  # counted from 1
+    digests: Mapping[str, str]  # phase -> digest of all its tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFingerprints:
+    """What one rank computed at the steps that the sweep chose."""
+
+    steps: Sequence[StepFingerprint]  # in their order
+    file: str  # the digests of single tensors; path relative to the trial's folder
+    file_digest: str  # SHA-256 of that file
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankResult:
     """What one rank leaves in `rank<N>.json`.
 
@@ -227,6 +244,14 @@ class RankResult:
     memory: Mapping[str, Number] = field(default_factory=dict)
     phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks
+    fingerprints: RankFingerprints | None = None  # None where the sweep wants none
+
+    @property
+    def fingerprinted_steps(self) -> list[int]:
+        """Return the steps that were fingerprinted and so not measured, counted from 0."""
+        if self.fingerprints is None:
+            return []
+        return [fingerprint.step - 1 for fingerprint in self.fingerprints.steps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +310,7 @@ class RunSettings:
     # Keys of the cluster profile that differ from their defaults, variables of the ranks included;
     # secrets are redacted.
     profile: Mapping[str, Any]
+    fingerprints: Fingerprints | None = None  # None: of no step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -531,6 +557,10 @@ def _length_problem(record: Record) -> str | None:
     for index, result in enumerate(record.ranks):
         if any(interruption.step > steps for interruption in result.interruptions):
             return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
+        chosen = result.fingerprinted_steps
+        if chosen != record.ranks[0].fingerprinted_steps or any(step >= steps for step in chosen):
+            problem = "found other steps than rank 0's, or one after the last"
+            return f"ranks[{index}].fingerprints: {problem}"
     return None
 
 
@@ -595,19 +625,29 @@ def _window_problem(record: Record) -> str | None:
         return f"summary.window_steps: {found}; allowed: up to the last step, {steps}"
     if any(result.interruptions for result in record.ranks):
         return None
-    if start + summary.window_steps < steps:
+    window = _timed_steps(record, start)
+    if summary.window_steps != len(window):
         found = f"found {summary.window_steps} from step {start} on"
-        return f"summary.window_steps: {found}; allowed: all up to the last step, {steps}"
-    return _first_difference(summary, _window_figures(record, start)) or _share_problem(
-        record, start
+        allowed = f"all {len(window)} that were timed, up to the last step, {steps}"
+        return f"summary.window_steps: {found}; allowed: {allowed}"
+    return _first_difference(summary, _window_figures(record, window)) or _share_problem(
+        record, window
     )
 
 
-def _window_figures(record: Record, start: int) -> dict[str, float | None]:
-    """Return the figures of the steps from `start` on, by their names in the summary."""
+def _timed_steps(record: Record, start: int) -> Numbers:
+    """Return which steps from `start` on were timed, as those are that were not fingerprinted."""
     import numpy as np
 
-    seconds = _window_seconds([result.step_seconds for result in record.ranks], start)
+    assert record.loss is not None
+    return np.setdiff1d(np.arange(start, record.loss.count), record.ranks[0].fingerprinted_steps)
+
+
+def _window_figures(record: Record, window: Numbers) -> dict[str, float | None]:
+    """Return the figures of the steps of a window, by their names in the summary."""
+    import numpy as np
+
+    seconds = _window_seconds([result.step_seconds for result in record.ranks], window)
     ordered = np.sort(seconds.max(axis=0))
     # As np.percentile has them, in a third of its time.
     positions = np.array((0.5, 0.9, 0.99)) * (len(ordered) - 1)
@@ -617,7 +657,7 @@ def _window_figures(record: Record, start: int) -> dict[str, float | None]:
     return {name: float(figure) for name, figure in zip(WINDOW_FIGURES, figures, strict=True)}
 
 
-def _share_problem(record: Record, start: int) -> str | None:
+def _share_problem(record: Record, window: Numbers) -> str | None:
     """Return which phase of a step has another share of the window than its series come to."""
     import numpy as np
 
@@ -626,20 +666,20 @@ def _share_problem(record: Record, start: int) -> str | None:
     shares = record.summary.shares
     if set(shares) != set(phases):
         return f"summary.shares: found {', '.join(shares)}; allowed: {', '.join(phases)}"
-    total = _window_seconds([result.step_seconds for result in record.ranks], start).sum()
+    total = _window_seconds([result.step_seconds for result in record.ranks], window).sum()
     for name, share in shares.items():
-        seconds = _window_seconds([result.step_phases.get(name) for result in record.ranks], start)
+        seconds = _window_seconds([result.step_phases.get(name) for result in record.ranks], window)
         expected = float(seconds.sum(dtype=np.float64) / total)
         if not math.isclose(share, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             return f"summary.shares.{name}: found {share}; allowed: {expected}, as of its series"
     return None
 
 
-def _window_seconds(series: Sequence[Series | None], start: int) -> Numbers:
-    """Return the seconds from step `start` on, shape (ranks, steps)."""
+def _window_seconds(series: Sequence[Series | None], window: Numbers) -> Numbers:
+    """Return the seconds of the steps of a window, shape (ranks, steps)."""
     import numpy as np
 
-    rows = [numbers.unpack()[start:] for numbers in series if numbers is not None]
+    rows = [numbers.unpack()[window] for numbers in series if numbers is not None]
     return np.stack(rows)
 
 

@@ -42,6 +42,7 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
         repeats=sweep.repeats,
         checkpoint=sweep.checkpoint,
         profiling=sweep.profile,
+        fingerprints=sweep.fingerprints,
         timeout=sweep.timeout,
         launcher=profile.launcher,
         device=profile.device,

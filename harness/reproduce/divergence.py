@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.reproduce.trace import GLOBAL_PHASES, Mark
+from harness.records.trace import GLOBAL_PHASES, Mark
 
 Traces = Sequence[Sequence[Mark]]  # by rank, each in the order in which the rank computed it
 

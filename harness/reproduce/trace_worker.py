@@ -18,11 +18,11 @@ if __name__ == "__main__":
 
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
-from harness.reproduce.recorder import Recorder
-from harness.reproduce.trace import read_recording
+from harness.records.trace import read_recording, trace_path
 from harness.training import worker
 from harness.training.build import build_trial
 from harness.training.ranks import Ranks
+from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 
@@ -40,10 +40,10 @@ def trace_rank(
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         workload = worker.load_workload(assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
-        with Recorder(folder.path, parts, recording) as recorder:
+        path = trace_path(folder.path, ranks.rank)
+        with Recorder(parts, state, recording, path) as recorder:
             trainer = Trainer(parts, state, recorder)
             trainer.run(min(recording.last_step, parts.total_steps))
-            recorder.record_evaluations(state)
         del parts, trainer, recorder  # the process group ends after them
         gc.collect()
     return entered

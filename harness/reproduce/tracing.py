@@ -15,8 +15,8 @@ from pathlib import Path
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
+from harness.records.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import Comparison, RankMark, Traces, compare
-from harness.reproduce.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -74,14 +74,14 @@ class Tracer:
 
 def find_parting(tracer: Tracer, a: TracedTrial, b: TracedTrial) -> Parting:
     """Return where two trials part; raises HarnessError if a rank fails."""
-    overview = Recording(first_step=1, last_step=LAST_STEP, tensors=False, values=False)
+    overview = Recording(last_step=LAST_STEP, every=1, tensors=False)
     _, traces_a = tracer.trace("a", a, overview)
     _, traces_b = tracer.trace("b", b, overview)
     steps = compare(traces_a, traces_b)
     if steps.divergence is None:
         return Parting(steps=steps)
     step = steps.divergence.first.mark.step
-    detail = Recording(first_step=step, last_step=step, tensors=True, values=True)
+    detail = Recording(last_step=step, values=True)
     folder_a, traces_a = tracer.trace("a", a, detail)
     folder_b, traces_b = tracer.trace("b", b, detail)
     tensors = compare(traces_a, traces_b)

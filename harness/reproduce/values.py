@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from harness.records.trace import value_name
 from harness.reproduce.divergence import RankMark
-from harness.reproduce.trace import value_name
 
 # The integer types that have as many bits as a float, for its units in the last place.
 INTEGERS = {

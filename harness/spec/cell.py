@@ -85,6 +85,17 @@ class WorkloadCode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fingerprints(Strict):
+    """At which steps of a trial everything that it computes is digested, besides the last one.
+
+    Those steps are not measured. They compute the same as without, so cells do not depend on them.
+    """
+
+    steps: Sequence[Count] = ()  # counted from 1
+    every: Count | None = None  # and every so many steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadRef:
     """A workload as a sweep refers to it."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
 from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Profiling, Trial
+from harness.spec.cell import Cell, Fingerprints, Length, Profiling, Trial
 from harness.spec.document import Document, Key, read_document
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.text import find_control_character, problem_of_name
@@ -47,6 +47,7 @@ class SweepFile(Strict):
     warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
+    fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
     axes: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Sweep:
     excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     profile: Profiling | None = None
+    fingerprints: Fingerprints | None = None
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
 
     @property
@@ -171,6 +173,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         repeats=file.repeats,
         checkpoint=file.checkpoint,
         profile=file.profile,
+        fingerprints=file.fingerprints,
         timeout=file.timeout,
         cells=_distinct(document, cells),
         excluded=excluded,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.records.record import Compiled, Evaluation, Interruption
+from harness.records.record import Compiled, Evaluation, Interruption, StepFingerprint
 from harness.training.order import OrderDigest
 
 
@@ -28,6 +28,7 @@ class TrainingState:
     evaluations: list[Evaluation] = field(default_factory=list)
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
+    fingerprints: list[StepFingerprint] = field(default_factory=list)  # of the steps chosen
     interruptions: list[Interruption] = field(default_factory=list)
     # Checkpoints that attempts did not go on from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
@@ -54,6 +55,7 @@ class TrainingState:
             setattr(self, name, value)
         self.evaluations = [Evaluation(**entry) for entry in content["evaluations"]]
         self.interruptions = [Interruption(**entry) for entry in content["interruptions"]]
+        self.fingerprints = [StepFingerprint(**entry) for entry in content["fingerprints"]]
         self.order_digest = OrderDigest(**content["order_digest"])
         if content["compiled"] is not None:
             self.compiled = Compiled(**content["compiled"])

@@ -6,7 +6,7 @@ but training and the marks of the clock, and nothing that waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +24,12 @@ class StepObserver:
     """Looks at what a training step computes, at its named moments.
 
     The methods of this class do nothing: derive a class, and give an object of it to a `TrainStep`.
-    What they do is in the timed region, so an observed trial measures nothing. Steps are counted
+    What they do is in the timed region, so an observed step measures nothing. Steps are counted
     from 0 over all epochs, micro-steps from 0 in each step.
     """
+
+    def before_step(self, step: int, indices: Sequence[int]) -> None:
+        """Look at the parameters, and at which samples this rank is going to train on."""
 
     def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
         """Look at the batch, on the device, and at what the forward will draw random numbers from."""

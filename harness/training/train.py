@@ -45,6 +45,7 @@ class Segment:
     start_step: int  # the optimizer steps that were done before it
     losses: NDArray[np.float32]  # this rank's mean loss at each step, shape (steps,)
     times: StepTimes  # in seconds, for each step
+    is_observed: bool = False  # whether the times include an observer's
 
     @property
     def steps(self) -> int:
@@ -173,14 +174,18 @@ class Trainer:
         clock, train_step = parts.clock, parts.train_step.run
         axes, device = parts.axes, parts.mesh.device
         must_place = must_place_batches(axes, device)
+        observer = parts.train_step.observer
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[list[int]] = []
         parts.train_step.step = start_step
-        self.telemetry.begin_segment()
+        if observer is None:
+            self.telemetry.begin_segment()
         clock.start()
-        for _ in range(stop - start_step):
+        for step in range(start_step, stop):
             indices, worker, batch = next(batches)
+            if observer is not None:
+                observer.before_step(step, indices)
             if must_place:
                 clock.enter(Phase.host_to_device)
                 batch = place_batch(batch, axes, device)
@@ -188,11 +193,17 @@ class Trainer:
             trained_on.append(indices)
             clock.end_step()
         times = clock.stop()
-        self.telemetry.end_segment(len(losses))
+        if observer is None:
+            self.telemetry.end_segment(len(losses))
         state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_digest.add(parts.order, start_step, trained_on)
         state.step = stop
-        return Segment(start_step, torch.stack(losses).float().cpu().numpy(), times)
+        return Segment(
+            start_step,
+            torch.stack(losses).float().cpu().numpy(),
+            times,
+            is_observed=observer is not None,
+        )
 
     def synchronize(self, segment: Segment) -> None:
         """Keep a segment's numbers, and agree with the other ranks on what comes next.
@@ -210,7 +221,7 @@ class Trainer:
             # Ordered by step, then by rank, so that all ranks name the same one.
             bad_loss = segment.first_bad_step * world_size + self.parts.mesh.ranks.rank
         earliest_bad_loss, self.segment_steps, all_continue = self.parts.mesh.all_reduce_min(
-            bad_loss, _next_segment_steps(segment), not is_requested()
+            bad_loss, self._next_segment_steps(segment), not is_requested()
         )
         self._note_meeting()
         if earliest_bad_loss < no_bad_loss:
@@ -226,6 +237,17 @@ class Trainer:
             self.state.step, samples / segment.seconds, float(segment.losses[-1])
         )
 
+    def _next_segment_steps(self, segment: Segment) -> int:
+        """Return how many steps would last SEGMENT_SECONDS, at this segment's pace.
+
+        The pace of observed steps says nothing, and so makes later segments no shorter.
+        """
+        steps = math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds)
+        steps = min(steps, FASTEST_GROWTH * segment.steps)
+        if segment.is_observed:
+            return max(steps, self.segment_steps)
+        return steps
+
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
         state = self.state
@@ -239,7 +261,8 @@ class Trainer:
         self._counted_compile_seconds = self.parts.compiler.seconds
         if compile_seconds:
             state.add_seconds("compile", compile_seconds)
-        state.add_seconds("train", segment.seconds - compile_seconds)
+        phase = "fingerprint" if segment.is_observed else "train"
+        state.add_seconds(phase, segment.seconds - compile_seconds)
 
     def _check_settings_had_effect(self) -> None:
         """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""
@@ -360,9 +383,3 @@ class Trainer:
             if workload is None:
                 return parameters
             return hashlib.sha256(f"{parameters} {workload}".encode()).hexdigest()
-
-
-def _next_segment_steps(segment: Segment) -> int:
-    """Return how many steps would last SEGMENT_SECONDS, at this segment's pace."""
-    steps = math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds)
-    return min(steps, FASTEST_GROWTH * segment.steps)

@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,13 @@ from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records import environment
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.decode import decode_value
-from harness.records.record import Failure, Rank0Report, RankResult, write_record
+from harness.records.record import (
+    Failure,
+    Rank0Report,
+    RankFingerprints,
+    RankResult,
+    write_record,
+)
 from harness.records.series import Series
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
@@ -50,7 +56,7 @@ from harness.training.profiler import trace_steps
 from harness.training.ranks import Ranks, choose_device, process_group
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
-from harness.training.train import Trainer
+from harness.training.train import Hooks, Trainer
 from workloads.base import Workload
 from workloads.catalog import load_class
 
@@ -86,7 +92,8 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
         failure = _describe(error, ranks, folder)
-        result = replace(entered, failure=failure, **_pack_series(state))
+        fingerprints = _fingerprints(state, folder, ranks)
+        result = replace(entered, failure=failure, fingerprints=fingerprints, **_pack_series(state))
     try:
         write_record(folder.result_path(ranks.rank), result)
     except StorageError:
@@ -114,8 +121,8 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
     """
     with joined(folder, ranks, COLLECTIVE_TIMEOUT) as (assignment, mesh):
         parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
-        trainer = Trainer(parts, state)
-        with parts.telemetry:
+        with _recording(parts, state) as recorder, parts.telemetry:
+            trainer = Trainer(parts, state, recorder)
             trainer.run()
         result = _result(trainer, entered)
         if assignment.profile:
@@ -124,6 +131,19 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
         del parts, trainer  # the process group ends after them
         gc.collect()
     return result
+
+
+def _recording(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks | None]:
+    """Return the context of a training, and in it what records the steps that the sweep names.
+
+    Trials without fingerprints import nothing of what records them.
+    """
+    chosen = parts.assignment.fingerprints
+    if chosen is None:
+        return nullcontext()
+    from harness.training.recorder import fingerprint_recorder
+
+    return fingerprint_recorder(parts, state, chosen)
 
 
 @contextmanager
@@ -172,7 +192,19 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         phases=dict(state.phases),
         elapsed=trainer.seconds_between_meetings,
         rank0=rank0_report,
+        fingerprints=_fingerprints(state, parts.folder, parts.mesh.ranks),
     )
+
+
+def _fingerprints(
+    state: TrainingState, folder: TrialFolder, ranks: Ranks
+) -> RankFingerprints | None:
+    """Return the digests of the steps that the sweep names, None where there are none."""
+    if not state.fingerprints:
+        return None
+    from harness.training.recorder import rank_fingerprints
+
+    return rank_fingerprints(state, folder, ranks.rank)
 
 
 def _pack_series(state: TrainingState) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
 from harness.reproduce.divergence import compare
-from harness.reproduce.trace import AFTER_MICRO_STEPS, PHASES, Mark
 
 STEPS = 4
 
@@ -20,9 +20,9 @@ def trace(micro_steps: int = 2) -> list[Mark]:
     marks = []
     for step in range(1, STEPS + 1):
         for micro_step in range(1, micro_steps + 1):
-            for phase in PHASES[1:5]:
+            for phase in PHASES[2:7]:
                 marks.append(make_mark(step, micro_step, phase))
-        for phase in PHASES[5:]:
+        for phase in PHASES[7:]:
             marks.append(make_mark(step, AFTER_MICRO_STEPS, phase))
     return marks
 
@@ -82,4 +82,4 @@ def test_ranks_of_another_number_are_compared_only_in_what_is_the_trials(phase: 
     two_ranks = [changed(trace(), [position]), trace()]
     comparison = compare([trace()], two_ranks)
     assert comparison.divergence is None
-    assert comparison.compared == STEPS * 3  # all-reduce, optimizer and evaluation
+    assert comparison.compared == STEPS * 5  # all-reduce, all of the optimizer, and evaluation

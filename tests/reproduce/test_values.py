@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.records.trace import Mark, value_name
 from harness.reproduce.divergence import RankMark
-from harness.reproduce.recorder import digest_tensor
-from harness.reproduce.trace import Mark, value_name
 from harness.reproduce.values import TensorDifference, difference, ulp_distance
+from harness.training.recorder import digest_tensor
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.measure.summary import find_window, unpack
+from harness.measure.summary import measured_window, unpack
 from harness.records.record import Record, Summary
 from harness.records.series import Numbers
 from harness.render.html.report import ReportCell
@@ -92,8 +92,7 @@ def _short(milliseconds: float) -> str:
 def _trace(record: Record) -> Trace:
     """Return the steps of a trial; the steps after a resumption count as warm-up again."""
     seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
-    resumed = [interruption.step for interruption in record.ranks[0].interruptions]
-    window = find_window(seconds, record.trial.cell.warmup, resumed)
+    window = measured_window(record.ranks, record.trial.cell.warmup)
     return Trace(seconds=seconds, is_measured=window.mask)
 
 

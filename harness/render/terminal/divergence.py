@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.reproduce.divergence import Comparison, RankMark
-from harness.reproduce.trace import AFTER_MICRO_STEPS, PHASES, Mark
 from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell
@@ -20,12 +20,16 @@ from harness.spec.cluster import Profile
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
     "parameters": "the parameters are others before the step than after the last one",
-    "data": "the batches have other samples, or other values",
+    "samples": "the order asks for other samples",
+    "data": "the samples are the same, and the batches have other values",
     "random": "the generators are in another state before the forward",
     "forward": "the forward computes another loss from the same batch",
+    "buffers": "the forward computes the same loss, and leaves other buffers",
     "backward": "the backward computes other gradients from the same loss",
     "all-reduce": "the ranks' gradients are the same, and their mean is not",
-    "optimizer": "the optimizer makes other parameters or buffers from the same gradients",
+    "optimizer settings": "the optimizer has another learning rate, or other settings",
+    "optimizer state": "the optimizer makes another state from the same gradients",
+    "optimizer": "the optimizer makes other parameters from the same gradients and state",
     "evaluation": "the same parameters are evaluated differently",
 }
 TENSORS_SHOWN = 10

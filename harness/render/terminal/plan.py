@@ -20,7 +20,7 @@ from harness.render.format import changed_axes, counted, duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import plan_table
 from harness.render.terminal.table import show as show_table
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, Fingerprints
 from harness.spec.sweep import Sweep
 
 
@@ -42,6 +42,8 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     if sweep.profile:
         steps = counted(sweep.profile.steps, "step")
         console.print(f"profile: a trace of {steps} follows the last step of each trial")
+    if sweep.fingerprints:
+        console.print(_describe_fingerprints(sweep.fingerprints), soft_wrap=True)
     for point in sweep.excluded:
         axes = changed_axes(dict(point.axes))
         line = f"left out by {point.rule}: {point.workload} {axes} ({point.reason})"
@@ -61,6 +63,18 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
         cells.append(ids | asdict(cell))
     trials = [trial.id for trial in sweep.trials()]
     return asdict(sweep) | {"cells": cells, "trials": trials}
+
+
+def _describe_fingerprints(chosen: Fingerprints) -> str:
+    """Return at which steps trials are fingerprinted: `steps 1, 100, every 50 steps, and the last`."""
+    parts = []
+    if chosen.steps:
+        numbers = ", ".join(map(str, chosen.steps))
+        parts.append(f"{'step' if len(chosen.steps) == 1 else 'steps'} {numbers}")
+    if chosen.every is not None:
+        parts.append(f"every {counted(chosen.every, 'step')}")
+    parts.append("the last step")
+    return f"fingerprints: of {', '.join(parts)}; these steps are not measured"
 
 
 def _describe_trials(sweep: Sweep) -> str:

@@ -84,14 +84,23 @@ class Strategy(ABC):
 
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> None:
+    ) -> Callable[[], None]:
         """Have `report` called with each gradient that this rank computes, by name, in backward.
 
         That is before ranks share gradients, and before gradients of micro-steps are added up.
+        Returns what ends it, and leaves the model as it was.
         """
+        handles: list[Any] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_hook(partial(report, name))  # type: ignore[no-untyped-call]
+                hook = partial(report, name)
+                handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
 
     # Checkpoints. Every rank must call these methods, as they may communicate.
 

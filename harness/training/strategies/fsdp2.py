@@ -38,6 +38,7 @@ class FSDP2(Strategy):
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         super().__init__(axes, mesh)
         self._sharded: FSDPModule | None = None  # set by `prepare`
+        self._reduce_scatter: Any = None  # that gradients are shared with; set by `prepare`
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -56,7 +57,9 @@ class FSDP2(Strategy):
                 module.set_custom_reduce_scatter(self.tree_collective)
         if self.mesh.device.type == "cpu":
             # On GPUs, collectives overlap with computing, so the time in them is no time lost.
-            time_collectives(model, clock, self.tree_collective)
+            self._reduce_scatter = time_collectives(model, clock, self.tree_collective)
+        else:
+            self._reduce_scatter = self.tree_collective or _default_reduce_scatter()
         return training_module
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
@@ -76,18 +79,25 @@ class FSDP2(Strategy):
 
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> None:
+    ) -> Callable[[], None]:
         """Have `report` called with this rank's gradients of each sharded module, flattened.
 
-        FSDP2 puts them into one tensor before ranks share them, padded to equal shards.
+        FSDP2 puts them into one tensor before ranks share them, padded to equal shards. Returns
+        what ends it, and leaves the model as it was.
         """
         sharded = set(sharded_modules(model))
         for name, module in model.named_modules():
             if module in sharded:
                 watched = _WatchedReduceScatter(
-                    self.tree_collective, partial(report, f"{name or 'model'} (flattened)")
+                    self._reduce_scatter, partial(report, f"{name or 'model'} (flattened)")
                 )
                 module.set_custom_reduce_scatter(watched)
+
+        def stop() -> None:
+            for module in sharded:
+                module.set_custom_reduce_scatter(self._reduce_scatter)
+
+        return stop
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Have the coming backward reduce gradients only in the last micro-step."""
@@ -96,17 +106,20 @@ class FSDP2(Strategy):
         return nullcontext()
 
 
+def _default_reduce_scatter() -> Any:
+    """Return FSDP2's own reduce-scatter, which has no public class."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    return DefaultReduceScatter()
+
+
 class _WatchedReduceScatter:
     """A reduce-scatter of FSDP2 that shows what goes into it."""
 
     def __init__(self, collective: Any, report: Callable[[Tensor], None]) -> None:
-        """Watch `collective`, or FSDP2's own for None."""
-        # FSDP2 has no public class of its default collective.
-        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-
-        self._collective = collective or DefaultReduceScatter()
+        self._collective = collective
         self._report = report
-        self.allocate = self._collective.allocate
+        self.allocate = collective.allocate
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Report the gradients, then share them."""

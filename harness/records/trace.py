@@ -1,0 +1,189 @@
+"""Traces: digests of everything that a rank computes, in the order in which it computes it.
+
+A rank writes its trace line by line, so that a trial that fails leaves what came before. Each line
+is a JSON array with the fields of a `Mark`.
+
+Digests are the 128 bits of xxh3 over type, shape and bytes. They are as fast as memory can be read,
+and see what norms and sums miss: signs, swapped elements and permuted rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+
+import xxhash
+
+from harness.core.errors import BadInput
+from harness.core.paths import write_atomically
+from harness.records.decode import FileFormat, decode_file
+
+# What a step does, in its order; from "data" to "backward" it comes once for each micro-batch.
+PHASES = (
+    "parameters",
+    "samples",
+    "data",
+    "random",
+    "forward",
+    "buffers",
+    "backward",
+    "all-reduce",
+    "optimizer settings",
+    "optimizer state",
+    "optimizer",
+    "evaluation",
+)
+# Phases whose values are those of the whole trial: the same at all ranks, however many there are.
+GLOBAL_PHASES = (
+    "parameters",
+    "all-reduce",
+    "optimizer settings",
+    "optimizer state",
+    "optimizer",
+    "evaluation",
+)
+RECORDING = "recording.json"
+RECORDING_FORMAT = FileFormat(name="recording of a trial")
+AFTER_MICRO_STEPS = 1 << 30  # the micro-step of what comes once, after all micro-steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The digest of one tensor, or of another value, at one moment of training."""
+
+    step: int  # counted from 1, over all epochs
+    micro_step: int  # counted from 1; AFTER_MICRO_STEPS for what is no part of one
+    phase: str  # one of PHASES
+    name: str  # of the tensor, as the model or the optimizer calls it
+    digest: str  # hexadecimal, over type, shape and bytes
+
+    @property
+    def moment(self) -> tuple[int, int, int]:
+        """Return what marks are ordered by: the order in which a rank computes them."""
+        return self.step, self.micro_step, PHASES.index(self.phase)
+
+    @property
+    def key(self) -> tuple[int, int, str, str]:
+        """Return what is the same for marks of two trials that are to be compared."""
+        return self.step, self.micro_step, self.phase, self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What a trace has: the last step, and which of those before it."""
+
+    last_step: int
+    steps: Sequence[int] = ()  # counted from 1
+    every: int | None = None  # and every so many steps
+    tensors: bool = True  # whether each tensor has a mark of its own, or all of a moment one
+    values: bool = False  # whether the tensors themselves are kept, of the last step
+    parameter_steps: Sequence[int] = ()  # after which rank 0 keeps the parameters
+
+    def includes(self, step: int) -> bool:
+        """Return whether a step, counted from 1, is recorded."""
+        if step == self.last_step or step in self.steps:
+            return True
+        return self.every is not None and step % self.every == 0
+
+    def end_of_run(self, done: int, stop: int) -> int:
+        """Return up to which step, at most `stop`, all steps after `done` are treated alike.
+
+        Either all of them are recorded, or none is.
+        """
+        is_recorded = self.includes(done + 1)
+        for step in range(done + 2, stop + 1):
+            if self.includes(step) != is_recorded:
+                return step - 1
+        return stop
+
+
+def digest_bytes(dtype: str, shape: Sequence[int], content: object) -> str:
+    """Return the digest of a tensor as hexadecimal digits.
+
+    `dtype` is torch's name of its type, `content` a buffer of its bytes without gaps. NaNs are
+    compared by their bits.
+    """
+    digest = xxhash.xxh3_128(f"{dtype}\0{tuple(shape)}\0".encode())
+    digest.update(content)  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def combine(digests: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return one name and one digest for all tensors of a moment, given their names and digests.
+
+    The name depends on the tensors' names: moments of other tensors are not to be compared.
+    """
+    names = repr([name for name, _ in digests])
+    return (
+        f"{len(digests)} tensors {xxhash.xxh3_64_hexdigest(names.encode())}",
+        xxhash.xxh3_128_hexdigest(repr(digests).encode()),
+    )
+
+
+def write_recording(folder: Path, recording: Recording) -> None:
+    """Write what the ranks of a trial are to record."""
+    write_atomically(folder / RECORDING, json.dumps(asdict(recording)) + "\n", durable=False)
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read what this rank is to record; raises BadInput."""
+    return decode_file(Recording, folder / RECORDING, RECORDING_FORMAT)
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its trace."""
+    return folder / f"trace{rank}.jsonl"
+
+
+def values_path(folder: Path, rank: int) -> Path:
+    """Return where a rank writes the tensors of one step, if it is asked to."""
+    return folder / f"values{rank}.safetensors"
+
+
+def parameters_path(folder: Path, step: int) -> Path:
+    """Return where rank 0 writes the parameters after a step, if it is asked to."""
+    return folder / f"parameters{step}.safetensors"
+
+
+def value_name(mark: Mark) -> str:
+    """Return what a mark's tensor is called in the file of values."""
+    return f"{mark.micro_step} {mark.phase} {mark.name}"
+
+
+def encode(mark: Mark) -> str:
+    """Return a mark as a line."""
+    return json.dumps(astuple(mark)) + "\n"
+
+
+def decode(line: str) -> Mark:
+    """Return the mark of a line; raises ValueError for anything else."""
+    entry = json.loads(line)
+    if not isinstance(entry, list) or len(entry) != len(fields(Mark)):
+        raise ValueError("no mark")
+    step, micro_step, phase, name, digest = entry
+    is_whole = isinstance(step, int) and isinstance(micro_step, int) and phase in PHASES
+    if not is_whole or not isinstance(name, str) or not isinstance(digest, str):
+        raise ValueError("no mark")
+    return Mark(step=step, micro_step=micro_step, phase=phase, name=name, digest=digest)
+
+
+def decode_trace(content: bytes, source: object) -> list[Mark]:
+    """Return the marks of a trace, in its order; raises BadInput for a damaged one."""
+    marks = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            marks.append(decode(line.decode("utf-8")))
+        except (ValueError, RecursionError):
+            raise BadInput(f"{source}:{number}: found no mark of a trace; run it again") from None
+    return marks
+
+
+def read_traces(folder: Path, world_size: int) -> list[Sequence[Mark]]:
+    """Return the traces of all ranks, by rank; raises BadInput."""
+    traces: list[Sequence[Mark]] = []
+    for rank in range(world_size):
+        path = trace_path(folder, rank)
+        traces.append(decode_trace(path.read_bytes(), path))
+    return traces

@@ -1,0 +1,334 @@
+"""Records what a rank computes, while it trains: a trace, and the digests of a trial's record.
+
+`harness diff` traces trials that it measures nothing of. A trial that is measured is recorded at
+the steps that its sweep names (`fingerprints`). Either way, recorded steps are segments of their
+own, and nothing is left in the model, the strategy or the training step between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch.optim import Optimizer
+
+from harness.core.paths import TrialFolder, write_atomically
+from harness.records.record import RankFingerprints, StepFingerprint
+from harness.records.trace import (
+    AFTER_MICRO_STEPS,
+    Mark,
+    Recording,
+    combine,
+    decode,
+    digest_bytes,
+    encode,
+    parameters_path,
+    value_name,
+    values_path,
+)
+from harness.spec.cell import Fingerprints
+from harness.training.build import TrialParts
+from harness.training.fingerprint import full_tensor
+from harness.training.state import TrainingState
+from harness.training.step import StepObserver
+from harness.training.train import Hooks, Segment
+from workloads.base import Batch
+
+Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimizer calls them
+
+
+class Recorder(StepObserver, Hooks):
+    """Writes the trace of one rank. To be used as a context, around the training.
+
+    A trial that was resumed goes on with its trace where its checkpoint was.
+    """
+
+    def __init__(
+        self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
+    ) -> None:
+        """Record to the file `path`, and beside it what else `recording` asks for."""
+        self._parts = parts
+        self._state = state
+        self._recording = recording
+        self._rank = parts.mesh.ranks.rank
+        self._path = path
+        _keep_marks_before(path, state.step)
+        self._file = path.open("a", encoding="utf-8")
+        self._values: dict[str, Tensor] = {}
+        self._micro_step = 0  # that is under way, counted from 1
+        self._step = 0  # that is under way, counted from 1
+        self._evaluations = 0  # that are recorded
+        self._local_gradients: list[tuple[str, str]] = []  # names and digests
+        self._phase_digests: dict[str, xxhash.xxh3_128] = {}  # of the step that is under way
+        self._stop_watching: Callable[[], None] | None = None  # the strategy's local gradients
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._detach()
+        if error is None:
+            self._record_evaluations()
+        self._file.close()
+        if self._recording.values:
+            _save(self._values, values_path(self._path.parent, self._rank))
+
+    # What the loop calls
+
+    def before_segment(self, state: TrainingState, stop: int) -> int:
+        """Return the step up to which all steps are recorded, or none is."""
+        if self._recording.includes(state.step + 1):
+            self._attach()
+        else:
+            self._detach()
+        return self._recording.end_of_run(state.step, stop)
+
+    def after_segment(self, state: TrainingState, segment: Segment) -> None:
+        """Record the evaluations since the last segment."""
+        self._record_evaluations()
+
+    def _attach(self) -> None:
+        """Have the coming steps recorded."""
+        parts = self._parts
+        parts.train_step.observer = self
+        if self._stop_watching is None:
+            self._stop_watching = parts.strategy.watch_local_gradients(
+                parts.model, self._on_local_gradient
+            )
+
+    def _detach(self) -> None:
+        """Have the coming steps run as if there were no recorder."""
+        self._parts.train_step.observer = None
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+
+    # What the training step calls
+
+    def before_step(self, step: int, indices: Sequence[int]) -> None:
+        self._step, self._micro_step = step + 1, 1
+        self._phase_digests.clear()
+        self._write("parameters", self._parameters())
+        self._write("samples", [("sample ids", torch.tensor(indices))])
+
+    def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
+        self._micro_step = micro_step + 1
+        self._local_gradients.clear()
+        self._write("data", ((f"batch[{number}]", part) for number, part in enumerate(batch)))
+        self._write("random", random_states(self._parts.mesh.device))
+
+    def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
+        self._write("forward", [("loss", loss)])
+        self._write("buffers", self._parts.model.named_buffers())
+
+    def after_backward(self, step: int, micro_step: int) -> None:
+        self._write_digests("backward", self._local_gradients)
+
+    def before_optimizer(self, step: int) -> None:
+        self._micro_step = AFTER_MICRO_STEPS
+        self._write("all-reduce", self._gradients())
+        self._write("optimizer settings", optimizer_settings(self._parts.optimizer))
+
+    def after_optimizer(self, step: int) -> None:
+        self._write("optimizer state", self._optimizer_state())
+        self._write("optimizer", self._parameters())
+        self._file.flush()
+        digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
+        self._state.fingerprints.append(StepFingerprint(step=self._step, digests=digests))
+        if self._step in self._recording.parameter_steps:
+            self._save_parameters()
+
+    def _on_local_gradient(self, name: str, gradient: Tensor) -> None:
+        """Digest a gradient of the backward under way; they arrive in no fixed order."""
+        self._local_gradients.append((name, self._digest("backward", name, gradient)))
+
+    def _record_evaluations(self) -> None:
+        """Record the evaluations that have taken place since the last call."""
+        for evaluation in self._state.evaluations[self._evaluations :]:
+            self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
+            self._write("evaluation", metric_tensors(evaluation.metrics))
+        self._evaluations = len(self._state.evaluations)
+        self._file.flush()
+
+    # Tensors, one at a time: all of them unsharded would not fit where FSDP2 is needed
+
+    def _parameters(self) -> Named:
+        """Yield the parameters, unsharded, by name."""
+        for name, parameter in self._parts.model.named_parameters():
+            yield name, full_tensor(parameter)
+
+    def _gradients(self) -> Named:
+        """Yield the gradients that all ranks have summed up, unsharded, by name."""
+        for name, parameter in self._parts.model.named_parameters():
+            if parameter.grad is not None:
+                yield name, full_tensor(parameter.grad)
+
+    def _optimizer_state(self) -> Named:
+        """Yield the tensors of the optimizer's state, unsharded, by name."""
+        for name, parameter in self._parts.model.named_parameters():
+            for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor):
+                    yield f"{name} ({key})", full_tensor(value)
+
+    def _save_parameters(self) -> None:
+        """Write rank 0's unsharded parameters to a file; every rank must take part."""
+        parameters = {}
+        for name, parameter in self._parameters():
+            parameters[name] = parameter.contiguous().clone()
+        if self._rank == 0:
+            _save(parameters, parameters_path(self._path.parent, self._step))
+
+    # Marks
+
+    def _write(self, phase: str, tensors: Named) -> None:
+        """Write the marks of a moment."""
+        digests = []
+        for name, tensor in tensors:
+            digests.append((name, self._digest(phase, name, tensor)))
+        self._write_digests(phase, digests)
+
+    def _write_digests(self, phase: str, digests: Sequence[tuple[str, str]]) -> None:
+        """Write the marks of a moment: one for each tensor, or one for all of them."""
+        digests = sorted(digests)
+        combined = combine(digests)
+        self._phase_digests.setdefault(phase, xxhash.xxh3_128()).update(repr(combined).encode())
+        if not self._recording.tensors:
+            digests = [combined]
+        for name, digest in digests:
+            self._file.write(encode(self._mark(phase, name, digest)))
+
+    def _digest(self, phase: str, name: str, tensor: Tensor) -> str:
+        """Return a tensor's digest, and keep the tensor if that is asked for."""
+        if self._recording.values and self._step == self._recording.last_step:
+            key = value_name(self._mark(phase, name, ""))
+            self._values[key] = tensor.detach().cpu().contiguous().clone()
+        return digest_tensor(tensor)
+
+    def _mark(self, phase: str, name: str, digest: str) -> Mark:
+        """Return a mark of the moment that is under way."""
+        return Mark(
+            step=self._step, micro_step=self._micro_step, phase=phase, name=name, digest=digest
+        )
+
+
+def fingerprint_recorder(parts: TrialParts, state: TrainingState, steps: Fingerprints) -> Recorder:
+    """Return the recorder of a trial that is measured, with a mark for each tensor."""
+    recording = Recording(last_step=parts.total_steps, steps=steps.steps, every=steps.every)
+    path = parts.folder.fingerprint_path(parts.mesh.ranks.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Recorder(parts, state, recording, path)
+
+
+def rank_fingerprints(
+    state: TrainingState, folder: TrialFolder, rank: int
+) -> RankFingerprints | None:
+    """Return what a rank's result has of its fingerprints, None if it has left none."""
+    path = folder.fingerprint_path(rank)
+    if not path.exists():
+        return None
+    return RankFingerprints(
+        steps=state.fingerprints,
+        file=str(path.relative_to(folder.path)),
+        file_digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+    )
+
+
+def _keep_marks_before(path: Path, steps_done: int) -> None:
+    """Remove from a trace what was recorded after the checkpoint that a trial resumes from.
+
+    A rank that was killed has trained on after the checkpoint, and may have written half a line.
+    Evaluations are all removed: those that the checkpoint has are recorded again from there.
+    """
+    if not path.exists():
+        return
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            mark = decode(line)
+        except ValueError:
+            break
+        if mark.step <= steps_done and mark.phase != "evaluation":
+            lines.append(encode(mark))
+    write_atomically(path, "".join(lines), durable=False)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to a file."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), path)
+
+
+def digest_tensor(tensor: Tensor) -> str:
+    """Return the digest of a tensor on any device, as `harness.records.trace` defines it.
+
+    It reads the tensor's memory without a copy. An array of NumPy would do so too, but it fixes the
+    size of that memory, and FSDP2 frees its parameters by resizing theirs to nothing.
+    """
+    values = tensor.detach().cpu().contiguous()
+    content = (
+        (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
+    )
+    return digest_bytes(str(values.dtype), values.shape, content)
+
+
+def metric_tensors(metrics: Mapping[str, float]) -> list[tuple[str, Tensor]]:
+    """Return the metrics of an evaluation by name, as tensors."""
+    return [(name, torch.tensor(value, dtype=torch.float64)) for name, value in metrics.items()]
+
+
+def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+    """Return the fractions that an optimizer computes with, such as its learning rates, by name.
+
+    Other settings, such as `foreach`, say how it computes and not what.
+    """
+    settings = []
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            numbers = _fractions(value)
+            if key != "params" and numbers is not None:
+                settings.append((f"group {number} ({key})", numbers))
+    return settings
+
+
+def _fractions(value: Any) -> Tensor | None:
+    """Return a setting's fractions as a tensor, None for settings of other types."""
+    if isinstance(value, Tensor):
+        return value.double()
+    numbers = value if isinstance(value, tuple | list) else (value,)  # lists, after a resume
+    if numbers and all(isinstance(number, float) for number in numbers):
+        return torch.tensor(numbers, dtype=torch.float64)
+    return None
+
+
+def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
+    """Return the states of all generators that a forward on this device may draw from, as bytes."""
+    numpy_state = np.random.get_state(legacy=False)
+    states = [
+        ("python", _as_bytes(repr(random.getstate()))),
+        ("numpy", torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))),
+        ("numpy (position)", torch.tensor(numpy_state["state"]["pos"])),
+        ("torch", torch.get_rng_state()),
+    ]
+    if device.type == "cuda":
+        states.append(("cuda", torch.cuda.get_rng_state(device)))
+    return states
+
+
+def _as_bytes(text: str) -> Tensor:
+    """Return a text as a tensor of its bytes."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
