@@ -554,6 +554,11 @@ def _length_problem(record: Record) -> str | None:
     for key, count in counts.items():
         if count != steps:
             return f"{key}: found {count} steps; allowed: the {steps} of the trial"
+    return _step_problem(record, steps)
+
+
+def _step_problem(record: Record, steps: int) -> str | None:
+    """Return which step of an interruption or a fingerprint is none of the trial's."""
     for index, result in enumerate(record.ranks):
         if any(interruption.step > steps for interruption in result.interruptions):
             return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
