@@ -76,6 +76,10 @@ class NotApplied(HarnessError):
     """
 
 
+class NotDeterministic(HarnessError):
+    """An operation for which torch has no deterministic implementation, under `deterministic: true`."""
+
+
 class LoaderTimeout(HarnessError):
     """A loader's worker delivered no batch for so long that it probably never will."""
 

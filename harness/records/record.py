@@ -150,6 +150,15 @@ class Compiled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Determinism:
+    """What deterministic mode was in force with at one rank, from the first step to the last."""
+
+    settings: Mapping[str, str]  # of torch and the environment, by their own names
+    # What torch says of operations that it does not refuse, and that may vary all the same.
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossScale:
     """What the loss scaling of fp16 did at one rank."""
 
@@ -238,6 +247,7 @@ class RankResult:
     )  # of the samples that it saw; see `harness.training.order`
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
+    determinism: Determinism | None = None  # None unless the trial was deterministic
     telemetry: Telemetry | None = None
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.

@@ -17,7 +17,7 @@ from harness.spec.axes import DEFAULTS
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
-    from harness.records.record import Interruption
+    from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval
@@ -83,6 +83,18 @@ def interruption_note(interruption: Interruption) -> str:
     if interruption.signal:
         cause = f"interrupted by {interruption.signal}"
     return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
+
+
+def nondeterminism_notes(record: Record) -> list[str]:
+    """Return what torch said of operations that may vary in a deterministic trial, each text once.
+
+    Texts of several ranks are the same as a rule.
+    """
+    notes: dict[str, None] = {}  # an ordered set
+    for rank in record.ranks:
+        if rank.determinism is not None:
+            notes.update(dict.fromkeys(rank.determinism.warnings))
+    return [f"may vary between runs: {note}" for note in notes]
 
 
 # Measured quantities and their intervals.

@@ -156,6 +156,10 @@ class Axes(Strict):
             "tree: world_size times grad_accum_steps a power of two",
         ),
     ] = "backend"
+    # `torch.use_deterministic_algorithms(True)` and all else that `harness.training.determinism` has.
+    deterministic: Annotated[
+        bool, AxisHelp("only operations that compute the same bits in every run; others fail")
+    ] = False
     # `torch.utils.checkpoint.checkpoint(use_reentrant=False)` around each layer, or around the
     # model if the workload names no layers.
     activation_checkpointing: Annotated[
@@ -423,6 +427,16 @@ def _broken_full_graph(axes: Axes) -> str | None:
     return None
 
 
+def _deterministic_autotuning(axes: Axes) -> str | None:
+    """Return a conflict for a compiler that picks kernels by how fast they were on that occasion."""
+    if axes.deterministic and axes.execution == "compile:max-autotune":
+        return (
+            "deterministic can't be had with execution compile:max-autotune, which chooses kernels"
+            " by their time"
+        )
+    return None
+
+
 def _optimizer_without_rate(axes: Axes) -> str | None:
     """Return a conflict for SGD at the learning rate of the workload's own optimizer.
 
@@ -446,6 +460,7 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _tree_with_sharded_norm,
     _compiled_small_bucket,
     _broken_full_graph,
+    _deterministic_autotuning,
     _optimizer_without_rate,
 )
 # The value of an axis that does nothing on a CPU. Not a conflict of the axes: a sweep is planned on

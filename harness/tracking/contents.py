@@ -20,7 +20,7 @@ import numpy as np
 from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Record, Status
-from harness.render.format import interruption_note
+from harness.render.format import interruption_note, nondeterminism_notes
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
 from harness.tracking.scalars import RATE, SCALARS, metric_name, over_trials, scalars
@@ -408,7 +408,8 @@ def _evaluations(record: Record) -> Sequence[Evaluation]:
 def _trial_note(record: Record) -> str | None:
     """Return the description of a trial's run in Markdown, None if all went well.
 
-    It says why the trial failed, or which rules of validity it broke, and where it was interrupted.
+    It says why the trial failed, or which rules of validity it broke, where it was interrupted, and
+    what may vary in spite of deterministic mode.
     MLflow shows it at the top of the run's page.
     """
     paragraphs: list[str] = []
@@ -419,6 +420,9 @@ def _trial_note(record: Record) -> str | None:
     interruptions = _interruptions(record)
     if interruptions:
         paragraphs.append(_list("resumed", interruptions))
+    nondeterminism = nondeterminism_notes(record)
+    if nondeterminism:
+        paragraphs.append(_list("not all of it is deterministic", nondeterminism))
     return "\n\n".join(paragraphs) or None
 
 

@@ -21,6 +21,7 @@ from harness.measure.telemetry import Telemetry, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.training.checkpoint import Checkpointer
+from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_target
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, make_loader
@@ -60,6 +61,7 @@ class TrialParts:
     model: nn.Module
     parameter_count: int  # elements of all parameters
     compiler: Compiler
+    determinism: DeterministicMode
     optimizer: Optimizer
     scaler: Scaler
     train_step: TrainStep  # all that happens in the timed region, besides fetching
@@ -108,6 +110,7 @@ def build_trial(
         # From here on memory counts: the data is loaded, the model is not built yet.
         memory = PeakMemory(mesh.device)
         apply_matmul_precision(axes, mesh.device)
+        determinism = DeterministicMode(axes, mesh.device)
         # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
@@ -171,6 +174,7 @@ def build_trial(
         model=model,
         parameter_count=parameter_count,
         compiler=compiler,
+        determinism=determinism,
         optimizer=optimizer,
         scaler=scaler,
         train_step=train_step,

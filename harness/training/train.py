@@ -268,6 +268,7 @@ class Trainer:
         """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""
         self.state.compiled = self.parts.compiler.account()
         self.parts.strategy.check_effect()
+        self.parts.determinism.check_effect()
         num_workers = self.parts.axes.num_workers
         if num_workers and not self.state.loader_workers:
             raise NotApplied(

@@ -48,6 +48,7 @@ from harness.records.record import (
 from harness.records.series import Series
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
+from harness.training.determinism import naming_refusals, prepare_environment
 from harness.training.heartbeat import heartbeats
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
@@ -157,9 +158,14 @@ def joined(
     assignment = read_assignment(folder.assignment_path)
     axes = assignment.trial.cell.axes
     torch.set_num_threads(axes.num_threads)
+    if assignment.device != "cpu" and torch.cuda.is_available():
+        prepare_environment(axes)
     device = choose_device(assignment.device, ranks)
     needed = strategy_class(axes.strategy).needs_process_group
-    with process_group(ranks, device, needed=needed, timeout=timeout):
+    with (
+        naming_refusals(axes),
+        process_group(ranks, device, needed=needed, timeout=timeout),
+    ):
         yield assignment, ParallelMesh(ranks, device)
 
 
@@ -186,6 +192,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         order_sums=state.order_digest.sums,
         compiled=state.compiled,
         loss_scale=parts.scaler.account(),
+        determinism=parts.determinism.account(),
         telemetry=parts.telemetry.report(),
         loader_workers=state.loader_workers,
         memory=memory,

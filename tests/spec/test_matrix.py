@@ -255,6 +255,12 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             "static_graph can't be had with grad_accum_steps:"
             " DDP learns the graph from a backward that shares gradients",
         ),
+        ({"batch_size": 64, "execution": "compile", "deterministic": True}, None),
+        (
+            {"batch_size": 64, "execution": "compile:max-autotune", "deterministic": True},
+            "deterministic can't be had with execution compile:max-autotune, which chooses kernels"
+            " by their time",
+        ),
         (
             {"batch_size": 64, "optimizer": "sgd"},
             "optimizer sgd needs lr: the workload's own is for another optimizer",

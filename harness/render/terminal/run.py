@@ -22,7 +22,7 @@ from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
-from harness.render.format import counted, duration, interruption_note
+from harness.render.format import counted, duration, interruption_note, nondeterminism_notes
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import marks_legend, result_table
@@ -375,13 +375,15 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
     These are its interruptions, with the seconds that each cost, checkpoints that it could not go
-    on from, and a rank that slows all others.
+    on from, operations that may vary in spite of deterministic mode, and a rank that slows all
+    others.
     """
     remarks: list[str] = []
     for interruption in record.ranks[0].interruptions:
         remarks.append(interruption_note(interruption))
     for refusal in record.ranks[0].refused_checkpoints:
         remarks.append(f"not resumed from {refusal}")
+    remarks += nondeterminism_notes(record)
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:
         remarks.append(

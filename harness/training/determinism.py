@@ -1,0 +1,191 @@
+"""Deterministic mode: the axis `deterministic: true`, and the proof that it stayed in force.
+
+Torch's own switch is one of several. Libraries below it choose algorithms by themselves, some by
+how fast they were just now. All of them are set here, before the model is built, and read again
+after each segment of training: code of a workload or of a library may turn them off. A trial that
+asked for determinism and ran without it must fail rather than leave a digest that means nothing.
+
+An operation that torch can't compute deterministically fails the trial by its name. Operations that
+torch computes in a fixed order only in this mode, such as the backward of `weight[indices]`, need
+no further setting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from harness.core.errors import BadInput, NotApplied, NotDeterministic, one_line
+from harness.records import record
+from harness.spec.axes import Axes
+
+# Variables of libraries that read them once, when they start on a GPU, and the values that will do.
+# cuBLAS would share its workspace among streams. NVLink switches (NVLS) add up gradients in the
+# order in which they arrive.
+GPU_VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NCCL_NVLS_ENABLE": ("0",),
+}
+# How torch refuses an operation, and how it warns of one.
+REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+WARNED = re.compile(r"deterministic", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A setting of the whole process that deterministic mode needs."""
+
+    name: str  # as torch documents it
+    needed: object
+    read: Callable[[], object]
+    set: Callable[[], object]
+
+    @staticmethod
+    def attribute(owner: Any, name: str, needed: object) -> Switch:
+        """Return the switch that an attribute of a module of torch is."""
+        return Switch(
+            f"{owner.__name__}.{name}",
+            needed,
+            partial(getattr, owner, name),
+            partial(setattr, owner, name, needed),
+        )
+
+
+def prepare_environment(axes: Axes) -> None:
+    """Set the variables that libraries need for a deterministic trial on GPUs.
+
+    This must come before the process starts CUDA. Raises BadInput for a variable that the user has
+    set to something else.
+    """
+    if not axes.deterministic:
+        return
+    for name, allowed in GPU_VARIABLES.items():
+        value = os.environ.setdefault(name, allowed[0])
+        if value not in allowed:
+            raise BadInput(
+                f"deterministic=true: {name}: found {value!r}; allowed: {' or '.join(allowed)}"
+            )
+
+
+@contextmanager
+def naming_refusals(axes: Axes) -> Iterator[None]:
+    """Raise NotDeterministic for what torch refuses in deterministic mode, with its name."""
+    try:
+        yield
+    except RuntimeError as error:
+        refused = REFUSED.search(str(error))
+        if not axes.deterministic or refused is None:
+            raise
+        raise NotDeterministic(
+            f"deterministic=true: {refused[1]} has no deterministic implementation here;"
+            " allowed: another operation, or deterministic=false"
+        ) from error
+
+
+class DeterministicMode:
+    """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
+
+    def __init__(self, axes: Axes, device: torch.device) -> None:
+        """Set all that the mode needs; without it, leave everything as it is."""
+        self._switches: list[Switch] = []
+        self._variables: dict[str, str] = {}
+        self._warnings: dict[str, None] = {}  # an ordered set
+        if not axes.deterministic:
+            return
+        self._switches = _switches(axes)
+        if device.type == "cuda":
+            self._variables = {name: os.environ.get(name, "") for name in GPU_VARIABLES}
+        for switch in self._switches:
+            switch.set()
+        self._listen_to_warnings()
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if something that the mode needs is no longer as it was set."""
+        for switch in self._switches:
+            found = switch.read()
+            if found != switch.needed:
+                raise NotApplied(
+                    f"deterministic=true was undone: {switch.name} is {found};"
+                    f" needed: {switch.needed}"
+                )
+        for name, value in self._variables.items():
+            found = os.environ.get(name)
+            if found != value:
+                raise NotApplied(
+                    f"deterministic=true was undone: {name} is {found!r}; needed: {value!r}"
+                )
+
+    def account(self) -> record.Determinism | None:
+        """Return what was in force and what torch warned of, None without the mode."""
+        if not self._switches:
+            return None
+        settings = {switch.name: str(switch.needed) for switch in self._switches}
+        return record.Determinism(
+            settings={**settings, **self._variables}, warnings=list(self._warnings)
+        )
+
+    def _listen_to_warnings(self) -> None:
+        """Note the warnings about operations that torch runs though they may vary."""
+        show = warnings.showwarning
+
+        def note_and_show(message: Warning | str, *context: Any, **more: Any) -> None:
+            """Show a warning as Python does, and keep it if it is about determinism."""
+            if WARNED.search(str(message)):
+                self._warnings[one_line(message)] = None
+            show(message, *context, **more)
+
+        warnings.showwarning = note_and_show
+
+
+def _switches(axes: Axes) -> list[Switch]:
+    """Return all settings that the mode needs.
+
+    TensorFloat-32 is among them because its rounding is no property of the model: whether a product
+    uses it may change with the GPU. Torch fills uninitialized memory with NaN in this mode, which
+    we leave on: what reads such memory then fails by a loss of NaN, and costs no time that could be
+    measured.
+    """
+    refuse = partial(torch.use_deterministic_algorithms, True, warn_only=False)
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled
+    has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled
+    matmul_precision = "high" if axes.precision == "tf32" else "highest"
+    switches = [
+        Switch(
+            "torch.are_deterministic_algorithms_enabled()",
+            True,
+            torch.are_deterministic_algorithms_enabled,
+            refuse,
+        ),
+        Switch("torch.is_deterministic_algorithms_warn_only_enabled()", False, warn_only, refuse),
+        Switch.attribute(torch.utils.deterministic, "fill_uninitialized_memory", True),
+        Switch.attribute(torch.backends.cudnn, "deterministic", True),
+        Switch.attribute(torch.backends.cudnn, "benchmark", False),
+        # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
+        # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
+        Switch(
+            "torch.backends.cuda.cudnn_sdp_enabled()",
+            False,
+            has_cudnn_attention,
+            partial(torch.backends.cuda.enable_cudnn_sdp, False),
+        ),
+        Switch(
+            "torch.get_float32_matmul_precision()",
+            matmul_precision,
+            torch.get_float32_matmul_precision,
+            partial(torch.set_float32_matmul_precision, matmul_precision),
+        ),
+    ]
+    if axes.execution != "eager":
+        import torch._inductor.config as inductor  # takes a second to load
+
+        # Inductor would choose among some kernels by how fast they are on this occasion.
+        switches.append(Switch.attribute(inductor, "deterministic", True))
+    return switches

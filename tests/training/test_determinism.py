@@ -1,0 +1,218 @@
+"""Deterministic mode is set whole, stays in force, and names what it can't have."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.core.errors import BadInput, NotApplied, NotDeterministic
+from harness.core.paths import TrialFolder
+from harness.records.assignment import write_assignment
+from harness.spec.axes import Axes
+from harness.training import worker
+from harness.training.determinism import GPU_VARIABLES, DeterministicMode, prepare_environment
+from harness.training.train import Trainer
+from tests.support.line import LineFit, Options
+from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
+from workloads import Batch
+from workloads.options import Settings
+
+DETERMINISTIC = Axes(batch_size=32, deterministic=True)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """Put torch's settings, which are the whole process's, back as they were."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+class Meddling(LineFit):
+    """Does something with torch in its second step."""
+
+    def meddle(self, inputs: Tensor) -> Any:
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = super().loss(model, batch)
+        if self.step == 2:
+            self.meddle(batch[0])
+        return loss
+
+
+def train(folder: Path, meddle: Callable[[Tensor], Any], **axes: Any) -> Trainer:
+    """Train four steps as a rank does, in this process."""
+    workload = Meddling(Options(), Settings())
+    workload.meddle = meddle  # type: ignore[assignment]
+    assignment = make_assignment(steps=4, **axes)
+    paths = TrialFolder(folder)
+    write_assignment(paths.assignment_path, assignment)
+    with worker.joined(paths, SINGLE_RANK, 1.0):
+        trainer = make_trainer(assignment, workload, folder)
+        trainer.run()
+    return trainer
+
+
+def nothing(inputs: Tensor) -> None:
+    """Leave torch as it is."""
+
+
+def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> None:
+    in_force: list[bool] = []
+    trainer = train(
+        tmp_path,
+        lambda _: in_force.append(torch.are_deterministic_algorithms_enabled()),
+        deterministic=True,
+    )
+    account = trainer.parts.determinism.account()
+    assert in_force == [True]
+    assert account is not None
+    assert account.settings == {
+        "torch.are_deterministic_algorithms_enabled()": "True",
+        "torch.is_deterministic_algorithms_warn_only_enabled()": "False",
+        "torch.utils.deterministic.fill_uninitialized_memory": "True",
+        "torch.backends.cudnn.deterministic": "True",
+        "torch.backends.cudnn.benchmark": "False",
+        "torch.backends.cuda.cudnn_sdp_enabled()": "False",
+        "torch.get_float32_matmul_precision()": "highest",
+    }
+    assert account.warnings == []
+
+
+def test_without_the_axis_torch_stays_as_it_is(tmp_path: Path) -> None:
+    trainer = train(tmp_path, nothing)
+    assert trainer.parts.determinism.account() is None
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("meddle", "name"),
+    [
+        (
+            lambda _: torch.use_deterministic_algorithms(False),
+            r"torch.are_deterministic_algorithms_enabled\(\) is False; needed: True",
+        ),
+        (
+            lambda _: torch.use_deterministic_algorithms(True, warn_only=True),
+            r"torch.is_deterministic_algorithms_warn_only_enabled\(\) is True; needed: False",
+        ),
+        (
+            lambda _: setattr(torch.backends.cudnn, "deterministic", False),
+            "torch.backends.cudnn.deterministic is False; needed: True",
+        ),
+        (
+            lambda _: torch.backends.cuda.enable_cudnn_sdp(True),
+            r"torch.backends.cuda.cudnn_sdp_enabled\(\) is True; needed: False",
+        ),
+    ],
+    ids=["algorithms", "warn-only", "cudnn", "attention"],
+)
+def test_a_mode_that_code_turns_off_again(
+    tmp_path: Path, meddle: Callable[[Tensor], Any], name: str
+) -> None:
+    with pytest.raises(NotApplied, match=f"deterministic=true was undone: {name}"):
+        train(tmp_path, meddle, deterministic=True)
+    torch.use_deterministic_algorithms(False)
+    train(tmp_path / "off", meddle)
+
+
+def put(inputs: Tensor) -> Tensor:
+    """Run an operation for which torch has no deterministic implementation on any device."""
+    return inputs.clone().put_(torch.tensor([0, 0]), inputs[0, :2])
+
+
+def test_an_operation_without_a_deterministic_implementation(tmp_path: Path) -> None:
+    message = "deterministic=true: put_ has no deterministic implementation here; allowed"
+    with pytest.raises(NotDeterministic, match=message):
+        train(tmp_path, put, deterministic=True)
+    torch.use_deterministic_algorithms(False)
+    train(tmp_path / "off", put)
+
+
+def test_errors_of_another_kind_stay_as_they_are(tmp_path: Path) -> None:
+    def fail(inputs: Tensor) -> None:
+        raise RuntimeError("the dog ate batch 17")
+
+    with pytest.raises(RuntimeError, match="the dog ate batch 17"):
+        train(tmp_path, fail, deterministic=True)
+
+
+def test_what_torch_only_warns_of_is_recorded_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def show(message: Warning, *context: Any, **more: Any) -> None:
+        shown.append(str(message))
+
+    def warn(inputs: Tensor) -> None:
+        for _ in range(2):
+            warnings.warn("Attention uses a non-deterministic algorithm.\n", stacklevel=1)
+        warnings.warn("The dog is asleep.", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        trainer = train(tmp_path, warn, deterministic=True)
+    account = trainer.parts.determinism.account()
+    assert account is not None
+    assert account.warnings == ["Attention uses a non-deterministic algorithm."]
+    assert len(shown) == 3
+
+
+def test_inductor_is_told_where_the_model_is_compiled() -> None:
+    import torch._inductor.config as inductor
+
+    mode = DeterministicMode(Axes(batch_size=32, deterministic=True, execution="compile"), CPU)
+    try:
+        mode.check_effect()
+        inductor.deterministic = False
+        with pytest.raises(NotApplied, match=r"inductor.config.deterministic is False"):
+            mode.check_effect()
+    finally:
+        inductor.deterministic = False
+
+
+def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GPU_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    prepare_environment(Axes(batch_size=32))
+    assert not GPU_VARIABLES.keys() & os.environ.keys()
+    prepare_environment(DETERMINISTIC)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # the user's own, and good enough
+    prepare_environment(DETERMINISTIC)
+    mode = DeterministicMode(DETERMINISTIC, torch.device("cuda"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    message = "deterministic=true was undone: CUBLAS_WORKSPACE_CONFIG is ':0:0'; needed: ':16:8'"
+    with pytest.raises(NotApplied, match=message):
+        mode.check_effect()
+    message = "deterministic=true: CUBLAS_WORKSPACE_CONFIG: found ':0:0'; allowed: :4096:8 or :16:8"
+    with pytest.raises(BadInput, match=message):
+        prepare_environment(DETERMINISTIC)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_scattered_sum_on_a_gpu_is_the_same_in_every_run() -> None:
+    """Its atomic additions are unordered without the mode."""
+    prepare_environment(DETERMINISTIC)
+    device = torch.device("cuda")
+    DeterministicMode(DETERMINISTIC, device).check_effect()
+    generator = torch.Generator(device).manual_seed(0)
+    values = torch.randn(1_000_000, device=device, generator=generator)
+    rows = torch.randint(0, 100, (1_000_000,), device=device, generator=generator)
+    sums = [torch.zeros(100, device=device).index_add_(0, rows, values) for _ in range(25)]
+    assert all(torch.equal(total, sums[0]) for total in sums)
+    left = torch.randn(512, 512, device=device, generator=generator)
+    assert torch.equal(left @ left, left @ left)
