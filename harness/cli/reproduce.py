@@ -121,6 +121,14 @@ def _find_cell(sweep: Sweep, name: str) -> Cell:
     )
 
 
+def _setting(cell: Cell, name: str) -> str:
+    """Return the value of an axis as text, `None` for what is no axis."""
+    try:
+        return str(cell.level(name))
+    except AttributeError:
+        return str(None)
+
+
 def _has_settings(cell: Cell, text: str) -> bool:
     """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
     if "=" not in text:
@@ -130,7 +138,7 @@ def _has_settings(cell: Cell, text: str) -> bool:
         if name.strip() == "workload":
             actual = cell.workload.label
         else:
-            actual = str(getattr(cell.axes, name.strip(), None))
+            actual = _setting(cell, name.strip())
         if actual != value.strip():
             return False
     return True
