@@ -32,14 +32,13 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.hardware import certificate
 from harness.spec.axes import AXES
-from harness.spec.cell import Cell, axis_names
-from harness.spec.environment import PREFIX
+from harness.spec.cell import Cell
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
-DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
+DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes
 LONGEST_VALUE = 60  # characters of a setting in an error message
 
 
@@ -169,7 +168,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
     Code and software may differ and are then named in `Comparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    check_across(rules.across, [*DIFFERENCES, *_axes_of([a, *other_sides])])
+    check_across(rules.across)
     matches, missing, differences = [], [], []
     for b in other_sides:
         alike, unmatched = match_cells(a, b, rules.across)
@@ -186,7 +185,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     Cells are in one group if they are alike in all else. Raises BadInput for a name that is no
     axis, and where no group has two cells.
     """
-    check_across(axes, _axes_of([side]), "--by")
+    check_across(axes, AXES, "--by")
     groups: dict[str, list[CellResult]] = {}
     for cell in side.cells:
         groups.setdefault(_matching_key(cell.cell, axes), []).append(cell)
@@ -212,36 +211,27 @@ def _comparable_axes(side: Side) -> list[str]:
     Usually single axes. Axes that always change together, as those under `zip` in a sweep file, are
     one set, written as --by takes it: `strategy,world_size`.
     """
-    axes = _axes_of([side])
     groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
     for result in side.cells:
-        groups.setdefault(_matching_key(result.cell, axes), []).append(result.cell)
+        groups.setdefault(_matching_key(result.cell, tuple(AXES)), []).append(result.cell)
     sets_of_axes: set[frozenset[str]] = set()
     for cells in groups.values():
         for cell, other in itertools.combinations(cells, 2):
-            sets_of_axes.add(_differing_axes(cell, other, axes))
+            sets_of_axes.add(_differing_axes(cell, other))
     sets_of_axes.discard(frozenset())
     options = []
     for names in sets_of_axes:
         is_smallest = not any(smaller < names for smaller in sets_of_axes)
         if is_smallest:
-            options.append(",".join(sorted(names, key=axes.index)))
+            options.append(",".join(sorted(names, key=list(AXES).index)))
     return sorted(options)
 
 
-def _axes_of(sides: Iterable[Side]) -> list[str]:
-    """Return the names of all axes of the sides' cells."""
-    cells = []
-    for side in sides:
-        cells += [result.cell for result in side.cells]
-    return axis_names(cells)
-
-
-def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[str]:
-    """Return the names of those axes in which two cells differ."""
+def _differing_axes(cell: Cell, other: Cell) -> frozenset[str]:
+    """Return the names of the axes in which two cells differ."""
     names = set()
-    for axis in axes:
-        if cell.level(axis) != other.level(axis):
+    for axis in AXES:
+        if getattr(cell.axes, axis) != getattr(other.axes, axis):
             names.add(axis)
     return frozenset(names)
 
@@ -253,15 +243,16 @@ def against_first(side: Side) -> Comparison | None:
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    axes = _axes_of([side])
-    workloads = {_matching_key(cell.cell, axes) for cell in measured_first}
+    workloads = {_matching_key(cell.cell, tuple(AXES)) for cell in measured_first}
     if len(workloads) == len(measured_first):
         return None
     ordered = Side(name=side.name, cells=measured_first)
-    return compare_by(ordered, axes, Rules(across=("hardware",)))
+    return compare_by(ordered, tuple(AXES), Rules(across=("hardware",)))
 
 
-def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
+def check_across(
+    names: Sequence[str], allowed: Iterable[str] = DIFFERENCES, option: str = "--across"
+) -> None:
     """Raise BadInput for a name that is no difference between cells."""
     for name in names:
         if name not in allowed:
@@ -283,7 +274,6 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
         "evaluate": asdict(cell.evaluate),
         "warmup": cell.warmup,
         **asdict(cell.axes),
-        **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
 
 
@@ -336,7 +326,7 @@ def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
     """Return an error that names the differences of the two cells that have the fewest."""
     pairs = itertools.product(a.cells, b.cells)
     differences = (
-        setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
+        _setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
     )
     fewest = min(differences, key=len)
     listed = []
@@ -348,19 +338,15 @@ def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
     )
 
 
-def setting_differences(
-    cell: Cell, other: Cell, across: Sequence[str] = ()
+def _setting_differences(
+    cell: Cell, other: Cell, across: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return both values of each setting in which two cells differ, except those in `across`.
-
-    A variable that one of them does not set is None there.
-    """
+    """Return both values of each setting in which two cells differ, except those in `across`."""
     settings, other_settings = identity_settings(cell), identity_settings(other)
     differences = {}
-    for name in {**settings, **other_settings}:
-        values = settings.get(name), other_settings.get(name)
-        if name not in across and values[0] != values[1]:
-            differences[name] = values
+    for name, value in settings.items():
+        if name not in across and value != other_settings[name]:
+            differences[name] = (value, other_settings[name])
     return differences
 
 

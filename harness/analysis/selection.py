@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import baseline
@@ -48,47 +49,67 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
     sides = {}
     for name in names:
         if name != BASELINE:  # comes last, because it depends on the hardware of the others
-            sides[name] = Side(name=name, cells=_named_cells(results, name, recall))
+            sides[name] = Side(name=name, cells=find(results, name, recall).cells)
     if BASELINE in names:
         hardware = sorted(hardware_of(sides.values()))
         sides[BASELINE] = Side(name=BASELINE, cells=_read_baselines(results, hardware))
     return [sides[name] for name in names]
 
 
-def _named_cells(results: Results, name: str, recall: Recall | None) -> list[CellResult]:
-    """Return the cells that one name stands for, trying the forms in turn.
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What a name on the command line stands for: records, or baselines, which hold results alone."""
+
+    records: Sequence[Record] = ()
+    baselines: Sequence[CellResult] = ()
+    sweep: Sweep | None = None  # the one that the name is of
+    folder: Path | None = None  # of the sweep that the records lie in; None where they lie in none
+
+    @property
+    def cells(self) -> list[CellResult]:
+        """Return the results of each cell.
+
+        Trials that a sweep has planned and that have no record are counted, so that what never ran
+        is not forgotten.
+        """
+        if self.baselines:
+            return list(self.baselines)
+        if self.sweep is None:
+            return aggregate(self.records)
+        missing = missing_trials(self.sweep, self.records)
+        parts = aggregate(self.records)
+        for cell in self.sweep.cells:
+            if missing[cell.id]:
+                parts.append(unrecorded(cell, missing[cell.id]))
+        return join(parts)
+
+
+def find(results: Results, name: str, recall: Recall | None = None) -> Named:
+    """Return what one name stands for, trying the forms in turn; raises BadInput for nothing.
 
     A sweep comes before a path, so that a folder that happens to have its name does not hide it.
     """
+    mlflow_run = MLFLOW_RUN.fullmatch(name)
     if name.startswith(f"{BASELINE}:"):
-        return _read_baselines(results, [name.partition(":")[2]])
+        return Named(baselines=_read_baselines(results, [name.partition(":")[2]]))
     if results.sweep_folder(name).spec_path.exists():
         recorded = read_recorded_sweep(results, name)
         if recorded.unreadable:  # a judgment is of all trials or of none
             raise BadInput(recorded.unreadable[0])
-        return _cells_of_sweep(recorded.sweep, recorded.records, name)
-    if Path(name).exists():
-        return _cells_at_path(Path(name))
-    mlflow_run = MLFLOW_RUN.fullmatch(name)
-    if recall and mlflow_run:
-        return _aggregate(recall(mlflow_run["marked"] or mlflow_run["bare"]), name)
-    return _aggregate(_records_of_cell(results, name), name)
+        folder = results.sweep_folder(name).path
+        named = Named(records=recorded.records, sweep=recorded.sweep, folder=folder)
+    elif Path(name).exists():
+        named = _at_path(Path(name))
+    elif recall and mlflow_run:
+        named = Named(records=recall(mlflow_run["marked"] or mlflow_run["bare"]))
+    else:
+        named = _records_of_cell(results, name)
+    if not named.records and not named.baselines:
+        raise BadInput(f"{name}: found no records of it; allowed: what has run")
+    return named
 
 
-def _cells_of_sweep(sweep: Sweep, records: Sequence[Record], name: str) -> list[CellResult]:
-    """Return the cells of a sweep.
-
-    Trials that are planned and have no record are counted, so that what never ran is not forgotten.
-    """
-    missing = missing_trials(sweep, records)
-    parts = _aggregate(records, name)
-    for cell in sweep.cells:
-        if missing[cell.id]:
-            parts.append(unrecorded(cell, missing[cell.id]))
-    return join(parts)
-
-
-def _records_of_cell(results: Results, name: str) -> list[Record]:
+def _records_of_cell(results: Results, name: str) -> Named:
     """Return the records of a cell or of a trial, named alone or as SWEEP/NAME.
 
     Raises BadInput if none of the sweeps that have run has it, or several have.
@@ -107,7 +128,7 @@ def _records_of_cell(results: Results, name: str) -> list[Record]:
         choices = " or ".join(f"{sweep}/{cell_name}" for sweep in sweeps)
         raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: {choices}")
     ((folder, cells),) = holders.items()
-    return _read_records(folder, cells, cell_name)
+    return Named(records=_read_records(folder, cells, cell_name), folder=folder)
 
 
 def _recorded_cells(results: Results, sweep_name: str) -> dict[Path, list[Cell]]:
@@ -186,23 +207,23 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
     return matching[0]
 
 
-def _cells_at_path(path: Path) -> list[CellResult]:
+def _at_path(path: Path) -> Named:
     """Return what is in a file or folder.
 
     The path is that of a record or a baseline, of the folder of a trial or of a sweep, or of a
     folder of baselines. Raises BadInput for a folder that holds none of these.
     """
     if path.is_file():
-        return _cells_in_files([path])
+        return _in_files([path])
     record_paths = [*path.glob("record.json"), *path.glob("*/record.json")]
     paths = sorted(record_paths or path.glob("*.json"))
     if not paths:
         raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
-    return _cells_in_files(paths)
+    return _in_files(paths)
 
 
-def _cells_in_files(paths: Sequence[Path]) -> list[CellResult]:
-    """Return the cells of records or of baselines; raises BadInput for both side by side."""
+def _in_files(paths: Sequence[Path]) -> Named:
+    """Return what records or baselines hold; raises BadInput for both side by side."""
     records, baselines = [], []
     for path in paths:
         if _is_baseline(path):
@@ -211,20 +232,13 @@ def _cells_in_files(paths: Sequence[Path]) -> list[CellResult]:
             records.append(read_record(path))
     if records and baselines:
         raise BadInput(f"{paths[0].parent}: found records beside baselines; allowed: one of them")
-    return baselines or _aggregate(records, str(paths[0]))
+    return Named(records=records, baselines=baselines, folder=paths[0].absolute().parents[1])
 
 
 def _is_baseline(path: Path) -> bool:
     """Return whether a JSON file says that it is a baseline; raises BadInput for no JSON file."""
     content = read_json(path, EITHER_FORMAT)
     return isinstance(content, dict) and content.get("kind") == baseline.KIND
-
-
-def _aggregate(records: Sequence[Record], name: str) -> list[CellResult]:
-    """Return the cells of the records; raises BadInput if there are none."""
-    if not records:
-        raise BadInput(f"{name}: found no records of it; allowed: what has run")
-    return aggregate(records)
 
 
 def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:

@@ -138,10 +138,10 @@ def load_sweep(
 
     profile = clusters.load_profile(cluster)
     loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
-    cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
+    axes_by_label = {}  # an error begins with the label, so it has the sweep's file too
     for cell in loaded.cells:
-        cells_by_label[f"{loaded.source}: {cell.label}"] = cell
-    clusters.check_fits(profile, cells_by_label)
+        axes_by_label[f"{loaded.source}: {cell.label}"] = cell.axes
+    clusters.check_fits(profile, axes_by_label)
     return loaded, profile
 
 

@@ -1,7 +1,11 @@
-"""Defines the commands about reproducing: `harness diff`."""
+"""Defines the commands about reproducing: `harness diff` and `harness reproduce`."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +15,22 @@ from harness.cli.arguments import (
     ClusterOption,
     DataOption,
     JsonOption,
+    ResultsOption,
     SetOption,
     SweepArgument,
+    UriOption,
     check_launcher,
     examples,
     load_sweep,
 )
+from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from harness.core.paths import Results
+    from harness.reproduce.reproduction import Demand
+    from harness.reproduce.rerun import Original
+    from harness.reproduce.source import Choice
     from harness.spec.cell import Cell
     from harness.spec.sweep import Sweep
 
@@ -53,7 +64,7 @@ def diff(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find where two cells of a sweep begin to compute something else.
+    """Find where two cells begin to compute something else.
 
     Runs both again and compares what every rank computes, step by step: batches, random numbers,
     loss, gradients before and after the ranks share them, parameters, optimizer state, buffers and
@@ -121,14 +132,6 @@ def _find_cell(sweep: Sweep, name: str) -> Cell:
     )
 
 
-def _setting(cell: Cell, name: str) -> str:
-    """Return the value of an axis as text, `None` for what is no axis."""
-    try:
-        return str(cell.level(name))
-    except AttributeError:
-        return str(None)
-
-
 def _has_settings(cell: Cell, text: str) -> bool:
     """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
     if "=" not in text:
@@ -138,7 +141,184 @@ def _has_settings(cell: Cell, text: str) -> bool:
         if name.strip() == "workload":
             actual = cell.workload.label
         else:
-            actual = _setting(cell, name.strip())
+            actual = str(getattr(cell.axes, name.strip(), None))
         if actual != value.strip():
             return False
     return True
+
+
+@app.command(
+    epilog=examples(
+        "harness reproduce mlp-45dbdb38d5-s0-r0",
+        "harness reproduce nightly --seed 0 --cell mlp-45dbdb38d5 --at-least equivalent",
+        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded --strict",
+        "harness reproduce mlflow:0123456789abcdef0123456789abcdef --data /data/mnist",
+        "harness reproduce reproduced-mlp-45dbdb38d5-s0-r0-20260101T120000 --check",
+    )
+)
+def reproduce(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A record, a trial's id or folder, a cell, a sweep, a baseline, or an MLflow run id"
+            " (also mlflow:ID).",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ],
+    code: Annotated[
+        str,
+        typer.Option(
+            "--code",
+            metavar="recorded|here",
+            help="Whose code runs.  [default: here where it is the same, else the recorded commit]",
+        ),
+    ] = "",
+    at_least: Annotated[
+        str,
+        typer.Option(
+            "--at-least",
+            metavar="RUNG",
+            help="What must be reached: bitwise, ulp, fp64 or equivalent.",
+        ),
+    ] = "fp64",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Run nothing unless all conditions are as recorded.")
+    ] = False,
+    seed: Annotated[
+        list[int], typer.Option("--seed", help="Of several trials, those of this seed. Repeatable.")
+    ] = [],  # noqa: B006 - typer copies it
+    cell: Annotated[
+        str,
+        typer.Option("--cell", metavar="CELL", help="Of several trials, those of this cell."),
+    ] = "",
+    margin: Annotated[
+        float,
+        typer.Option(
+            "--margin",
+            min=0.0,
+            metavar="X",
+            help="The smallest difference of the target metric that matters, in the metric's unit.",
+        ),
+    ] = 0.01,
+    data: DataOption = [],  # noqa: B006
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--base",
+            metavar="DIR",
+            help="The folder of the sweep file here, where the workload's code is.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="The bundle.  [default: reproduced-RUN-TIME]"),
+    ] = None,
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+    as_json: JsonOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="RUN is a bundle: verify it, and run nothing.")
+    ] = False,
+) -> None:
+    """Run a recorded trial again, and compare the bits.
+
+    Compares code, data, packages, variables and hardware with the record and names every
+    difference. Runs the recorded commit where the code here is another one, in a checkout beside
+    it. No sweep file is needed. The verdict is bitwise equal, within a few ULP, within the fp64
+    rule, statistically equivalent, or different, with the first difference and its likeliest
+    cause. It is written to a folder, with both records and all that is needed to repeat it, sealed.
+
+    Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told, as over one seed.
+    """
+    from harness.core.paths import Results
+    from harness.render import reproduction
+    from harness.render.terminal import reproduce as view
+    from harness.reproduce import bundle
+    from harness.reproduce.reproduction import Subject
+    from harness.reproduce.reproduction import reproduce as run_reproduction
+    from harness.reproduce.rerun import Options
+
+    if check:
+        checked = bundle.check(Path(run))
+        print(f"{run}: whole, and its verdict follows from its records")
+        print(reproduction.verdict_line(checked))
+        return
+    # All that can be refused is refused before the first file is written.
+    demand = _demand(at_least, strict=strict, margin=margin)
+    options = Options(code=_code_choice(code), data=data, base=base)
+    chosen = _select_originals(Results(results), run, tracking_uri, seed, cell)
+    folder = output or Path(_bundle_name(run, chosen))
+    if folder.exists():
+        raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
+    terminal = view.ReproductionView(folder, quiet=as_json)
+    command = shlex.join(["harness", *sys.argv[1:]])
+    verdict = run_reproduction(
+        Subject(name=run, originals=chosen, commands=[command]),
+        options,
+        demand,
+        folder,
+        terminal.listener,
+        terminal.show_conditions,
+    )
+    bundle.write_verdict(folder, verdict, reproduction.markdown(verdict))
+    bundle.seal_bundle(folder)
+    if as_json:
+        view.print_json(verdict, folder)
+    else:
+        terminal.show_verdict(verdict)
+    if verdict.exit_code:
+        raise typer.Exit(verdict.exit_code)
+
+
+def _demand(at_least: str, *, strict: bool, margin: float) -> Demand:
+    """Return what the options demand; raises BadInput for an unknown rung."""
+    from harness.analysis.rungs import RUNGS
+    from harness.reproduce.reproduction import Demand
+
+    for rung in RUNGS[:-1]:
+        if rung == at_least:
+            return Demand(rung=rung, same_conditions=strict, margin=margin)
+    allowed = ", ".join(RUNGS[:-1])
+    raise BadInput(f"--at-least: found {at_least!r}; allowed: {allowed}")
+
+
+def _code_choice(code: str) -> Choice | None:
+    """Return whose code is demanded, None for no demand; raises BadInput for anything else."""
+    if code == "recorded":
+        return "recorded"
+    if code == "here":
+        return "here"
+    if code:
+        raise BadInput(f"--code: found {code!r}; allowed: recorded, here")
+    return None
+
+
+def _select_originals(
+    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
+) -> list[Original]:
+    """Return the trials on record that RUN stands for; raises BadInput for none.
+
+    `baseline` alone is that of this machine's hardware.
+    """
+    from harness.analysis.selection import BASELINE, find
+    from harness.hardware.machine import machine_key
+    from harness.records.environment import describe_hardware
+    from harness.reproduce.rerun import originals
+    from harness.tracking import Tracker
+
+    name = run
+    if run == BASELINE:
+        hardware = describe_hardware()
+        key = machine_key(hardware, "cuda" if hardware.gpus else "cpu")
+        name = f"{BASELINE}:{key}"
+    named = find(results, name, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
+    return originals(named, seeds, cell)
+
+
+def _bundle_name(run: str, chosen: Sequence[Original]) -> str:
+    """Return the name of a new bundle: `reproduced-<trial or RUN>-<time>`."""
+    from harness.core.paths import safe_folder_name
+
+    name = chosen[0].trial.id if len(chosen) == 1 else safe_folder_name(Path(run).name)
+    return f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}"

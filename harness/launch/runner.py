@@ -97,6 +97,7 @@ class Runner:
     poll_seconds: float = POLL
     retries: int = 0  # how often a trial runs again that failed by one of RETRIED_FAILURES
     resumes: int = 10  # how often an interrupted trial resumes at once
+    rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None] = never_stop
 
@@ -195,11 +196,11 @@ class Runner:
         previous_failures = _prepare_folder(folder, fresh=fresh)
         assignment = self._assignment(trial, attempt=len(previous_failures) + 1)
         write_assignment(folder.assignment_path, assignment)
-        cell = trial.cell
+        axes = trial.cell.axes
         command = self.launcher.command(
-            "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
+            "harness.training.worker", folder, axes.world_size, ["--write-logs"]
         )
-        variables = self.launcher.variables(cell.axes.num_threads, cell.environment)
+        variables = self.launcher.variables(axes.num_threads)
         log_start = _size(folder)
         process = self.launcher.start(command, variables, folder.launch_log)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
@@ -277,7 +278,7 @@ class Runner:
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
-            code=self.code,
+            code=self.rank_code or self.code,
             mlflow=metadata.version("mlflow"),
         )
 

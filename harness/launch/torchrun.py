@@ -21,10 +21,9 @@ from harness.core.paths import TrialFolder
 from harness.core.ports import LOOPBACK
 from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
-from harness.launch.launcher import RENDEZVOUS, assign, exit_failure
+from harness.launch.launcher import RENDEZVOUS, exit_failure
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
-from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
 
 
@@ -38,6 +37,8 @@ class Torchrun:
 
     environment: Mapping[str, str]  # variables of the cluster profile
     fork: bool = False  # whether ranks are forked instead, which `forked` describes
+    # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
+    python_path: str | None = None
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
@@ -55,18 +56,20 @@ class Torchrun:
         options += [f"--nproc-per-node={ranks}", "--no-python"]
         options.append(f"--log-dir={os.devnull}")
         rank_command = [*module_command(sys.executable, module), *rank_arguments]
+        if self.python_path is not None:
+            # Set for the ranks alone: the agent that starts them is of this process's harness.
+            rank_command = ["env", f"PYTHONPATH={self.python_path}", *rank_command]
         return [*agent, failures, *options, *rank_command]
 
-    def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
+    def variables(self, threads: int) -> dict[str, str]:
         """Return the environment of the command, for ranks of so many threads each."""
-        variables = {
+        return {
             **os.environ,
             **import_variables(),
             **self.environment,
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
         }
-        return assign(variables, assigned)
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start the command, with its output added to `log`.

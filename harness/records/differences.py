@@ -30,7 +30,6 @@ ORDER = (
     "options",
     "length",
     "axes",
-    "env",
     "warmup",
     "evaluate",
     "harness.training",
@@ -163,7 +162,6 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "evaluate": str(cell.evaluate),
         "warmup": cell.warmup,
         "axes": asdict(cell.axes),
-        "env": cell.variables_set,
         "code": asdict(cell.workload.code) if cell.workload.code else None,
     }
     return _without_unknown(flatten(content))

@@ -44,10 +44,16 @@ class RunView:
     A tracker that fails is reported once and fails no trial: the records are on disk.
     """
 
-    def __init__(self, sweep: Sweep, results: Results, tracking_uri: str | None) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        results: Results,
+        tracking_uri: str | None,
+        console: TerminalConsole | None = None,
+    ) -> None:
         self.sweep = sweep
         self.results = results
-        self.console = TerminalConsole()
+        self.console = console or TerminalConsole()
         self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine

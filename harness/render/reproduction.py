@@ -1,0 +1,266 @@
+"""Says what came of a reproduction, in the words that the terminal and a bundle's `verdict.md` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from harness.analysis.evidence import Agreement, FirstDifference
+from harness.analysis.rungs import Rung
+from harness.records.differences import Difference, shown
+from harness.render.format import counted
+from harness.reproduce.verdict import Outcome, SeedVerdict, TrialVerdict, Verdict
+
+RUNG_TEXTS: Mapping[Rung | None, str] = {
+    "bitwise": "bitwise equal",
+    "ulp": "within a few ULP",
+    "fp64": "within the fp64 rule",
+    "equivalent": "statistically equivalent",
+    "different": "different",
+    None: "beyond rounding errors",
+}
+# In the ACM's words, a result in the same set-up is repeated, and one in another is reproduced.
+OUTCOME_TEXTS: Mapping[Outcome, str] = {
+    "repeated": "repeated",
+    "reproduced": "reproduced",
+    "different": "not reproduced",
+    "inconclusive": "inconclusive",
+    "failed": "failed",
+}
+LONGEST_DIGEST = 12
+LISTED_TRIALS = 50  # in the text of a bundle; verdict.json has all
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Return what a reproduction comes to, in one line."""
+    outcome = OUTCOME_TEXTS[verdict.outcome]
+    decisive = _decisive(verdict)
+    if verdict.outcome == "failed":
+        return f"{outcome}: {decisive.trial}: {decisive.failure}"
+    trials = "" if len(verdict.trials) == 1 else f" ({counted(len(verdict.trials), 'trial')})"
+    text = f"{outcome}: {rung_text(decisive)}{trials}"
+    conditions = conditions_text(verdict)
+    if verdict.outcome in ("repeated", "reproduced"):
+        return f"{text}, {conditions}"
+    return "; ".join(filter(None, [text, _first_text(decisive), _cause_text(decisive)]))
+
+
+def _decisive(verdict: Verdict) -> TrialVerdict:
+    """Return the trial that the outcome comes from."""
+    for trial in verdict.trials:
+        if trial.outcome == verdict.outcome and trial.rung == verdict.rung:
+            return trial
+    for trial in verdict.trials:
+        if trial.outcome == verdict.outcome:
+            return trial
+    return verdict.trials[0]
+
+
+def rung_text(trial: TrialVerdict) -> str:
+    """Return the rung of a trial, with how far its numbers are apart."""
+    text = RUNG_TEXTS[trial.rung]
+    agreement = trial.agreement
+    if agreement is None:
+        return text
+    if trial.rung == "ulp" and not agreement.max_ulp:
+        return "digests differ, and no recorded number does"
+    if trial.rung == "ulp":
+        return f"within {agreement.max_ulp or 0} ULP"
+    if trial.rung in ("fp64", "equivalent", "different", None) and agreement.max_relative:
+        return f"{text} (up to {agreement.max_relative:.2g} relative)"
+    return text
+
+
+def conditions_text(verdict: Verdict) -> str:
+    """Return in how many conditions the trials differ from what was recorded."""
+    fields = {entry.field for trial in verdict.trials for entry in trial.differences}
+    if not fields:
+        return "under the same conditions"
+    if len(fields) == 1:
+        return f"though {next(iter(fields))} differs"
+    return f"though {len(fields)} conditions differ"
+
+
+def _first_text(trial: TrialVerdict) -> str:
+    """Return where a trial differs first, empty if nothing does."""
+    if trial.agreement is None or trial.agreement.first is None:
+        return ""
+    return f"first in {first_text(trial.agreement.first)}"
+
+
+def first_text(first: FirstDifference) -> str:
+    """Return the first difference: `loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
+    moment = "" if first.step is None else f" at step {first.step}"
+    again, recorded = _short(first.again), _short(first.recorded)
+    return f"{first.subject}{moment} ({again}, recorded {recorded})"
+
+
+def _short(value: str) -> str:
+    """Return a number as it is, and the head of a digest."""
+    if len(value) >= 32:
+        return value[:LONGEST_DIGEST]
+    return value
+
+
+def _cause_text(trial: TrialVerdict) -> str:
+    """Return what most likely explains a difference."""
+    if trial.cause is not None:
+        return f"most likely because of {difference_text(trial.cause)}"
+    if trial.agreement is not None and trial.agreement.first is not None:
+        return (
+            "no recorded condition differs, so the trial is not deterministic, or what differs is"
+            " not recorded"
+        )
+    return ""
+
+
+def difference_text(entry: Difference) -> str:
+    """Return a difference of the conditions: `numpy (2.2.0, recorded 2.1.0)`."""
+    return f"{entry.field} ({shown(entry.b)}, recorded {shown(entry.a)})"
+
+
+def remedies(found: Sequence[Difference]) -> list[str]:
+    """Return the commands that bring conditions back to what was recorded, where commands can."""
+    packages = []
+    variables = []
+    for entry in found:
+        section, _, name = entry.field.partition(".")
+        if entry.field.startswith("software.packages.") and entry.a is not None:
+            packages.append(f"{name.partition('.')[2]}=={entry.a}")
+        elif section == "variables" and entry.a is None:
+            variables.append(f"unset {name}")
+        elif section == "variables" and not str(entry.a).startswith("[redacted"):
+            variables.append(f"export {name}={entry.a}")
+    commands = []
+    if packages:
+        commands.append(f"pip install {' '.join(packages)}")
+    return commands + variables
+
+
+def markdown(verdict: Verdict) -> str:
+    """Return the text of a bundle's `verdict.md`."""
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.made))
+    lines = [
+        f"# {OUTCOME_TEXTS[verdict.outcome].capitalize()}: {verdict.subject}",
+        "",
+        f"{verdict_line(verdict)}.",
+        "",
+        f"Demanded: at least {RUNG_TEXTS[verdict.demanded]}. Made on {made} with harness"
+        f" {verdict.version}. {ACM[verdict.outcome]}".rstrip(),
+        "",
+    ]
+    lines += _conditions_section(verdict)
+    lines += _trials_section(verdict)
+    lines += _seeds_section(verdict)
+    lines += ["## Repeat it", "", "```console", *verdict.commands, "```", ""]
+    lines += [
+        "`harness reproduce --check FOLDER` verifies this bundle: every file against"
+        " `manifest.json`, and the verdict against the records in `recorded/` and `results/`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+ACM: Mapping[Outcome, str] = {
+    "repeated": "In the ACM's words the result is repeatable: the same set-up gives it again.",
+    "reproduced": "In the ACM's words the result is reproducible: another set-up gives it again.",
+    "different": "",
+    "inconclusive": "",
+    "failed": "",
+}
+
+
+def _conditions_section(verdict: Verdict) -> list[str]:
+    """Return the conditions that differ, and how to bring them back."""
+    found = unique_differences([trial.differences for trial in verdict.trials])
+    lines = ["## Conditions", ""]
+    for name, reason in code_lines(verdict.trials):
+        lines.append(f"- {name}: {reason}")
+    lines.append("")
+    if not found:
+        return [*lines, "Nothing that was recorded differs.", ""]
+    lines += ["| field | recorded | here |", "| --- | --- | --- |"]
+    lines += [f"| {entry.field} | {_cell(entry.a)} | {_cell(entry.b)} |" for entry in found]
+    lines.append("")
+    commands = remedies(found)
+    if commands:
+        lines += ["These commands bring some of it back:", "", "```console", *commands, "```", ""]
+    return lines
+
+
+def code_lines(trials: Sequence[TrialVerdict]) -> list[tuple[str, str]]:
+    """Return which code ran again, each way once."""
+    lines: dict[tuple[str, str], None] = {}
+    for trial in trials:
+        for name, used in trial.code.items():
+            lines[name, f"{used.choice}, {used.reason}"] = None
+    return list(lines)
+
+
+def _cell(value: object) -> str:
+    """Return a value for a table in Markdown."""
+    return shown(value).replace("|", "\\|").replace("\n", " ")  # type: ignore[arg-type]
+
+
+def unique_differences(found: Sequence[Sequence[Difference]]) -> list[Difference]:
+    """Return the differences of several trials, each once."""
+    return list(dict.fromkeys(entry for of_trial in found for entry in of_trial))
+
+
+def _trials_section(verdict: Verdict) -> list[str]:
+    """Return what came of each trial."""
+    lines = ["## Trials", ""]
+    for trial in verdict.trials[:LISTED_TRIALS]:
+        lines.append(f"### {trial.trial}")
+        lines += ["", f"{trial.label}, seed {trial.seed}: {OUTCOME_TEXTS[trial.outcome]}."]
+        lines += [*_trial_lines(trial), ""]
+    hidden = len(verdict.trials) - LISTED_TRIALS
+    if hidden > 0:
+        lines += [f"And {counted(hidden, 'more trial')}, in `verdict.json`.", ""]
+    return lines
+
+
+def _trial_lines(trial: TrialVerdict) -> list[str]:
+    """Return what is known of a trial as items of a list."""
+    if trial.agreement is None:
+        return ["", f"- {trial.failure}"]
+    lines = ["", f"- {rung_text(trial)}", f"- compared: {compared_text(trial.agreement)}"]
+    for text in (_first_text(trial), _cause_text(trial)):
+        if text:
+            lines.append(f"- {text}")
+    if trial.again != trial.trial:
+        lines.append(f"- it ran again as {trial.again}, because what its id hashes has changed")
+    lines.append(f"- recorded: `{trial.source}`, again: `{trial.result}`")
+    return lines
+
+
+def compared_text(agreement: Agreement) -> str:
+    """Return what was compared, and what of it differs."""
+    differing = "nothing differs"
+    if agreement.differing:
+        differing = f"{', '.join(agreement.differing)} differ"
+    return f"{', '.join(agreement.compared)}; {differing}"
+
+
+def _seeds_section(verdict: Verdict) -> list[str]:
+    """Return what seeds show of the target metrics; nothing where no cell has several."""
+    if not verdict.seeds:
+        return []
+    return ["## Over seeds", "", *[f"- {seeds_text(entry)}" for entry in verdict.seeds], ""]
+
+
+def seeds_text(entry: SeedVerdict) -> str:
+    """Return what the seeds of a cell show about its metric."""
+    shows = {
+        "same": "equivalent",
+        "different": "different",
+        "nothing": "not shown to be either",
+    }[entry.shows]
+    text = (
+        f"{entry.label}: {entry.metric} {entry.mean_again:.4f}, recorded"
+        f" {entry.mean_recorded:.4f}, over {entry.seeds} seeds: {shows} within"
+        f" {entry.test.margin:g} (TOST, p = {entry.test.p_same:.2g})"
+    )
+    if entry.test.min_provable_margin is not None:
+        text += f"; smallest margin that could be shown: {entry.test.min_provable_margin:.2g}"
+    return text

@@ -1,0 +1,78 @@
+"""What is other here than it was when a trial was recorded, and which of it may explain a result.
+
+What `harness.records.differences` names of two records is compared here before there is a second
+one: what the trial would run with is put together from the planner, git and a process like a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.analysis.evidence import ORDER, FirstDifference
+from harness.records.differences import (
+    Difference,
+    Value,
+    differences,
+    environment_fields,
+    flatten,
+    record_fields,
+    trial_fields,
+)
+from harness.records.environment import Environment
+from harness.records.record import Record
+from harness.spec.cell import Trial
+
+# They follow from the cell, but only a rank that builds the model applies them.
+APPLIED_BY_RANKS = (
+    "settings.float32_matmul_precision",
+    "settings.deterministic_algorithms",
+)
+# It says where code lies; which code that is, is compared by its content and by versions.
+PATHS = ("variables.PYTHONPATH",)
+# What decides which samples a trial sees, and in what order.
+ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
+
+
+def fields_of_record(record: Record) -> dict[str, Value]:
+    """Return all that a record says of what its trial ran with, as one flat table."""
+    return _without(record_fields(record), PATHS)
+
+
+def fields_here(
+    trial: Trial, environment: Environment, run: Mapping[str, Any] | None
+) -> dict[str, Value]:
+    """Return the same of a trial that is going to run here."""
+    fields = trial_fields(trial) | environment_fields(environment)
+    if run is not None:
+        flat = flatten({"run": run})
+        fields |= {name: value for name, value in flat.items() if value is not None}
+    return _without(fields, PATHS)
+
+
+def condition_differences(
+    recorded: Mapping[str, Value], here: Mapping[str, Value]
+) -> list[Difference]:
+    """Return what differs before anything has run, the likeliest cause of another result first."""
+    return differences(_without(recorded, APPLIED_BY_RANKS), _without(here, APPLIED_BY_RANKS))
+
+
+def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
+    """Return a table without some of its fields."""
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def most_likely_cause(
+    found: Sequence[Difference], first: FirstDifference | None
+) -> Difference | None:
+    """Return the difference that most likely explains another result, None where none is known.
+
+    If the samples came in another order, only what decides the order can be the cause.
+    """
+    if first is None or not found:
+        return None
+    candidates = list(found)
+    if first.subject == ORDER:
+        deciding = [entry for entry in found if entry.field.startswith(ORDER_FIELDS)]
+        candidates = deciding or candidates
+    return candidates[0]

@@ -1,0 +1,140 @@
+"""Rebuilds what a trial runs with from its record alone: no sweep file is needed.
+
+The recorded settings go through the planner as if a sweep file had them. So what is here now, the
+workload's files, its data and the defaults, decides the identity of the rebuilt cell, and whatever
+has changed since shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import BadInput
+from harness.records.record import RunSettings
+from harness.records.settings import WITHHELD
+from harness.spec.cell import Cell, Trial
+from harness.spec.cluster import Profile
+from harness.spec.document import Document
+from harness.spec.overrides import apply_data
+from harness.spec.sweep import Sweep
+from harness.spec.validity import ValidityRules
+from harness.spec.workload import WorkloadEntry, plan_workload
+
+TIMEOUT = 24 * 3600.0  # seconds, for a trial whose own was not recorded
+# A rerun is for its bits, which other programs can't change; so no measurement is refused.
+ANY_SPEED = ValidityRules(reruns=0, contention=None)
+
+
+def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path | None) -> Cell:
+    """Return the cell of a record as it is planned here.
+
+    `base` is the folder that the workload's paths are relative to. `data` are the texts after
+    `--data`. `moved_from` is the recorded base folder: a file of its repository is taken
+    from that of `base`. Raises BadInput for settings that can't be had here, such as a missing file.
+    """
+    workload = cell.workload
+    entry: dict[str, Any] = {"uses": workload.uses}
+    roots = moved_roots(moved_from, base)
+    for section, settings in (("options", workload.options), ("data", workload.data)):
+        entry[section] = {name: _moved(value, roots) for name, value in settings.items()}
+    # The source is a path in the base folder, because the planner takes the folder from there.
+    source = str(base / f"record of {cell.id}")
+    document = Document(content={"workloads": {workload.label: entry}}, sources={(): source})
+    for text in data:
+        apply_data(document, text)
+    parsed: WorkloadEntry = document.validate(
+        WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
+    )
+    planned = plan_workload(document, workload.label, parsed)
+    conflict = planned.find_conflict(cell.axes)
+    if conflict:
+        raise BadInput(f"{cell.label}: {conflict}")
+    return replace(cell, workload=planned.reference)
+
+
+def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
+    """Return the folders that a repository has moved from and to, None if it has not moved.
+
+    They are the two base folders without the parts that both end with.
+    """
+    if recorded is None or recorded == base:
+        return None
+    before, now = list(recorded.parts), list(base.parts)
+    while len(before) > 1 and len(now) > 1 and before[-1] == now[-1]:
+        before.pop()
+        now.pop()
+    return Path(*before), Path(*now)
+
+
+def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
+    """Return a setting; a path in a repository that has moved as that of the same file here.
+
+    Only where the file is here: data sets often lie outside of what git tracks.
+    """
+    if roots is None or not isinstance(value, str):
+        return value
+    before, now = roots
+    path = Path(value)
+    if not path.is_absolute() or not path.is_relative_to(before):
+        return value
+    counterpart = now / path.relative_to(before)
+    return str(counterpart) if counterpart.exists() else value
+
+
+def rebuild_sweep(
+    trials: Sequence[Trial], settings: RunSettings | None, name: str, base: Path
+) -> Sweep:
+    """Return a sweep of trials that are on record, for the runner."""
+    file = Path(settings.sweep_file).name if settings is not None else "sweep.yaml"
+    cells = {trial.cell.id: trial.cell for trial in trials}
+    return Sweep(
+        name=name,
+        description="run again from its records",
+        source=base / file,
+        seeds=sorted({trial.seed for trial in trials}),
+        repeats=1 + max(trial.repeat for trial in trials),
+        checkpoint=settings.checkpoint if settings is not None else "none",
+        timeout=settings.timeout if settings is not None else TIMEOUT,
+        cells=list(cells.values()),
+        excluded=(),
+        unused_rules=(),
+        fingerprints=settings.fingerprints if settings is not None else None,
+    )
+
+
+def rebuild_profile(settings: RunSettings | None, world_size: int) -> Profile:
+    """Return the profile that trials run again with: this machine, with the recorded variables.
+
+    Values that the record withholds can't be set again. Ranks may share cores, which changes the
+    speed only.
+    """
+    if settings is None:
+        return replace(Profile(), slots=world_size, validity=ANY_SPEED)
+    return Profile(
+        device=settings.device,
+        slots=world_size,
+        environment=public_environment(settings.profile),
+        forkserver=bool(settings.profile.get("forkserver", True)),
+        validity=ANY_SPEED,
+    )
+
+
+def public_environment(profile: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a recorded profile whose values were not withheld."""
+    environment: Mapping[str, str] = profile.get("environment", {})
+    return {name: value for name, value in environment.items() if not WITHHELD.fullmatch(value)}
+
+
+def run_fields(settings: RunSettings, profile: Profile) -> dict[str, Any]:
+    """Return what `harness.records.differences` compares of the settings of a run again.
+
+    The recorded profile, with the variables that could be set again. Rules of validity and the
+    number of slots decide no result.
+    """
+    recorded = dict(settings.profile)
+    if "environment" in recorded:
+        recorded["environment"] = dict(profile.environment)
+    return {"launcher": profile.launcher, "device": profile.device, "profile": recorded}

@@ -1,0 +1,320 @@
+"""`harness reproduce`: from trials on record to a verdict on whether they can be had again.
+
+The conditions are compared first, so that nothing runs if they have to be the same and are not.
+Then all trials run again, and each is compared with what it computed before. Only where numbers are
+farther apart than rounding explains, a trial runs a third time, in double precision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import harness
+from harness.analysis.evidence import compare_evidence, evidence_of_record
+from harness.analysis.questions import ACCURACY_MARGIN
+from harness.analysis.result import CellResult, join, of_trial
+from harness.analysis.rungs import Rung
+from harness.core.errors import BadInput
+from harness.core.paths import Results, write_atomically
+from harness.records.differences import Difference, Value, differences
+from harness.records.record import Record, write_record
+from harness.records.seal import sealed_text
+from harness.reproduce.bundle import (
+    RECORD_SUFFIX,
+    RECORDED_FOLDER,
+    RESULTS_FOLDER,
+    installed_packages,
+    requirements,
+)
+from harness.reproduce.conditions import fields_of_record, most_likely_cause
+from harness.reproduce.rerun import (
+    COMPLETE,
+    MakeListener,
+    Options,
+    Original,
+    Prepared,
+    Preparer,
+    run_again,
+)
+from harness.reproduce.verdict import (
+    CodeUsed,
+    SeedVerdict,
+    TrialVerdict,
+    Verdict,
+    outcome_of,
+    overall,
+    overall_rung,
+    rung_with_seeds,
+    seed_verdict,
+)
+
+HERE_FILE = "requirements-here.txt"
+RECORDED_FILE = "requirements-recorded.txt"
+EXACT: Literal["fp64"] = "fp64"  # the precision of a third run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a reproduction has to reach."""
+
+    rung: Rung = "fp64"
+    same_conditions: bool = False  # whether nothing runs unless all conditions are the same
+    margin: float = ACCURACY_MARGIN  # difference of the target metric that matters, in its unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is to be reproduced."""
+
+    name: str  # as the user called it
+    originals: Sequence[Original]
+    commands: Sequence[str]  # that repeat it
+
+
+def reproduce(
+    subject: Subject,
+    options: Options,
+    demand: Demand,
+    folder: Path,
+    make_listener: MakeListener,
+    on_prepared: Callable[[Sequence[Prepared]], None],
+) -> Verdict:
+    """Run trials again, write the evidence into `folder`, and return the verdict.
+
+    `on_prepared` is called once it is known what is other here, before anything runs. Raises
+    BadInput for what can't be had here, and for other conditions where they have to be the same.
+    """
+    with ExitStack() as stack:
+        preparer = Preparer(options, stack)
+        prepared = [preparer.prepare(original) for original in subject.originals]
+        if demand.same_conditions:
+            _refuse_differences(prepared)
+        on_prepared(prepared)
+        results = Results(folder / RESULTS_FOLDER)
+        again = run_again(prepared, results, make_listener)
+        exact = _run_exactly(prepared, again, demand, results, make_listener)
+    write_environments(folder, subject.originals)
+    return _judge(subject, prepared, again, exact, demand, folder)
+
+
+def _refuse_differences(prepared: Sequence[Prepared]) -> None:
+    """Raise BadInput if any condition differs; it names all of them."""
+    found = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
+    if found:
+        raise BadInput(
+            f"--strict: found {len(found)} differences: {'; '.join(found)}; allowed: none"
+        )
+
+
+def _run_exactly(
+    prepared: Sequence[Prepared],
+    again: Mapping[str, Record],
+    demand: Demand,
+    results: Results,
+    make_listener: MakeListener,
+) -> dict[str, Record]:
+    """Run in double precision what only that can judge; return the records by the original's id.
+
+    Those are trials whose numbers are too far apart to be called close, if the fp64 rule is enough.
+    """
+    if demand.rung in ("bitwise", "ulp"):
+        return {}
+    undecided = []
+    for entry in prepared:
+        record = again.get(entry.original.trial.id)
+        if record is None or record.status not in COMPLETE:
+            continue
+        agreement = compare_evidence(entry.original.evidence, evidence_of_record(record))
+        if agreement.rung is None and agreement.has_series:
+            axes = replace(entry.trial.cell.axes, precision=EXACT)
+            cell = replace(entry.trial.cell, axes=axes)
+            undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
+    if not undecided:
+        return {}
+    return run_again(undecided, results, make_listener)
+
+
+def _judge(
+    subject: Subject,
+    prepared: Sequence[Prepared],
+    again: Mapping[str, Record],
+    exact: Mapping[str, Record],
+    demand: Demand,
+    folder: Path,
+) -> Verdict:
+    """Return the verdict, and write what was recorded into the bundle."""
+    seeds = _seed_verdicts(prepared, again, demand.margin)
+    trials = []
+    for entry in prepared:
+        trial_id = entry.original.trial.id
+        runs = _Runs(entry, again.get(trial_id), exact.get(trial_id))
+        trials.append(_judge_trial(runs, demand, seeds.get(entry.original.trial.cell.id), folder))
+    return Verdict(
+        subject=subject.name,
+        demanded=demand.rung,
+        rung=overall_rung([trial.rung for trial in trials]),
+        outcome=overall([trial.outcome for trial in trials]),
+        made=time.time(),
+        version=harness.__version__,
+        commands=subject.commands,
+        trials=trials,
+        seeds=list(seeds.values()),
+    )
+
+
+def _seed_verdicts(
+    prepared: Sequence[Prepared], again: Mapping[str, Record], margin: float
+) -> dict[str, SeedVerdict]:
+    """Return what the seeds of each cell show, by the id of the recorded cell.
+
+    Only of cells with several seeds: one says nothing about others.
+    """
+    recorded: dict[str, list[CellResult]] = {}
+    results: dict[str, list[CellResult]] = {}
+    for entry in prepared:
+        record = again.get(entry.original.trial.id)
+        if record is not None and record.status in COMPLETE:
+            cell_id = entry.original.trial.cell.id
+            recorded.setdefault(cell_id, []).append(_result_of(entry.original))
+            results.setdefault(cell_id, []).append(of_trial(_as_done(record)))
+    verdicts = {}
+    for cell_id, parts in recorded.items():
+        if len({trial.seed for part in parts for trial in part.trials}) > 1:
+            (before,), (now,) = join(parts), join(results[cell_id])
+            verdict = seed_verdict(before, now, margin)
+            if verdict is not None:
+                verdicts[cell_id] = verdict
+    return verdicts
+
+
+def _result_of(original: Original) -> CellResult:
+    """Return the numbers of a trial on record."""
+    if original.record is not None:
+        return of_trial(_as_done(original.record))
+    assert original.result is not None
+    return CellResult(
+        cell=original.trial.cell,
+        target=original.target,
+        conditions={},
+        trials=[original.result],
+        left_out={},
+    )
+
+
+def _as_done(record: Record) -> Record:
+    """Return a complete record as that of a valid measurement: its bits are, whatever its speed."""
+    return replace(record, status="done", violations=())
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """A trial that was prepared, and its new records."""
+
+    prepared: Prepared
+    again: Record | None  # None where the run was stopped before it
+    exact: Record | None  # in double precision
+
+
+def _judge_trial(
+    runs: _Runs, demand: Demand, seeds: SeedVerdict | None, folder: Path
+) -> TrialVerdict:
+    """Return what came of one trial, and write what was recorded of it into the bundle."""
+    original, again = runs.prepared.original, runs.again
+    code = {
+        name: CodeUsed(choice=source.choice, reason=source.reason)
+        for name, source in runs.prepared.sources.items()
+    }
+    unknown = TrialVerdict(
+        trial=original.trial.id,
+        label=original.trial.cell.label,
+        seed=original.trial.seed,
+        again=runs.prepared.trial.id,
+        outcome="failed",
+        rung=None,
+        agreement=None,
+        differences=runs.prepared.differences,
+        cause=None,
+        failure="it was not run",
+        code=code,
+        seconds=0.0,
+        source=_write_original(original, folder),
+        result=None,
+    )
+    if again is None:
+        return unknown
+    finished = replace(
+        unknown, seconds=max(0.0, again.ended - again.started), result=_path_of(again, folder)
+    )
+    if again.status not in COMPLETE:
+        return replace(finished, failure=str(again.failure))
+    exact = None
+    if runs.exact is not None and runs.exact.status in COMPLETE:
+        finished = replace(finished, exact=_path_of(runs.exact, folder))
+        exact = evidence_of_record(runs.exact)
+    agreement = compare_evidence(original.evidence, evidence_of_record(again), exact)
+    found = _all_differences(runs.prepared, again)
+    rung = rung_with_seeds(agreement, seeds)
+    return replace(
+        finished,
+        outcome=outcome_of(agreement, rung, demand.rung, found),
+        rung=rung,
+        agreement=agreement,
+        differences=found,
+        cause=most_likely_cause(found, agreement.first),
+        failure=None,
+    )
+
+
+def _all_differences(prepared: Prepared, again: Record) -> Sequence[Difference]:
+    """Return what differs between the record and the new one, which knows more than was foreseen.
+
+    Settings of the run are as they were foreseen: the new record has those of a run for its bits.
+    """
+    if prepared.original.record is None:
+        return prepared.differences
+    of_run = [entry for entry in prepared.differences if entry.field.startswith("run.")]
+    recorded = fields_of_record(prepared.original.record)
+    now = fields_of_record(again)
+    compared = differences(_without_run(recorded), _without_run(now))
+    return [*compared, *of_run]
+
+
+def _without_run(fields: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a table without the settings of the run."""
+    return {name: value for name, value in fields.items() if not name.startswith("run.")}
+
+
+def _path_of(record: Record, folder: Path) -> str:
+    """Return where the bundle has a new record."""
+    sweep_folder = Results(folder / RESULTS_FOLDER).sweep_folder(record.sweep)
+    path = sweep_folder.trial_folder(record.trial.id).record_path
+    return path.relative_to(folder).as_posix()
+
+
+def _write_original(original: Original, folder: Path) -> str:
+    """Write what was on record of a trial, and return where the bundle has it."""
+    if original.record is not None:
+        name = f"{RECORDED_FOLDER}/{original.trial.id}{RECORD_SUFFIX}"
+        write_record(folder / name, original.record)
+        return name
+    assert original.result is not None
+    name = f"{RECORDED_FOLDER}/{original.trial.id}.baseline.json"
+    content = {"cell": asdict(original.trial.cell), "trial": asdict(original.result)}
+    write_atomically(folder / name, sealed_text(content))
+    return name
+
+
+def write_environments(folder: Path, originals: Sequence[Original]) -> None:
+    """Write the packages of this environment and those that the records name, pinned."""
+    write_atomically(folder / HERE_FILE, requirements(installed_packages()))
+    recorded: dict[str, str] = {}
+    for original in originals:
+        if original.environment is not None:
+            recorded |= original.environment.software.packages
+    if recorded:
+        write_atomically(folder / RECORDED_FILE, requirements(recorded))

@@ -1,0 +1,308 @@
+"""Runs trials that are on record again, each with its own code, in a results folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from harness.analysis.evidence import (
+    Evidence,
+    evidence_of_baseline,
+    evidence_of_record,
+)
+from harness.analysis.result import TrialResult
+from harness.analysis.selection import Named
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.launch import forkserver
+from harness.launch.interrupt import deferred_interrupts
+from harness.launch.runner import Runner, TrialListener
+from harness.launch.torchrun import Torchrun
+from harness.records.code import Code, describe_code
+from harness.records.differences import Difference, trial_differences
+from harness.records.environment import Environment
+from harness.records.record import Record, RunSettings, Target
+from harness.records.store import lock, write_spec
+from harness.reproduce.conditions import condition_differences, fields_here, fields_of_record
+from harness.reproduce.describe import environment_of_ranks
+from harness.reproduce.rebuild import rebuild_cell, rebuild_profile, rebuild_sweep, run_fields
+from harness.reproduce.source import (
+    CheckedOut,
+    Choice,
+    SourceChoice,
+    choose_harness,
+    choose_workload,
+    locate_base,
+    read_diff,
+    recorded_workload,
+    sources_checked_out,
+)
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile, check_fits
+from harness.spec.sweep import Sweep
+
+# Returns what shows the progress of a sweep, as a context.
+MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
+COMPLETE = ("done", "invalid")  # statuses of trials that have a result to be compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """A trial that is on record."""
+
+    trial: Trial
+    evidence: Evidence  # what it computed
+    target: Target | None
+    sweep: str  # the name of its sweep
+    record: Record | None = None  # None for a trial of a baseline
+    result: TrialResult | None = None  # of a baseline's trial
+    sweep_folder: Path | None = None  # which has what records only name, such as changes of code
+
+    @property
+    def settings(self) -> RunSettings | None:
+        """Return what it ran with beside its cell, None where that was not recorded."""
+        return None if self.record is None else self.record.settings
+
+    @property
+    def environment(self) -> Environment | None:
+        """Return its environment, None where that was not recorded."""
+        if self.record is None or self.record.rank0 is None:
+            return None
+        return self.record.rank0.environment
+
+    @property
+    def base_folder(self) -> Path | None:
+        """Return the folder that its workload's paths were relative to."""
+        return None if self.settings is None else Path(self.settings.base_folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How trials are run again."""
+
+    code: Choice | None = None  # None: here where it is the same, else the recorded one
+    data: Sequence[str] = ()  # the texts after `--data`
+    base: Path | None = None  # of the workload's paths, if the user names it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A trial that is ready to run again, and what is other than it was."""
+
+    original: Original
+    trial: Trial  # as it is planned here
+    sources: Mapping[str, SourceChoice]  # by `harness` and `workload`
+    checked_out: CheckedOut
+    profile: Profile
+    differences: Sequence[Difference]
+
+
+def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
+    """Return the trials that a name stands for, of some seeds and cells if any are named.
+
+    Raises BadInput if none of them has a result.
+    """
+    found = [_of_record(record, named.folder) for record in named.records]
+    for baseline in named.baselines:
+        found += [
+            Original(
+                trial=Trial(cell=baseline.cell, seed=trial.seed, repeat=trial.repeat),
+                evidence=evidence_of_baseline(trial),
+                target=baseline.target,
+                sweep=trial.sweep,
+                result=trial,
+            )
+            for trial in baseline.trials
+        ]
+    complete = [original for original in found if original is not None]
+    if not complete:
+        statuses = ", ".join(sorted({record.status for record in named.records}))
+        raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
+    chosen = [original for original in complete if _is_chosen(original.trial, seeds, cell)]
+    if not chosen:
+        names = ", ".join(sorted({original.trial.id for original in complete})[:10])
+        raise BadInput(f"--seed and --cell name no trial; allowed: those of {names}")
+    return chosen
+
+
+def _of_record(record: Record, folder: Path | None) -> Original | None:
+    """Return the trial of a record, None of one without a result."""
+    if record.status not in COMPLETE:
+        return None
+    return Original(
+        trial=record.trial,
+        evidence=evidence_of_record(record),
+        target=record.rank0.target if record.rank0 is not None else None,
+        sweep=record.sweep,
+        record=record,
+        sweep_folder=folder,
+    )
+
+
+def _is_chosen(trial: Trial, seeds: Sequence[int], cell: str) -> bool:
+    """Return whether a trial has one of the seeds, if any, and the cell, if one is named."""
+    if seeds and trial.seed not in seeds:
+        return False
+    return not cell or trial.cell.id.startswith(cell) or trial.cell.label == cell
+
+
+class Preparer:
+    """Checks out code and finds out what is other here; each once for all trials that share it."""
+
+    def __init__(self, options: Options, stack: ExitStack) -> None:
+        """Prepare with `options`; what is checked out stays until `stack` is closed."""
+        self._options = options
+        self._stack = stack
+        self._checkouts: dict[tuple[object, ...], CheckedOut] = {}
+        self._environments: dict[tuple[object, ...], Environment] = {}
+
+    def prepare(self, original: Original) -> Prepared:
+        """Return a trial ready to run; raises BadInput for code, data or ranks that can't be had."""
+        workload = original.trial.cell.workload
+        base = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
+        here = self._rebuild(original, base.absolute())
+        sources = self._choose(original, here, base)
+        checked_out = self._check_out(sources, base.absolute())
+        if checked_out.base_folder != base.absolute():
+            here = self._rebuild(original, checked_out.base_folder)
+        profile = rebuild_profile(original.settings, here.cell.axes.world_size)
+        check_fits(profile, {here.cell.label: here.cell.axes})
+        return Prepared(
+            original=original,
+            trial=here,
+            sources=sources,
+            checked_out=checked_out,
+            profile=profile,
+            differences=self._differences(original, here, profile, sources),
+        )
+
+    def _rebuild(self, original: Original, base: Path) -> Trial:
+        """Return the trial as it is planned from the files at `base`."""
+        cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
+        return replace(original.trial, cell=cell)
+
+    def _choose(self, original: Original, here: Trial, base: Path) -> dict[str, SourceChoice]:
+        """Return whose code the trial runs with."""
+        environment = original.environment
+        repository = environment.repository if environment is not None else None
+        source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
+        recorded = original.trial.cell.workload
+        return {
+            "workload": choose_workload(
+                source, recorded, here.cell.workload, base, self._options.code
+            ),
+            "harness": choose_harness(
+                environment.code if environment is not None else None, self._options.code
+            ),
+        }
+
+    def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
+        """Return where the chosen code lies."""
+        key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
+        if key not in self._checkouts:
+            checked_out = self._stack.enter_context(sources_checked_out(sources, base))
+            self._checkouts[key] = checked_out
+        return self._checkouts[key]
+
+    def _differences(
+        self,
+        original: Original,
+        here: Trial,
+        profile: Profile,
+        sources: Mapping[str, SourceChoice],
+    ) -> list[Difference]:
+        """Return what is other than it was recorded; of a baseline, only what its cell says."""
+        if original.record is None or original.settings is None:
+            return trial_differences(original.trial, here)
+        environment = self._environment(original, here, profile, sources)
+        return condition_differences(
+            fields_of_record(original.record),
+            fields_here(here, environment, run_fields(original.settings, profile)),
+        )
+
+    def _environment(
+        self, original: Original, here: Trial, profile: Profile, sources: Mapping[str, SourceChoice]
+    ) -> Environment:
+        """Return the environment that rank 0 will have."""
+        threads = here.cell.axes.num_threads
+        key = (threads, tuple(sorted(profile.environment.items())))
+        if key not in self._environments:
+            variables = Torchrun(environment=profile.environment).variables(threads)
+            self._environments[key] = environment_of_ranks(variables, threads)
+        return replace(
+            self._environments[key],
+            code=code_of_ranks(original, sources),
+            mlflow=metadata.version("mlflow"),
+        )
+
+
+def code_of_ranks(original: Original, sources: Mapping[str, SourceChoice]) -> Code:
+    """Return which harness the ranks of a trial import: the recorded one, or this one."""
+    environment = original.environment
+    if sources["harness"].choice == "here" or environment is None or environment.code is None:
+        return describe_code()
+    return environment.code
+
+
+def run_again(
+    prepared: Sequence[Prepared], results: Results, make_listener: MakeListener
+) -> dict[str, Record]:
+    """Run trials again, one after the other; return their new records by the original's id.
+
+    `results` is a folder of their own. Trials that share their code share a sweep there.
+    """
+    records: dict[str, Record] = {}
+    groups: dict[tuple[object, ...], list[Prepared]] = {}
+    for entry in prepared:
+        key = (entry.original.sweep, entry.checked_out, repr(entry.profile))
+        groups.setdefault(key, []).append(entry)
+    for group in groups.values():
+        trials = [entry.trial for entry in group]
+        again = _run_group(group, trials, results, make_listener)
+        for entry in group:
+            if entry.trial.id in again:
+                records[entry.original.trial.id] = again[entry.trial.id]
+    return records
+
+
+def _run_group(
+    group: Sequence[Prepared],
+    trials: Sequence[Trial],
+    results: Results,
+    make_listener: MakeListener,
+) -> dict[str, Record]:
+    """Run trials that share sweep, code and profile; return their records by id."""
+    first = group[0]
+    settings, profile = first.original.settings, first.profile
+    sweep = rebuild_sweep(trials, settings, first.original.sweep, first.checked_out.base_folder)
+    python_path = first.checked_out.python_path
+    can_fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
+    launcher = Torchrun(
+        environment=profile.environment,
+        fork=can_fork and python_path is None,
+        python_path=python_path,
+    )
+    folder = results.sweep_folder(sweep.name)
+    records: dict[str, Record] = {}
+    with ExitStack() as stack:
+        stack.enter_context(lock(folder))
+        write_spec(sweep, folder)
+        listener = stack.enter_context(make_listener(sweep))
+        listener.on_plan(trials, ())
+        stop_reason = stack.enter_context(deferred_interrupts(listener.on_message))
+        runner = Runner(
+            sweep=sweep,
+            profile=profile,
+            folder=folder,
+            launcher=launcher,
+            listener=listener,
+            peaks={},
+            rank_code=code_of_ranks(first.original, first.sources),
+            stop_reason=stop_reason,
+        )
+        for record in runner.run(trials):
+            records[record.trial.id] = record
+    return records

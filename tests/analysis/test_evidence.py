@@ -1,0 +1,128 @@
+"""Two executions of one trial are compared in all that they left, and part where it differs first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.analysis.evidence import (
+    Agreement,
+    Evidence,
+    FirstDifference,
+    compare_evidence,
+    evidence_of_baseline,
+    evidence_of_record,
+)
+from harness.analysis.result import of_trial
+from harness.records.record import RankFingerprints, Record, StepFingerprint
+from harness.records.series import Numbers, Series
+from tests.factories import make_cell, make_record
+
+RECORD = make_record(make_cell(strategy="ddp", world_size=2))
+
+
+def with_losses(record: Record, rank: int, losses: Numbers) -> Record:
+    ranks = list(record.ranks)
+    ranks[rank] = replace(ranks[rank], loss=Series.pack(losses))
+    return replace(record, ranks=ranks)
+
+
+def losses_of(rank: int) -> Numbers:
+    series = RECORD.ranks[rank].loss
+    assert series is not None
+    return series.unpack().copy()
+
+
+def next_float(losses: Numbers, step: int, times: int = 1) -> Numbers:
+    for _ in range(times):
+        losses[step - 1] = np.nextafter(losses[step - 1], np.float32(np.inf))
+    return losses
+
+
+def changed_report(record: Record, **changes: object) -> Record:
+    assert record.rank0 is not None
+    return replace(record, rank0=replace(record.rank0, **changes))  # type: ignore[arg-type]
+
+
+def fingerprinted(record: Record, digests: dict[str, str], step: int) -> Record:
+    fingerprints = RankFingerprints(
+        steps=[StepFingerprint(step=step, digests=digests)], file="f", file_digest="0"
+    )
+    ranks = [replace(result, fingerprints=fingerprints) for result in record.ranks]
+    return replace(record, ranks=ranks)
+
+
+def agreement(again: Record, recorded: Record = RECORD, exact: Evidence | None = None) -> Agreement:
+    return compare_evidence(evidence_of_record(recorded), evidence_of_record(again), exact)
+
+
+def first(again: Record, recorded: Record = RECORD) -> FirstDifference:
+    found = agreement(again, recorded).first
+    assert found is not None
+    return found
+
+
+def test_equal_bits_are_bitwise() -> None:
+    found = agreement(RECORD)
+    assert (found.rung, found.first, found.differing, found.max_ulp) == ("bitwise", None, [], 0)
+    assert "loss of rank 1" in found.compared
+    assert "evaluation's accuracy" in found.compared
+
+
+@pytest.mark.parametrize(("times", "rung"), [(1, "ulp"), (4, "ulp"), (5, "fp64")])
+def test_the_distance_decides_the_rung(times: int, rung: str) -> None:
+    found = agreement(with_losses(RECORD, 1, next_float(losses_of(1), 7, times)))
+    assert (found.rung, found.max_ulp) == (rung, times)
+    assert found.first is not None
+    assert (found.first.subject, found.first.step) == ("loss of rank 1", 7)
+
+
+def test_numbers_that_are_far_apart_need_double_precision() -> None:
+    losses = losses_of(0)
+    coarse = with_losses(RECORD, 0, (losses * np.float32(1.01)).astype(np.float32))
+    assert agreement(coarse).rung is None
+    # The reference's own error is as large, so the rule of torch is met.
+    exact = evidence_of_record(
+        with_losses(RECORD, 0, (losses * np.float32(1.0055)).astype(np.float32))
+    )
+    assert agreement(coarse, exact=exact).rung == "fp64"
+    assert agreement(coarse, exact=evidence_of_record(RECORD)).rung is None
+
+
+def test_what_is_computed_first_is_named() -> None:
+    late = changed_report(RECORD, parameter_digest="f" * 64)
+    assert first(late).subject == "parameters at the end"
+    assert agreement(late).rung == "ulp"  # no number tells how far they are apart
+    evaluations = list(RECORD.rank0.evaluations)  # type: ignore[union-attr]
+    metrics = {**evaluations[0].metrics, "accuracy": 0.5}
+    evaluations[0] = replace(evaluations[0], metrics=metrics)
+    evaluated = changed_report(late, evaluations=evaluations)
+    assert first(evaluated).step == evaluations[0].step == 10
+    trained = with_losses(evaluated, 1, next_float(losses_of(1), 10))
+    assert first(trained).subject == "loss of rank 1"
+    printed = fingerprinted(RECORD, {"samples": "a", "all-reduce": "b"}, 10)
+    sampled = fingerprinted(trained, {"samples": "c", "all-reduce": "d"}, 10)
+    assert first(sampled, printed).subject == "fingerprint of samples at rank 0"
+    reordered = replace(sampled, order_digest="9" * 32)
+    assert first(reordered, printed).subject == "order of the samples"
+
+
+def test_a_baseline_has_digests_and_one_metric() -> None:
+    (trial,) = of_trial(RECORD).trials
+    baseline = evidence_of_baseline(trial)
+    assert compare_evidence(baseline, evidence_of_record(RECORD)).rung == "bitwise"
+    other = evidence_of_record(changed_report(RECORD, parameter_digest="f" * 64))
+    found = compare_evidence(baseline, other)
+    assert (found.rung, found.has_series) == (None, False)
+
+
+def test_a_trial_without_evaluations_or_with_infinite_losses_is_compared() -> None:
+    bare = changed_report(RECORD, evaluations=())
+    assert agreement(bare, bare).rung == "bitwise"
+    infinite = losses_of(0)
+    infinite[3] = np.inf
+    found = agreement(with_losses(RECORD, 0, infinite))
+    assert (found.rung, found.max_relative) == (None, None)
+    assert first(with_losses(RECORD, 0, infinite)).recorded == repr(losses_of(0)[3].item())

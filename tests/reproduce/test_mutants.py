@@ -1,0 +1,189 @@
+"""Whatever single field of the conditions changes, it alone is named, and as the likeliest cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.evidence import FirstDifference
+from harness.records.code import Code, Repository
+from harness.records.differences import differences
+from harness.records.environment import Environment, Gpu, Hardware, Software, TorchSettings
+from harness.records.record import Record, RunSettings
+from harness.reproduce.conditions import fields_of_record, most_likely_cause
+from harness.spec.cell import Length, WorkloadCode
+from tests.factories import make_cell, make_record
+
+SOFTWARE = Software(
+    python="3.11.7",
+    torch="2.13.0+cpu",
+    platform="Linux-6.1",
+    packages={"numpy": "2.1.0", "scikit-learn": "1.7.0"},
+    torch_build="a" * 64,
+    blas="mkl",
+)
+SETTINGS = TorchSettings(
+    threads=1,
+    interop_threads=1,
+    float32_matmul_precision="highest",
+    deterministic_algorithms=False,
+    cpu_capability="AVX2",
+    mkldnn=True,
+)
+ENVIRONMENT = Environment(
+    software=SOFTWARE,
+    hardware=Hardware(
+        cpu="Xeon", cpu_version="6.1.2", cores=2, usable_cores=2, cpu_flags="avx2 fma"
+    ),
+    settings=SETTINGS,
+    variables={"OMP_NUM_THREADS": "1", "MKL_CBWR": "AVX2"},
+    code=Code(version="0.1.0", commit="c" * 40, dirty=False, training="d" * 64),
+    mlflow="3.17.0",
+    repository=Repository(commit="e" * 40, dirty=False),
+    installed="f" * 64,
+)
+RUN = RunSettings(
+    sweep_file="/repo/sweep.yaml", base_folder="/repo", seeds=[0], repeats=1, checkpoint="none",
+    profiling=None, timeout=60.0, launcher="torchrun", device="auto", profile={},
+)  # fmt: skip
+
+
+def with_environment(record: Record, environment: Environment) -> Record:
+    assert record.rank0 is not None
+    return replace(record, rank0=replace(record.rank0, environment=environment))
+
+
+CELL = make_cell(strategy="ddp", world_size=2)
+CODE = WorkloadCode(files={"spiral.py": "1" * 64, "layers.py": "2" * 64})
+BASE = with_environment(
+    replace(make_record(replace(CELL, workload=replace(CELL.workload, code=CODE))), settings=RUN),
+    ENVIRONMENT,
+)
+
+
+def environment(**changes: Any) -> Callable[[Record], Record]:
+    return lambda record: with_environment(record, replace(ENVIRONMENT, **changes))
+
+
+def software(**changes: Any) -> Callable[[Record], Record]:
+    return environment(software=replace(SOFTWARE, **changes))
+
+
+def settings(**changes: Any) -> Callable[[Record], Record]:
+    return environment(settings=replace(SETTINGS, **changes))
+
+
+def hardware(**changes: Any) -> Callable[[Record], Record]:
+    return environment(hardware=replace(ENVIRONMENT.hardware, **changes))
+
+
+def variables(**changes: str) -> Callable[[Record], Record]:
+    return environment(variables={**ENVIRONMENT.variables, **changes})
+
+
+def harness_code(**changes: Any) -> Callable[[Record], Record]:
+    assert ENVIRONMENT.code is not None
+    return environment(code=replace(ENVIRONMENT.code, **changes))
+
+
+def repository(**changes: Any) -> Callable[[Record], Record]:
+    assert ENVIRONMENT.repository is not None
+    return environment(repository=replace(ENVIRONMENT.repository, **changes))
+
+
+def run(**changes: Any) -> Callable[[Record], Record]:
+    return lambda record: replace(record, settings=replace(RUN, **changes))
+
+
+def cell(**changes: Any) -> Callable[[Record], Record]:
+    def change(record: Record) -> Record:
+        trial = record.trial
+        return replace(record, trial=replace(trial, cell=replace(trial.cell, **changes)))
+
+    return change
+
+
+def axes(**changes: Any) -> Callable[[Record], Record]:
+    return cell(axes=replace(CELL.axes, **changes))
+
+
+def workload(**changes: Any) -> Callable[[Record], Record]:
+    return cell(workload=replace(BASE.trial.cell.workload, **changes))
+
+
+def identity(**changes: Any) -> Callable[[Record], Record]:
+    return workload(identity={**CELL.workload.identity, **changes})
+
+
+def seed(record: Record) -> Record:
+    return replace(record, trial=replace(record.trial, seed=7))
+
+
+MUTANTS: Mapping[str, Callable[[Record], Record]] = {
+    "seed": seed,
+    "axes.precision": axes(precision="bf16"),
+    "axes.batch_size": axes(batch_size=128),
+    "axes.world_size": axes(world_size=4),
+    "axes.num_threads": axes(num_threads=2),
+    "axes.bucket_cap_mb": axes(bucket_cap_mb=1.0),
+    "length": cell(length=Length(epochs=3)),
+    "evaluate": cell(evaluate=Length(steps=5)),
+    "warmup": cell(warmup=3),
+    "options.dropout": identity(options={"hidden": [256, 128], "dropout": 0.3}),
+    "data.digest": identity(files="9" * 64),
+    "code.files.spiral.py": workload(code=WorkloadCode(files={**CODE.files, "spiral.py": "3" * 64})),
+    "software.torch": software(torch="2.13.0+cu128"),
+    "software.torch_build": software(torch_build="b" * 64),
+    "software.blas": software(blas="open"),
+    "software.python": software(python="3.12.1"),
+    "software.packages.numpy": software(packages={**SOFTWARE.packages, "numpy": "2.2.0"}),
+    "software.packages.scikit-learn": software(packages={"numpy": "2.1.0"}),
+    "settings.threads": settings(threads=2),
+    "settings.interop_threads": settings(interop_threads=2),
+    "settings.cpu_capability": settings(cpu_capability="DEFAULT"),
+    "settings.mkldnn": settings(mkldnn=False),
+    "settings.deterministic_algorithms": settings(deterministic_algorithms=True),
+    "variables.ATEN_CPU_CAPABILITY": variables(ATEN_CPU_CAPABILITY="default"),
+    "variables.MKL_CBWR": variables(MKL_CBWR="COMPATIBLE"),
+    "variables.ONEDNN_MAX_CPU_ISA": variables(ONEDNN_MAX_CPU_ISA="SSE41"),
+    "variables.CUBLAS_WORKSPACE_CONFIG": variables(CUBLAS_WORKSPACE_CONFIG=":4096:8"),
+    "variables.NCCL_ALGO": variables(NCCL_ALGO="Ring"),
+    "hardware.cpu": hardware(cpu="EPYC"),
+    "hardware.cpu_version": hardware(cpu_version="25.1.1"),
+    "hardware.cpu_flags": hardware(cpu_flags="avx2"),
+    "hardware.usable_cores": hardware(usable_cores=1),
+    "hardware.gpus": hardware(gpus=[Gpu(name="H100")]),
+    "harness.commit": harness_code(commit="0" * 40),
+    "harness.dirty": harness_code(dirty=True),
+    "harness.training": harness_code(training="5" * 64),
+    "repository.commit": repository(commit="1" * 40),
+    "repository.diff": repository(diff="2" * 64),
+    "installed": environment(installed="0" * 64),
+    "mlflow": environment(mlflow="3.18.0"),
+    "run.device": run(device="cpu"),
+    "run.profile.environment.MALLOC_CONF": run(profile={"environment": {"MALLOC_CONF": "x"}}),
+}  # fmt: skip
+FIRST = FirstDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
+
+
+@pytest.mark.parametrize("field", MUTANTS)
+def test_a_single_changed_field_is_the_difference_and_the_cause(field: str) -> None:
+    found = differences(fields_of_record(BASE), fields_of_record(MUTANTS[field](BASE)))
+    assert [entry.field for entry in found] == [field]
+    cause = most_likely_cause(found, FIRST)
+    assert cause is not None
+    assert cause.field == field
+
+
+def test_nothing_differs_of_the_same_record() -> None:
+    assert differences(fields_of_record(BASE), fields_of_record(BASE)) == []
+
+
+def test_where_code_lies_is_no_condition() -> None:
+    moved = variables(PYTHONPATH="/elsewhere", TORCHELASTIC_RUN_ID="7")(BASE)
+    elsewhere = replace(RUN, sweep_file="/x/sweep.yaml", base_folder="/x")
+    moved = replace(moved, settings=elsewhere)
+    assert differences(fields_of_record(BASE), fields_of_record(moved)) == []
