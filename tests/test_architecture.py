@@ -43,7 +43,7 @@ ROWS = [
     {"hardware"},
     {"launch"},
     {"slurm", "analysis"},
-    {"gate", "reproduce"},
+    {"gate", "reproduce", "preflight"},
     {"render"},
     {"tracking"},
     {"render.terminal"},

@@ -21,7 +21,18 @@ import typer
 from typer.exceptions import TyperException
 
 import harness
-from harness.cli import baseline, data, gate, guide, jobs, machine, reproduce, results, run
+from harness.cli import (
+    baseline,
+    data,
+    gate,
+    guide,
+    jobs,
+    machine,
+    preflight,
+    reproduce,
+    results,
+    run,
+)
 from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
@@ -46,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (guide, run, results, reproduce, gate, jobs, machine):
+for commands in (guide, run, preflight, results, reproduce, gate, jobs, machine):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(data.app, name="data")

@@ -210,6 +210,10 @@ class Results:
         """Return the folder of baselines, one folder for each kind of hardware; to be committed."""
         return self.path / "baselines"
 
+    def preflight_path(self, sweep: str) -> Path:
+        """Return where `harness check` keeps what it has found out about a sweep."""
+        return self.path / "preflight" / f"{safe_folder_name(sweep)}.json"
+
     @property
     def database(self) -> Path:
         """Return MLflow's local database."""

@@ -22,6 +22,7 @@ from harness.analysis.compare import Comparison, Side
 from harness.core.paths import Results, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.roofline import machine_of
+from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
@@ -208,6 +209,13 @@ def _rooflines(report: Report) -> list[tuple[str, Markup]]:
     return rooflines
 
 
+def _preflight(report: Report) -> list[WorkloadReport]:
+    """Return what `harness check` has found out about each workload."""
+    if report.preflight is None:
+        return []
+    return list(report.preflight.workloads)
+
+
 def _sections(report: Report) -> list[Section]:
     """Return the sections of the page in order.
 
@@ -365,6 +373,14 @@ SECTIONS = (
         build=origin.troubles,
         about="not part of any number above",
         needs="a trial that failed; every trial that has run is done",
+    ),
+    Section(
+        id="preflight",
+        title="Pre-flight",
+        kind="preflight",
+        build=_preflight,
+        about="mistakes that were looked for in each workload, with a few samples and before training",
+        needs="harness check",
     ),
     Section(
         id="environment",

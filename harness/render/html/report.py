@@ -17,6 +17,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.hardware.machine import Machine
+from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
 from harness.render.format import cell_name
 from harness.render.terminal.roofline import with_measured_peaks
@@ -81,6 +82,7 @@ class Report:
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # by label
     against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
+    preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     unreadable_count: int = 0  # records that are left out
 
     @property
@@ -108,7 +110,8 @@ def make_report(
 
     Records from before `harness peak` has measured their machine get their MFU now.
 
-    Raises BadInput if there are no records, or if `against` cannot be compared with them.
+    Raises BadInput if there are no records, if `against` cannot be compared with them, and for a
+    damaged file of a pre-flight.
     """
     records, machines = with_measured_peaks(records, results)
     if not records:
@@ -126,6 +129,7 @@ def make_report(
         result=result,
         workloads={label: _report_cells(result, label) for label in result.workloads},
         against=comparison,
+        preflight=read_preflight(results.preflight_path(sweep.name)),
     )
 
 

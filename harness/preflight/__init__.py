@@ -1,0 +1,1 @@
+"""Looks for mistakes in a workload before hours are spent on training it."""

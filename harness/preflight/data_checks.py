@@ -1,0 +1,152 @@
+"""Checks of a workload's samples, before any model sees them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from harness.preflight.advice import USE_LABELS_IN_RANGE
+from harness.preflight.outcome import Outcome, passed, problem, skipped
+from harness.preflight.probe import Probe, batches_of, row_digests
+from harness.training.ranks import seed_everything
+from workloads.base import Batch, Classifier, Samples
+
+LIMIT = 50_000  # samples of a set that are looked at
+SECONDS = 5.0  # after which no further samples of a set are looked at
+CHUNK = 512  # samples at once
+# The share of the test set that may occur in the training set beyond what the training set repeats
+# of itself: short texts and tiny images coincide by chance.
+TOLERATED_OVERLAP = 0.01
+IGNORED_LABEL = -100  # torch's default of `ignore_index`
+
+
+def check_indices(probe: Probe) -> Outcome:
+    """Check that a batch has the samples that were asked for, in their order.
+
+    The harness shuffles by asking for other indices. Samples that ignore them are never shuffled.
+    """
+    samples = probe.splits.train
+    indices = sorted({0, len(samples) // 3, len(samples) // 2, len(samples) - 1})
+    if len(indices) < 2:
+        return skipped("the training set has a single sample")
+    forward = _seeded_batch(samples, indices, seed=1)
+    if not _equal(forward, _seeded_batch(samples, indices, seed=2)):
+        return skipped("samples are drawn anew each time")
+    backward = _seeded_batch(samples, indices[::-1], seed=1)
+    expected = tuple(tensor.flip(0) for tensor in forward)
+    if not _equal(backward, expected):
+        return problem(
+            f"batch({indices[::-1]}) is not batch({indices}) in reverse",
+            "index your tensors by `indices` and keep their order: shuffling has no effect otherwise",
+        )
+    return passed("batches have the samples that were asked for, in their order")
+
+
+def _seeded_batch(samples: Samples, indices: list[int], seed: int) -> Batch:
+    """Return a batch, drawn from generators that were seeded just before."""
+    seed_everything(seed)
+    return samples.batch(indices)
+
+
+def _equal(a: Batch, b: Batch) -> bool:
+    """Return whether two batches have the same tensors."""
+    if len(a) != len(b):
+        return False
+    return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
+
+
+def check_finite_samples(probe: Probe) -> Outcome:
+    """Check that no sample has values that are not finite."""
+    count = 0
+    bad = 0
+    for samples in (probe.splits.train, probe.splits.test):
+        for batch in _within_time(samples):
+            count += len(batch[0])
+            bad += _count_not_finite(batch)
+    if bad:
+        return problem(
+            f"{bad:,} of {count:,} samples have values that are NaN or infinite",
+            "repair or drop them where the samples are made: one of them spoils every batch it is in",
+        )
+    return passed(f"{count:,} samples are finite")
+
+
+def _count_not_finite(batch: Batch) -> int:
+    """Return how many samples of a batch have a value that is not finite."""
+    is_bad = torch.zeros(len(batch[0]), dtype=torch.bool)
+    for tensor in batch:
+        if tensor.is_floating_point():
+            is_bad |= ~tensor.cpu().isfinite().reshape(len(tensor), -1).all(dim=1)
+    return int(is_bad.sum())
+
+
+def check_labels(probe: Probe) -> Outcome:
+    """Check that all labels of a classifier are numbers of classes."""
+    if not isinstance(probe.workload, Classifier) or not probe.calls:
+        return skipped("the workload is no Classifier")
+    classes = probe.calls[-1].classes
+    count = 0
+    outside: Counter[int] = Counter()
+    for samples in (probe.splits.train, probe.splits.test):
+        for batch in _within_time(samples):
+            labels = batch[-1]
+            count += len(labels)
+            outside.update(_labels_outside(labels, classes))
+    if outside:
+        examples = ", ".join(str(label) for label in sorted(outside)[:3])
+        return problem(
+            f"{outside.total():,} of {count:,} labels are not within 0 to {classes - 1}: {examples}",
+            USE_LABELS_IN_RANGE,
+        )
+    return passed(f"{count:,} labels are within 0 to {classes - 1}")
+
+
+def _labels_outside(labels: Tensor, classes: int) -> list[int]:
+    """Return the labels that are no number of a class; probabilities of classes have none."""
+    if labels.is_floating_point():
+        return []
+    is_outside = (labels < 0) | (labels >= classes)
+    is_outside &= labels != IGNORED_LABEL
+    outside: list[int] = labels[is_outside].tolist()
+    return outside
+
+
+def check_split(probe: Probe) -> Outcome:
+    """Check that the test set has no samples of the training set.
+
+    Texts from templates and tiny images coincide by chance. How often they do so is seen within the
+    training set, so only what goes beyond that is a leak.
+    """
+    train: Counter[int] = Counter()
+    for batch in _within_time(probe.splits.train):
+        train.update(row_digests(batch))
+    tested = 0
+    shared = 0
+    for batch in _within_time(probe.splits.test):
+        digests = row_digests(batch)
+        tested += len(digests)
+        shared += sum(digest in train for digest in digests)
+    repeated = sum(count for count in train.values() if count > 1) / train.total()
+    share = shared / tested
+    if share > repeated + TOLERATED_OVERLAP:
+        return problem(
+            f"{shared:,} of {tested:,} test samples are training samples too ({share:.0%})",
+            "split before samples are repeated or augmented, and take duplicates out: what is tested"
+            " must not have been trained on",
+        )
+    return passed(
+        f"{shared:,} of {tested:,} test samples occur among {train.total():,} to train on"
+    )
+
+
+def _within_time(samples: Samples) -> Iterator[Batch]:
+    """Yield samples in batches until LIMIT or SECONDS are reached."""
+    deadline = time.monotonic() + SECONDS
+    for batch in batches_of(samples, LIMIT, CHUNK):
+        yield batch
+        if time.monotonic() > deadline:
+            return

@@ -1,0 +1,325 @@
+"""Checks of whether a model can learn: loss, gradients, optimizer, and one batch by heart."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.preflight.outcome import Outcome, passed, problem, skipped
+from harness.preflight.probe import Probe, listed, without_dropout
+from harness.preflight.report import ParameterNorms
+from harness.training.optimization import make_optimizer
+from workloads.base import Batch
+
+# The loss of a new model, as a multiple of that of a guess. Initializations scatter by much less.
+LOWEST_START = 0.6
+HIGHEST_START = 1.5
+HIGHEST_START_BEYOND = 0.5  # nats, which count where there are few classes
+LEARNED = 0.05  # of the loss at the start: a batch is known by heart
+MAX_STEPS = 300
+MAX_SECONDS = 60.0
+REACHED_WITHIN = 5  # steps; some layers begin at 0, and pass gradients on after the first step
+VANISHING = 1e-5  # of the largest gradient in another layer
+EXPLODING = 1e3  # Euclidean norm of all gradients of a new model
+RESCUE_RATES = (1e-3, 1e-2)  # of Adam, which learns one batch of nearly anything
+
+
+def check_softmax(probe: Probe) -> Outcome:
+    """Check that cross-entropy, which takes a softmax itself, gets none of probabilities."""
+    if not probe.calls:
+        return skipped("the loss is no cross-entropy")
+    scores = probe.calls[-1].scores.float()
+    sums = scores.sum(dim=-1 if scores.ndim == 1 else 1)
+    if bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        classes = probe.calls[-1].classes
+        floor = math.log1p((classes - 1) / math.e)
+        return problem(
+            f"cross-entropy gets probabilities: it can't fall below {floor:.3f}",
+            "return logits and drop the softmax: cross_entropy has one of its own",
+        )
+    return passed("cross-entropy gets logits")
+
+
+def check_start(probe: Probe) -> Outcome:
+    """Check that the loss of a new model is that of a guess."""
+    if not probe.calls:
+        return skipped("the loss is no cross-entropy")
+    model = probe.build()
+    with without_dropout(model):
+        loss = probe.loss(model, probe.batch).item()
+    chance = probe.calls[-1].chance
+    seen = f"{loss:.3f}; a guess among {probe.calls[-1].classes} classes costs {chance:.3f}"
+    if loss > HIGHEST_START * chance + HIGHEST_START_BEYOND:
+        return problem(
+            f"the loss of a new model is {seen}",
+            "a new model is sure of wrong answers: scale the inputs, or initialize the last layer"
+            " with smaller weights",
+        )
+    if loss < LOWEST_START * chance:
+        return problem(
+            f"the loss of a new model is {seen}",
+            "a new model can't know better than to guess: look for labels among its inputs, or a loss"
+            " that is divided too often",
+        )
+    return passed(f"the loss of a new model is {seen}")
+
+
+def check_mean(probe: Probe) -> Outcome:
+    """Check that the loss is a mean over samples: twice the same samples cost the same."""
+    model = probe.build()
+    doubled: Batch = tuple(torch.cat([tensor, tensor]) for tensor in probe.batch)
+    with without_dropout(model):
+        single = probe.loss(model, probe.batch).item()
+        double = probe.loss(model, doubled).item()
+    if not math.isclose(single, 0.0) and math.isclose(double / single, 2.0, rel_tol=0.05):
+        return problem(
+            "a batch with every sample twice has twice the loss",
+            "return the mean over samples: a sum makes the learning rate depend on the batch size,"
+            " and DDP's mean over ranks wrong",
+        )
+    return passed("the loss is a mean over samples")
+
+
+def parameter_norms(probe: Probe) -> list[ParameterNorms]:
+    """Return the norms of all parameters of a new model and of their gradients."""
+    model = probe.build()
+    probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
+    norms = []
+    for name, parameter in model.named_parameters():
+        gradient = None
+        if parameter.grad is not None:
+            gradient = _norm(parameter.grad)
+        norms.append(
+            ParameterNorms(name=name, parameter=_norm(parameter) or 0.0, gradient=gradient)
+        )
+    return norms
+
+
+def _norm(tensor: Tensor) -> float | None:
+    """Return the Euclidean norm in double precision, None if it is not finite."""
+    norm = float(tensor.detach().double().norm())
+    if not math.isfinite(norm):
+        return None
+    return norm
+
+
+def check_gradients(probe: Probe) -> Outcome:
+    """Check that gradients reach every layer, and neither vanish nor explode on the way."""
+    model = probe.build()
+    probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
+    trained = [(name, part) for name, part in model.named_parameters() if part.requires_grad]
+    unused = [name for name, parameter in trained if parameter.grad is None]
+    if unused:
+        return problem(
+            f"{listed(unused)} {_plural(unused)} no gradient",
+            "use them in forward or delete them: DDP waits for the gradient of every parameter",
+        )
+    gradients = {name: _peak(parameter) for name, parameter in trained}
+    broken = [name for name, size in gradients.items() if not math.isfinite(size)]
+    if broken:
+        return problem(
+            f"the gradient of {listed(broken)} is not finite",
+            "look for sqrt(0), log(0), a division by 0, or a norm of zeros",
+        )
+    total = math.hypot(*(_norm(part.grad) or 0.0 for _, part in trained if part.grad is not None))
+    if total > EXPLODING:
+        return problem(
+            f"gradients explode: their norm is {total:.2g} in a new model",
+            "initialize with smaller weights, normalize between layers, or set max_grad_norm",
+        )
+    weights = {name: gradients[name] for name, part in trained if part.ndim > 1}
+    return _judge_spread(weights, total)
+
+
+def _judge_spread(weights: dict[str, float], total: float) -> Outcome:
+    """Judge whether gradients vanish between layers; `weights` has the largest of each layer."""
+    reached = {name: size for name, size in weights.items() if size > 0}
+    if reached:
+        largest = max(reached.values())
+        vanishing = [name for name, size in reached.items() if size < VANISHING * largest]
+        if vanishing:
+            return problem(
+                f"gradients vanish: those of {listed(vanishing)} are below"
+                f" {VANISHING:g} of the largest",
+                "use ReLU or GELU instead of sigmoid or tanh, normalize between layers, add residual"
+                " connections, or initialize with larger weights",
+            )
+    return passed(f"gradients reach {len(weights)} weight tensors, with a norm of {total:.3g}")
+
+
+def _peak(parameter: nn.Parameter) -> float:
+    """Return the largest size of an element of a parameter's gradient."""
+    if parameter.grad is None or not parameter.grad.numel():
+        return 0.0
+    return parameter.grad.detach().double().abs().max().item()
+
+
+def _plural(names: Sequence[str]) -> str:
+    """Return the verb for so many names."""
+    return "gets" if len(names) == 1 else "get"
+
+
+def check_optimizer(probe: Probe) -> Outcome:
+    """Check that the optimizer has all parameters, and clears their gradients."""
+    model = probe.build()
+    optimizer = make_optimizer(probe.workload, model, probe.axes)
+    in_optimizer = {
+        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    }
+    parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
+    missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
+    if missing:
+        return problem(
+            f"the optimizer has not got {listed(missing)}",
+            "give it all of model.parameters(), of the model that optimizer() is called with",
+        )
+    foreign = in_optimizer - {id(part) for part in model.parameters()}
+    if foreign:
+        return problem(
+            f"the optimizer has {len(foreign)} parameters that are not the model's",
+            "use the model that optimizer() is called with, not one that was built before",
+        )
+    probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    left = [name for name, part in parameters.items() if part.grad is not None and part.grad.any()]
+    if left:
+        return problem(
+            f"zero_grad() leaves the gradients of {listed(left)}",
+            "clear them: each step would add its gradients to those of all steps before",
+        )
+    return passed(f"the optimizer trains {len(parameters)} tensors, and clears their gradients")
+
+
+@dataclass(kw_only=True)
+class Rehearsal:
+    """A model that learns one batch by heart, with the sweep's optimizer and without dropout."""
+
+    probe: Probe
+
+    def __post_init__(self) -> None:
+        """Evaluate the new model, train it, and evaluate it again."""
+        self.model = self.probe.build()
+        self.metrics_before = self._metrics()
+        self.reached: set[str] = set()  # parameters that had a gradient other than 0
+        optimizer = make_optimizer(self.probe.workload, self.model, self.probe.axes)
+        self.losses = self._learn(self.model, optimizer)
+        self.metrics_after = self._metrics()
+
+    @cached_property
+    def rescue(self) -> tuple[float, int] | None:
+        """The learning rate at which Adam learns the batch, and its steps; None for none."""
+        for rate in RESCUE_RATES:
+            model = self.probe.build()
+            losses = self._learn(model, torch.optim.Adam(model.parameters(), lr=rate))
+            if self._has_learned(losses):
+                return rate, len(losses) - 1
+        return None
+
+    def _metrics(self) -> dict[str, float] | None:
+        """Return the metrics over the batch, None where they are not defined over so few samples."""
+        rows = self.probe.rows(self.model, self.probe.batch)
+        try:
+            return self.probe.workload.metrics(rows)
+        except Exception:  # some metrics need both classes, or more samples than these
+            return None
+
+    def _learn(self, model: nn.Module, optimizer: Optimizer) -> list[float]:
+        """Train until the batch is known or time is up; return the loss before every step."""
+        losses: list[float] = []
+        deadline = time.monotonic() + MAX_SECONDS
+        with without_dropout(model):
+            for step in range(MAX_STEPS + 1):
+                loss = self.probe.loss(model, self.probe.batch)
+                losses.append(loss.item())
+                if not math.isfinite(losses[-1]) or self._has_learned(losses):
+                    break
+                if time.monotonic() > deadline:
+                    break
+                loss.backward()  # type: ignore[no-untyped-call]
+                if step < REACHED_WITHIN:
+                    self.reached.update(_with_gradients(model))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        return losses
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the batch is known by heart."""
+        return self._has_learned(self.losses)
+
+    def _has_learned(self, losses: Sequence[float]) -> bool:
+        """Return whether the last loss is near the lowest that there can be, seen from the start."""
+        floor = self.probe.calls[-1].floor if self.probe.calls else 0.0
+        return losses[-1] - floor <= LEARNED * (losses[0] - floor)
+
+
+def _with_gradients(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that have a gradient other than 0."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and bool(parameter.grad.any())
+    ]
+
+
+def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+    """Check that a small batch can be learned by heart."""
+    losses = rehearsal.losses
+    steps = len(losses) - 1
+    course = f"the loss of {len(probe.batch[0])} samples goes from {losses[0]:.3g} to {losses[-1]:.3g} in {steps} steps"
+    if not math.isfinite(losses[-1]):
+        return problem(
+            course, "the learning rate is too large, or the loss is not defined everywhere"
+        )
+    if rehearsal.has_learned:
+        return passed(course)
+    if rehearsal.rescue is not None:
+        rate, needed = rehearsal.rescue
+        return problem(
+            f"{course}; Adam at {rate:g} needs {needed}",
+            "the optimizer or its learning rate keeps the model from learning",
+        )
+    return problem(
+        course,
+        "a model that can't learn a few samples by heart will learn nothing: check labels against"
+        " inputs, the loss, and what is cut off from the gradient",
+    )
+
+
+def check_reach(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+    """Check that every parameter has had a gradient other than 0 within some steps."""
+    trained = [name for name, part in rehearsal.model.named_parameters() if part.requires_grad]
+    dead = [name for name in trained if name not in rehearsal.reached]
+    if dead:
+        return problem(
+            f"{listed(dead)} had a gradient of 0 in each of {REACHED_WITHIN} steps",
+            "look for ReLUs that are always off, weights of 0 on both sides, or a factor of 0",
+        )
+    return passed(f"all {len(trained)} parameters are moved within {REACHED_WITHIN} steps")
+
+
+def check_direction(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+    """Check that the target metric gets better in the direction that the workload states."""
+    target = probe.workload.target
+    before, after = rehearsal.metrics_before, rehearsal.metrics_after
+    if before is None or after is None or target.name not in after:
+        return skipped(f"{target.name} is not defined over {len(probe.batch[0])} samples")
+    if not rehearsal.has_learned or before[target.name] == after[target.name]:
+        return skipped(f"{target.name} did not change")
+    course = f"{target.name} goes from {before[target.name]:.4g} to {after[target.name]:.4g}"
+    has_risen = after[target.name] > before[target.name]
+    if has_risen != target.higher_is_better:
+        return problem(
+            f"{course} while the batch is learned",
+            f"Target({target.name!r}) says that"
+            f" {'higher' if target.higher_is_better else 'lower'} is better: set higher_is_better",
+        )
+    return passed(f"{course} while the batch is learned")

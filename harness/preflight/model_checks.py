@@ -1,0 +1,214 @@
+"""Checks of a model as it was built: what it registers, where it computes, and on what it depends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
+from harness.preflight.outcome import Outcome, passed, problem, skipped
+from harness.preflight.probe import Probe, listed
+from harness.training.ranks import seed_everything
+from workloads.base import Batch
+
+RELATIVE_TOLERANCE = 1e-3  # of rows that are computed in another order
+ABSOLUTE_TOLERANCE = 1e-4
+TOLERATED_ROWS = 0.1  # the share of rows that may differ: near ties flip a predicted class
+REGISTERED_BY_TORCH = ("_modules", "_parameters", "_buffers")
+
+
+def check_forward(probe: Probe) -> Outcome:
+    """Check that a loss can be computed, and that it is a finite scalar with a gradient."""
+    try:
+        loss = probe.loss(probe.build(), probe.batch)
+    except Exception as error:  # of the user's code, whose message is shown
+        return problem(describe(error), advise(error))
+    if loss.ndim:
+        return problem(
+            f"the loss has shape {tuple(loss.shape)}", "return the mean over the batch: a scalar"
+        )
+    if not loss.isfinite():
+        return problem(
+            f"the loss of a new model is {loss.item()}",
+            "look for log(0), a division by 0, or inputs that are not scaled",
+        )
+    if not loss.requires_grad:
+        return problem("the loss has no gradient", advise(RuntimeError("does not require grad")))
+    return passed(f"the loss of a new model is {loss.item():.4g}")
+
+
+def check_registered(probe: Probe) -> Outcome:
+    """Check that every layer and parameter is registered, so that it is trained and moved."""
+    model = probe.build()
+    hidden = sorted(set(_unregistered(model)))
+    if hidden:
+        return problem(
+            f"{listed(hidden)} holds layers that are not registered",
+            "put layers into nn.ModuleList or nn.ModuleDict, parameters into nn.ParameterList: a"
+            " plain list hides them from parameters(), to() and state_dict()",
+        )
+    return passed(f"{len(list(model.modules()))} modules are registered")
+
+
+def _unregistered(model: nn.Module) -> Iterator[str]:
+    """Yield the attributes that hold modules or parameters which the model does not know of."""
+    registered = {id(member) for member in (*model.modules(), *model.parameters())}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute in REGISTERED_BY_TORCH:
+                continue
+            for item in _items(value):
+                if isinstance(item, nn.Module | nn.Parameter) and id(item) not in registered:
+                    yield f"{name}.{attribute}".removeprefix(".")
+
+
+def _items(value: object) -> list[object]:
+    """Return what a container holds, or nothing for any other value."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    return []
+
+
+class DeviceMismatch(RuntimeError):
+    """An operation got tensors of two devices."""
+
+
+class DeviceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises DeviceMismatch for an operation on tensors of two devices.
+
+    Kernels of the device `meta`, which compute shapes only, do not all do so themselves. Scalars
+    may be of any device, and copies are what brings tensors to another one.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation if its tensors are of one device."""
+        devices = set()
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.ndim:
+                devices.add(leaf.device.type)
+        if len(devices) > 1 and func is not torch.ops.aten.copy_.default:
+            raise DeviceMismatch(f"{func} got tensors on {' and '.join(sorted(devices))}")
+        return func(*args, **(kwargs or {}))
+
+
+def check_devices(probe: Probe) -> Outcome:
+    """Check that the model computes where its parameters and inputs are.
+
+    No GPU is needed: the model is moved to the device `meta`, which has shapes and no values.
+    """
+    try:
+        model = probe.build().to("meta")
+        batch = tuple(tensor.to("meta") for tensor in probe.batch)
+        with DeviceWatch():  # type: ignore[no-untyped-call]
+            probe.workload.loss(model, batch)
+    except DeviceMismatch as error:
+        return problem(
+            f"the model makes tensors that stay on the CPU: {error}".replace("meta", "the GPU"),
+            USE_DEVICE_OF_INPUTS,
+        )
+    except Exception as error:  # values that are looked at, which `meta` does not have
+        return skipped(f"the loss depends on values: {describe(error)}")
+    return passed("everything is computed where the inputs are")
+
+
+def check_layout(probe: Probe) -> Outcome:
+    """Check that samples may lie in memory in any layout.
+
+    A sliced or transposed batch has gaps between its rows, over which `view` can't join them.
+    """
+    model = probe.build()
+    strided = tuple(functional.pad(tensor, (0, 1))[..., :-1] for tensor in probe.batch)
+    try:
+        probe.rows(model, strided)
+    except Exception as error:
+        return problem(f"samples with gaps in memory: {describe(error)}", advise(error))
+    return passed("samples may have any layout in memory")
+
+
+def check_independence(probe: Probe) -> Outcome:
+    """Check that what the model says of a sample does not depend on the others in its batch.
+
+    It does where dimensions are mixed up, as by a `view` that takes samples for features. Batch norm
+    uses the whole batch too, but not in evaluation.
+    """
+    model = probe.build()
+    rows = probe.rows(model, probe.batch)
+    if len(rows) != len(probe.batch[0]):
+        return problem(
+            f"evaluate() returned {len(rows)} rows for {len(probe.batch[0])} samples",
+            "return one row for each sample of the batch",
+        )
+    order = torch.arange(len(rows)).flip(0)
+    reversed_rows = probe.rows(model, _select(probe.batch, order))
+    half = torch.arange(len(rows) // 2)
+    half_rows = probe.rows(model, _select(probe.batch, half))
+    for compared, expected in ((reversed_rows, rows[order]), (half_rows, rows[half])):
+        if _share_of_rows_that_differ(compared, expected) > TOLERATED_ROWS:
+            return problem(
+                "what the model says of a sample depends on the other samples of its batch",
+                "look for view, reshape, softmax, mean or norm over dimension 0, the one that"
+                " counts samples",
+            )
+    return passed("each sample is computed for itself")
+
+
+def _select(batch: Batch, indices: Tensor) -> Batch:
+    """Return some samples of a batch, in the order of `indices`."""
+    return tuple(tensor[indices.to(tensor.device)] for tensor in batch)
+
+
+def _share_of_rows_that_differ(a: Tensor, b: Tensor) -> float:
+    """Return the share of rows of two matrices that differ by more than rounding."""
+    if not len(a):
+        return 0.0
+    close = torch.isclose(a, b, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE, equal_nan=True)
+    differs = ~close.reshape(len(a), -1).all(dim=1)
+    return float(differs.double().mean())
+
+
+def check_evaluation(probe: Probe) -> Outcome:
+    """Check that an evaluation draws no random numbers and changes nothing."""
+    model = probe.build()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    seed_everything(probe.seed, 1)
+    rows = probe.rows(model, probe.batch)
+    seed_everything(probe.seed, 2)
+    again = probe.rows(model, probe.batch)
+    changed = [
+        name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])
+    ]
+    if changed:
+        return problem(
+            f"an evaluation changes {listed(changed)}",
+            "a part of the model is in training mode while it is evaluated: call no .train() in"
+            " forward or evaluate, and pass training=self.training to functions",
+        )
+    if not torch.equal(rows, again):
+        return problem(
+            "two evaluations of the same samples differ",
+            "dropout is active while it is evaluated: use nn.Dropout, or pass training=self.training"
+            " to functional.dropout",
+        )
+    return passed("the same samples are always evaluated alike")
+
+
+def check_mode(probe: Probe) -> Outcome:
+    """Check that computing a loss leaves the model in training mode, as it was."""
+    model = probe.build()
+    probe.loss(model, probe.batch)
+    switched = [name or "the model" for name, part in model.named_modules() if not part.training]
+    if switched:
+        return problem(
+            f"after the loss, {listed(switched)} is in evaluation mode",
+            "call no .eval() in loss or forward: dropout and batch norm would train as if they were"
+            " evaluated",
+        )
+    return passed("computing a loss leaves the model in training mode")

@@ -1,0 +1,165 @@
+"""What the checks of one workload share: its samples, a small batch, and ways to compute on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from harness.spec.axes import Axes
+from harness.training.model import build_model, place_batch
+from harness.training.ranks import seed_everything
+from workloads.base import Batch, Samples, Splits, Workload
+
+BATCH_SIZE = 8  # samples of the batch that most checks use
+CANDIDATES = 128  # samples that the batch is chosen from
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """A call of torch's cross-entropy."""
+
+    scores: Tensor  # what it takes the softmax of, shape (samples, classes, ...)
+    label_smoothing: float  # the share of each label that is spread over all classes
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes."""
+        return self.scores.shape[-1] if self.scores.ndim == 1 else self.scores.shape[1]
+
+    @property
+    def chance(self) -> float:
+        """Return the loss of a guess without knowledge: ln(classes), in nats."""
+        return math.log(self.classes)
+
+    @property
+    def floor(self) -> float:
+        """Return the loss of a model that knows every label: the entropy of a smoothed label."""
+        spread = self.label_smoothing / self.classes
+        if not spread:
+            return 0.0
+        peak = 1 - self.label_smoothing + spread
+        return -peak * math.log(peak) - (self.classes - 1) * spread * math.log(spread)
+
+
+class CrossEntropyWatch(TorchFunctionMode):
+    """Keeps the calls of cross-entropy within a block, whether by function or by module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[CrossEntropy] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Keep the arguments of a cross-entropy, and call every function as it is."""
+        keywords = kwargs or {}
+        if func is functional.cross_entropy:
+            scores = args[0] if args else keywords["input"]
+            smoothing = keywords.get("label_smoothing", 0.0)
+            self.calls.append(CrossEntropy(scores=scores.detach(), label_smoothing=smoothing))
+        return func(*args, **keywords)
+
+
+@dataclass(kw_only=True)
+class Probe:
+    """A workload under examination, on one device, without a strategy."""
+
+    workload: Workload
+    splits: Splits
+    axes: Axes  # of the sweep, apart from those that need several ranks or a compiler
+    device: torch.device
+    seed: int
+    calls: list[CrossEntropy] = field(default_factory=list)  # of the last loss that was computed
+
+    def build(self) -> nn.Module:
+        """Return a new model, always with the same parameters, in training mode."""
+        seed_everything(self.seed)
+        return build_model(self.workload, self.axes, self.device).train()
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Up to BATCH_SIZE training samples, no two of which have the same inputs."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shuffled: list[int] = torch.randperm(len(self.splits.train), generator=generator).tolist()
+        candidates = shuffled[:CANDIDATES]
+        digests = row_digests(self.splits.train.batch(candidates))
+        by_digest = dict(zip(digests, candidates, strict=True))
+        chosen = list(by_digest.values())[:BATCH_SIZE]
+        return place_batch(self.splits.train.batch(chosen), self.axes, self.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the workload's loss of a batch; `calls` are then its cross-entropies."""
+        with CrossEntropyWatch() as watch:
+            loss = self.workload.loss(model, batch)
+        self.calls = watch.calls
+        return loss
+
+    def rows(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
+        model.eval()
+        with torch.no_grad():
+            rows = self.workload.evaluate(model, batch).double().cpu()
+        model.train()
+        return rows
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Set the probability of all dropout modules to 0 for a block."""
+    saved = []
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            saved.append((module, module.p))
+            module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, probability in saved:
+            module.p = probability
+
+
+def row_digests(batch: Batch) -> list[int]:
+    """Return a digest of each sample's inputs: all tensors of a batch but the last, its labels.
+
+    Of a batch of one tensor, it is that tensor.
+    """
+    inputs = batch[:-1] or batch
+    digests = []
+    for row in range(len(inputs[0])):
+        digest = xxhash.xxh3_64()
+        for tensor in inputs:
+            digest.update(_bytes_of(tensor[row]))
+        digests.append(digest.intdigest())
+    return digests
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Return the memory of a tensor on the CPU."""
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    if not values.numel():
+        return b""
+    return values.view(torch.uint8).numpy().data
+
+
+def batches_of(samples: Samples, limit: int, batch_size: int) -> Iterator[Batch]:
+    """Yield up to `limit` samples from the start, in batches."""
+    count = min(len(samples), limit)
+    for start in range(0, count, batch_size):
+        yield samples.batch(range(start, min(start + batch_size, count)))
+
+
+def listed(names: Sequence[str], limit: int = 4) -> str:
+    """Return the start of a list of names, with the number of those that are left out."""
+    shown = ", ".join(names[:limit])
+    hidden = len(names) - limit
+    if hidden > 0:
+        return f"{shown} and {hidden} more"
+    return shown

@@ -1,0 +1,97 @@
+"""What a pre-flight finds out about the workloads of a sweep, and the file that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from harness.core.paths import write_atomically
+from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
+from workloads.options import Between
+
+SCHEMA = "1.0"
+REPORT_FORMAT = FileFormat(
+    name="pre-flight", schema=SCHEMA, remedy="harness check makes it anew", sealed_since=0
+)
+CHECKS_FORMAT = FileFormat(name="rank's checks", sealed_since=0)
+
+# passed: it was looked for, and is not there
+# problem: it is there
+# skipped: it can't be looked for in this workload
+Status = Literal["passed", "problem", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check has come to."""
+
+    check: str  # its name
+    status: Status
+    measured: str  # what was seen, or why the check was skipped; one line
+    advice: str = ""  # what to do about a problem; one line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterNorms:
+    """A parameter and its gradient before training, as Euclidean norms."""
+
+    name: str
+    parameter: Annotated[float, Between(0)]
+    gradient: Annotated[float, Between(0)] | None  # None: it has no gradient, or not a finite one
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadReport:
+    """All checks of one workload."""
+
+    label: str  # the sweep's name for it
+    seed: int
+    device: str  # as torch calls it
+    seconds: Annotated[float, Between(0)]  # that the checks took, without loading torch
+    findings: Sequence[Finding]  # in the order of the checks
+    norms: Sequence[ParameterNorms] = ()  # of all parameters, in the model's order
+
+    @property
+    def problems(self) -> list[Finding]:
+        """Return the findings that call for a change."""
+        return [finding for finding in self.findings if finding.status == "problem"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """The checks of all workloads of a sweep."""
+
+    schema: str = SCHEMA
+    sweep: str  # its name
+    at: Annotated[float, Between(0)]  # when the last check ended, seconds since the epoch
+    workloads: Sequence[WorkloadReport]  # in the order of the sweep
+
+    @property
+    def problem_count(self) -> int:
+        """Return how many problems there are in all."""
+        return sum(len(workload.problems) for workload in self.workloads)
+
+
+def write_preflight(path: Path, preflight: Preflight) -> None:
+    """Write a pre-flight, sealed."""
+    write_atomically(path, sealed_text(asdict(preflight)))
+
+
+def read_preflight(path: Path) -> Preflight | None:
+    """Read a pre-flight, None where there is no file; raises BadFile."""
+    if not path.exists():
+        return None
+    return decode_file(Preflight, path, REPORT_FORMAT)
+
+
+def write_checks(path: Path, report: WorkloadReport) -> None:
+    """Write what a rank has checked, sealed."""
+    write_atomically(path, sealed_text(asdict(report)), durable=False)
+
+
+def read_checks(path: Path) -> WorkloadReport:
+    """Read what a rank has checked; raises BadFile."""
+    return decode_file(WorkloadReport, path, CHECKS_FORMAT)

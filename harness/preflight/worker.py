@@ -1,0 +1,49 @@
+"""The process that examines one workload.
+
+Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
+FOLDER/trial.json and leaves FOLDER/checks.json besides its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.core.processes import die_with_parent, end_process
+from harness.training.interruption import block_signal
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+    block_signal()  # before NumPy starts threads
+
+from harness.core.paths import TrialFolder
+from harness.preflight.examination import examine
+from harness.preflight.report import write_checks
+from harness.records.record import RankResult
+from harness.training import worker
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+
+CHECKS_FILE = "checks.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine one workload, and return the process's exit code as `worker.main` does."""
+    return worker.main(arguments, examine_workload)
+
+
+def examine_workload(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Write what the checks have found out; return a result without measurements."""
+    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        workload = worker.load_workload(assignment)
+        cell = assignment.trial.cell
+        report = examine(
+            cell.workload.label, workload, cell.axes, assignment.trial.seed, mesh.device
+        )
+    write_checks(folder.path / CHECKS_FILE, report)
+    return entered
+
+
+if __name__ == "__main__":
+    end_process(main())  # at once, as `harness.training.worker` does

@@ -1,0 +1,374 @@
+"""What a pre-flight finds: each mistake that is planted, by its name, and nothing in sound workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, Optimizer
+
+from harness.preflight.examination import FURTHER, REHEARSED, REQUIRED, examine
+from harness.preflight.report import WorkloadReport
+from harness.records.assignment import Assignment
+from harness.spec.axes import Axes
+from harness.spec.cell import Trial
+from harness.spec.sweep import load_sweep, ready_sweeps
+from harness.training.worker import load_workload
+from workloads import Classifier, Settings, Splits, Target, TensorSamples
+from workloads.base import Batch
+
+FEATURES, CLASSES, SAMPLES = 12, 5, 320
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Two layers with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(FEATURES, 64)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = self.dropout(functional.relu(self.body(inputs)))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def make_samples() -> tuple[Tensor, Tensor]:
+    """Return inputs float32 (SAMPLES, FEATURES) and labels that a linear model gives them."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return inputs, (inputs @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+
+
+class Sound(Classifier):
+    """A classifier without a mistake; its subclasses have one each."""
+
+    batch_size = 32
+
+    def splits(self) -> Splits:
+        inputs, labels = self.samples()
+        cut = SAMPLES * 3 // 4
+        return Splits(
+            TensorSamples((inputs[:cut], labels[:cut])), TensorSamples((inputs[cut:], labels[cut:]))
+        )
+
+    def samples(self) -> tuple[Tensor, Tensor]:
+        return make_samples()
+
+    def build_model(self) -> nn.Module:
+        return Net()
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return Adam(model.parameters(), lr=1e-2)
+
+    def flops_per_sample(self) -> float:
+        return 6.0 * FEATURES * 64
+
+
+class OrderedSamples(TensorSamples):
+    """Samples that come in their own order, whichever are asked for."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        return super().batch(sorted(indices))
+
+
+class ForgottenShuffling(Sound):
+    def splits(self) -> Splits:
+        sound = super().splits()
+        assert isinstance(sound.train, TensorSamples)
+        return replace(sound, train=OrderedSamples(sound.train.tensors))
+
+
+class NotANumber(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        inputs[7, 3] = float("nan")
+        return inputs, labels
+
+
+class SameTestSet(Sound):
+    def splits(self) -> Splits:
+        train = super().splits().train
+        return Splits(train, train)
+
+
+class LabelsFromOne(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        return inputs, labels + 1
+
+
+class RareLabelOutOfRange(Sound):
+    """The label that does not fit is in none of the batches that other checks use."""
+
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        labels[-1] = CLASSES
+        return inputs, labels
+
+
+class WholeNumbersAsInputs(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        return (inputs * 50).clamp(0, 255).to(torch.uint8), labels
+
+
+class ShortLabels(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        return inputs, labels.int()
+
+
+class HiddenLayers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [nn.Linear(64, 64)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks[0](functional.relu(self.body(inputs))))
+        return logits
+
+
+class TensorsOnTheCPU(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.scale
+
+
+class Views(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.view(len(inputs), -1))
+
+
+class ViewOfImages(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        return inputs.reshape(SAMPLES, 3, -1), labels
+
+    def build_model(self) -> nn.Module:
+        return Views()
+
+
+class MixedSamples(Net):
+    """Attends over the samples of a batch instead of over features."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits = super().forward(inputs)
+        return logits - logits.mean(0) + logits.sum(0) * 0.1
+
+
+class DropoutInEvaluation(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.dropout(super().forward(inputs), 0.3)
+
+
+class NormInTrainingMode(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.norm.train()
+        return super().forward(self.norm(inputs))
+
+
+class TwoSoftmaxes(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).softmax(dim=1)
+
+
+class LargeHead(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.normal_(self.head.weight, std=20.0)
+
+
+class Unused(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(64, 64)
+
+
+class Deep(nn.Module):
+    """Sixteen layers between input and logits."""
+
+    def __init__(self, activation: type[nn.Module], gain: float) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(FEATURES, 32)]
+        for _ in range(15):
+            layers += [activation(), nn.Linear(32, 32)]
+        self.layers = nn.Sequential(*layers, nn.Linear(32, CLASSES))
+        with torch.no_grad():
+            for parameter in self.layers[:-1].parameters():
+                parameter.mul_(gain)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs)
+        return logits
+
+
+class DeadUnits(Net):
+    """Its ReLUs are off for every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.body.bias, -100.0)
+
+
+class ForgetfulAdam(Adam):
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget to clear the gradients."""
+
+
+def with_model(build: Any) -> type[Sound]:
+    """Return a sound workload but for its model."""
+
+    class WithModel(Sound):
+        def build_model(self) -> nn.Module:
+            model: nn.Module = build()
+            return model
+
+    return WithModel
+
+
+class LossInEvaluationMode(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model.eval(), batch)
+
+
+class SummedLoss(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+class LossPerSample(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+class InfiniteLoss(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch) - torch.log(torch.zeros(()))
+
+
+class DetachedLoss(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(model(batch[0]).detach(), batch[1])
+
+
+class HalfAnOptimizer(Sound):
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return Adam(list(model.parameters())[:2], lr=1e-2)
+
+
+class OptimizerOfAnotherModel(Sound):
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return Adam([*model.parameters(), *Net().parameters()], lr=1e-2)
+
+
+class GradientsThatPileUp(Sound):
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return ForgetfulAdam(model.parameters(), lr=1e-2)
+
+
+class TooSlow(Sound):
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=1e-7)
+
+
+class ShuffledLabels(Sound):
+    """Every loss sees other labels, so there is nothing to learn."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        labels = batch[1][torch.randperm(len(batch[1]))]
+        return super().loss(model, (batch[0], labels))
+
+
+class WrongDirection(Sound):
+    target = Target("test_loss", higher_is_better=True)
+
+
+# Each mistake, with the check that names it and a part of what is said.
+PLANTED: dict[str, tuple[type[Sound], str, str]] = {
+    "shuffling forgotten": (ForgottenShuffling, "indices", "in reverse"),
+    "NaN among the inputs": (NotANumber, "finite samples", "1 of 320 samples"),
+    "train and test coincide": (SameTestSet, "split", "240 of 240 test samples"),
+    "labels from 1": (LabelsFromOne, "loss", "out of bounds"),
+    "a rare label out of range": (RareLabelOutOfRange, "labels", "1 of 320 labels"),
+    "integer inputs": (WholeNumbersAsInputs, "loss", "must have the same dtype"),
+    "int32 labels": (ShortLabels, "loss", "Long"),
+    "a list of layers": (with_model(HiddenLayers), "layers", "blocks"),
+    "a device mismatch": (with_model(TensorsOnTheCPU), "device", "stay on the CPU"),
+    "view of what is not contiguous": (ViewOfImages, "layout", "view size"),
+    "samples that see each other": (with_model(MixedSamples), "independence", "other samples"),
+    "dropout in evaluation": (with_model(DropoutInEvaluation), "evaluation", "differ"),
+    "batch norm in training mode": (with_model(NormInTrainingMode), "evaluation", "running_mean"),
+    "the loss switches to evaluation": (LossInEvaluationMode, "training mode", "the model"),
+    "two softmaxes": (with_model(TwoSoftmaxes), "logits", "probabilities"),
+    "a large head": (with_model(LargeHead), "start", "a guess among 5 classes"),
+    "a summed loss": (SummedLoss, "mean loss", "twice the loss"),
+    "a loss for each sample": (LossPerSample, "loss", "shape (8,)"),
+    "an infinite loss": (InfiniteLoss, "loss", "inf"),
+    "a detached loss": (DetachedLoss, "loss", "no gradient"),
+    "unused parameters": (with_model(Unused), "gradients", "spare.weight, spare.bias"),
+    "vanishing gradients": (with_model(lambda: Deep(nn.Sigmoid, 1.0)), "gradients", "vanish"),
+    "exploding gradients": (with_model(lambda: Deep(nn.Identity, 12.0)), "gradients", "explode"),
+    "dead units": (with_model(DeadUnits), "reach", "body.weight, body.bias"),
+    "half of the parameters": (HalfAnOptimizer, "optimizer", "head.weight"),
+    "parameters of another model": (OptimizerOfAnotherModel, "optimizer", "not the model's"),
+    "zero_grad forgotten": (GradientsThatPileUp, "optimizer", "zero_grad()"),
+    "a learning rate that is too small": (TooSlow, "one batch", "Adam at 0.001"),
+    "nothing to learn": (ShuffledLabels, "one batch", "goes from"),
+    "a metric of the wrong direction": (WrongDirection, "direction", "while the batch is learned"),
+}
+
+
+def examine_class(workload_class: type[Sound], seed: int = 0) -> WorkloadReport:
+    """Examine a workload of this module in this process."""
+    workload = workload_class(Settings(), Settings())
+    return examine("planted", workload, Axes(batch_size=32), seed, CPU)
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_planted_mistake_is_named(mistake: str) -> None:
+    workload_class, check, text = PLANTED[mistake]
+    problems = {finding.check: finding for finding in examine_class(workload_class).problems}
+    assert check in problems
+    assert text in problems[check].measured
+    assert problems[check].advice
+
+
+def test_every_check_is_seen_to_find_a_mistake() -> None:
+    assert {check for _, check, _ in PLANTED.values()} == {*REQUIRED, *FURTHER, *REHEARSED}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_found_in_a_sound_workload(seed: int) -> None:
+    report = examine_class(Sound, seed)
+    assert report.problems == []
+    assert [norms.name for norms in report.norms] == [
+        "body.weight", "body.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("label", ["mlp", "cnn", "distilbert"])
+def test_nothing_is_found_in_what_is_built_in(label: str) -> None:
+    sweep = load_sweep(ready_sweeps()["quickstart"])
+    cell = next(cell for cell in sweep.cells if cell.workload.label == label)
+    workload = load_workload(
+        Assignment(trial=Trial(cell=cell, seed=0), base_folder=str(sweep.base_folder))
+    )
+    report = examine(label, workload, cell.axes, 0, CPU)
+    assert report.problems == []
+    assert [finding.check for finding in report.findings if finding.status == "skipped"] == []
