@@ -188,7 +188,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     check_across(axes, AXES, "--by")
     groups: dict[str, list[CellResult]] = {}
     for cell in side.cells:
-        groups.setdefault(_matching_key(cell.cell, axes), []).append(cell)
+        groups.setdefault(matching_key(cell.cell, axes), []).append(cell)
     matches = []
     for reference, *other_cells in groups.values():
         for cell in other_cells:
@@ -213,7 +213,7 @@ def _comparable_axes(side: Side) -> list[str]:
     """
     groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
     for result in side.cells:
-        groups.setdefault(_matching_key(result.cell, tuple(AXES)), []).append(result.cell)
+        groups.setdefault(matching_key(result.cell, tuple(AXES)), []).append(result.cell)
     sets_of_axes: set[frozenset[str]] = set()
     for cells in groups.values():
         for cell, other in itertools.combinations(cells, 2):
@@ -243,7 +243,7 @@ def against_first(side: Side) -> Comparison | None:
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    workloads = {_matching_key(cell.cell, tuple(AXES)) for cell in measured_first}
+    workloads = {matching_key(cell.cell, tuple(AXES)) for cell in measured_first}
     if len(workloads) == len(measured_first):
         return None
     ordered = Side(name=side.name, cells=measured_first)
@@ -277,7 +277,7 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _matching_key(cell: Cell, across: Sequence[str]) -> str:
+def matching_key(cell: Cell, across: Sequence[str]) -> str:
     """Return text that is equal for cells which differ in nothing but `across`."""
     settings = identity_settings(cell)
     for name in across:
@@ -309,10 +309,10 @@ def match_cells(
 
 
 def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
-    """Return the cells of a side by `_matching_key`; raises BadInput if two have the same."""
+    """Return the cells of a side by `matching_key`; raises BadInput if two have the same."""
     by_key: dict[str, CellResult] = {}
     for cell in side.cells:
-        same = by_key.setdefault(_matching_key(cell.cell, across), cell)
+        same = by_key.setdefault(matching_key(cell.cell, across), cell)
         if same is not cell:
             raise BadInput(
                 f"--across {','.join(across)}: {side.name} has {same.cell.label} and"

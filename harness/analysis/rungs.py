@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from harness.core.errors import BadInput, did_you_mean
 from harness.records.series import Numbers
 
 Rung = Literal["bitwise", "ulp", "fp64", "equivalent", "different"]
@@ -38,6 +39,14 @@ UNSIGNED: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32, 8: 
 def at_least(rung: Rung, demanded: Rung) -> bool:
     """Return whether a rung is the demanded one or one that is more alike."""
     return RUNGS.index(rung) <= RUNGS.index(demanded)
+
+
+def parse_rung(option: str, text: str) -> Rung:
+    """Return the rung that an option names; raises BadInput for a word that is none."""
+    for rung in RUNGS:
+        if rung == text:
+            return rung
+    raise BadInput(f"{option}: found {text!r}; {did_you_mean(text, RUNGS)}")
 
 
 def lowest(rungs: Sequence[Rung]) -> Rung:

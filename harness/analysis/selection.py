@@ -109,6 +109,19 @@ def find(results: Results, name: str, recall: Recall | None = None) -> Named:
     return named
 
 
+def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
+    """Return the cells of a sweep with what their trials have recorded; nothing if it never ran.
+
+    Raises BadInput for a record that can't be read.
+    """
+    if not results.sweep_folder(sweep_name).spec_path.exists():
+        return []
+    recorded = read_recorded_sweep(results, sweep_name)
+    if recorded.unreadable:
+        raise BadInput(recorded.unreadable[0])
+    return aggregate(recorded.records)
+
+
 def _records_of_cell(results: Results, name: str) -> Named:
     """Return the records of a cell or of a trial, named alone or as SWEEP/NAME.
 

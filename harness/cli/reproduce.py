@@ -1,4 +1,4 @@
-"""Defines the commands about reproducing: `harness diff` and `harness reproduce`."""
+"""Defines the commands about reproducing: `harness diff`, `parity` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -102,6 +102,103 @@ def diff(
         raise typer.Exit(1)
 
 
+@app.command(
+    epilog=examples(
+        "harness parity quickstart",
+        "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
+        "harness parity nightly.yaml --at-least fp64 --json",
+    )
+)
+def parity(
+    sweep: SweepArgument,
+    reference: Annotated[
+        str,
+        typer.Option(
+            "--reference",
+            metavar="AXIS=VALUE[,…]",
+            help="The settings of the cell that the others of its workload are held against."
+            "  [default: the first]",
+        ),
+    ] = "",
+    lowest: Annotated[
+        str,
+        typer.Option("--at-least", metavar="RUNG", help="The lowest rung that is no failure."),
+    ] = "equivalent",
+    max_ulp: Annotated[
+        int, typer.Option("--max-ulp", min=0, help="How far apart elements of the rung ulp may be.")
+    ] = 4,
+    margin: Annotated[
+        float,
+        typer.Option(
+            "--accuracy-margin",
+            min=0.0,
+            metavar="X",
+            help="The smallest change of the target metric that matters, in the metric's unit.",
+        ),
+    ] = 0.01,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="The seed of all runs.  [default: the sweep's first]"),
+    ] = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show how alike the cells of a sweep compute, each held against a reference.
+
+    Runs each cell once, unmeasured, and the reference three times: as it is, once more as a control,
+    and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats apart; fp64, as close to the
+    run in fp64 as the reference is; equivalent, by the target metric of recorded seeds; different.
+    Cells with another batch size, learning rate, optimizer or gradient limit are meant to differ, and
+    are only compared with each other. The result stays in the sweep's folder, for `harness show`,
+    the report and MLflow.
+
+    Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
+    told of one.
+    """
+    import shutil
+    import tempfile
+
+    from harness.analysis.parity import write_parity
+    from harness.analysis.rungs import parse_rung
+    from harness.analysis.selection import recorded_results
+    from harness.core.paths import Results
+    from harness.render.terminal import parity as view
+    from harness.render.terminal.console import TerminalConsole
+    from harness.reproduce.parity import plan_parity
+    from harness.reproduce.tracing import Tracer
+
+    rung = parse_rung("--at-least", lowest)
+    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    check_launcher(cluster, profile, "torchrun")
+    plan = plan_parity(loaded, reference)
+    results_folder = Results(results)
+    recorded = recorded_results(results_folder, loaded.name)
+    console = TerminalConsole(stderr=True)
+    folder = Path(tempfile.mkdtemp(prefix="harness-parity-"))
+    with console.status("") as status:
+        tracer = Tracer(folder, profile, loaded.timeout, status.update)
+        measured = view.run(
+            loaded,
+            plan,
+            tracer,
+            recorded,
+            seed=loaded.seeds[0] if seed is None else seed,
+            max_ulp=max_ulp,
+            margin=margin,
+        )
+    if not any(cell.failure for cell in measured.cells):
+        shutil.rmtree(folder)  # otherwise it has the logs that errors name
+    write_parity(results_folder.sweep_folder(loaded.name), measured)
+    if as_json:
+        view.print_json(measured)
+    else:
+        view.show_parity(TerminalConsole(), measured)
+    raise typer.Exit(measured.exit_code(rung))
+
+
 def _choose_cells(sweep: Sweep, a: str, b: str) -> tuple[Cell, Cell]:
     """Return the two cells to compare; raises BadInput."""
     if not a and not b:
@@ -118,9 +215,11 @@ def _choose_cells(sweep: Sweep, a: str, b: str) -> tuple[Cell, Cell]:
 
 def _find_cell(sweep: Sweep, name: str) -> Cell:
     """Return the only cell that a name stands for; raises BadInput for none and for several."""
+    from harness.spec.cell import has_settings
+
     matching = []
     for cell in sweep.cells:
-        if cell.id.startswith(name) or _has_settings(cell, name):
+        if cell.id.startswith(name) or has_settings(cell, name):
             matching.append(cell)
     if len(matching) == 1:
         return matching[0]
@@ -130,21 +229,6 @@ def _find_cell(sweep: Sweep, name: str) -> Cell:
         f"{sweep.source}: CELL: {name!r} names {count}; allowed: the start of one id ({listed}) or"
         " settings of one, such as strategy=ddp,workload=mlp"
     )
-
-
-def _has_settings(cell: Cell, text: str) -> bool:
-    """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
-    if "=" not in text:
-        return False
-    for setting in text.split(","):
-        name, _, value = setting.partition("=")
-        if name.strip() == "workload":
-            actual = cell.workload.label
-        else:
-            actual = str(getattr(cell.axes, name.strip(), None))
-        if actual != value.strip():
-            return False
-    return True
 
 
 @app.command(

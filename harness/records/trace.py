@@ -80,6 +80,7 @@ class Recording:
     tensors: bool = True  # whether each tensor has a mark of its own, or all of a moment one
     values: bool = False  # whether the tensors themselves are kept, of the last step
     parameter_steps: Sequence[int] = ()  # after which rank 0 keeps the parameters
+    snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
 
     def includes(self, step: int) -> bool:
         """Return whether a step, counted from 1, is recorded."""

@@ -48,13 +48,14 @@ class Comparison:
     divergence: Divergence | None  # None: all that was compared is the same
 
 
-def compare(a: Traces, b: Traces) -> Comparison:
+def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
     """Compare the traces of two trials.
 
     With the same number of ranks, each rank is compared with its counterpart. With another number,
-    ranks have other samples, so only what is the trial's as a whole is compared, at rank 0.
+    ranks have other samples, so only what is the trial's as a whole is compared, at rank 0. With
+    `global_only`, this is so in any case: for trials whose ranks cut their batches differently.
     """
-    if len(a) != len(b):
+    if global_only or len(a) != len(b):
         a, b = _global_part(a), _global_part(b)
     compared = only_a = only_b = 0
     differing: list[RankMark] = []

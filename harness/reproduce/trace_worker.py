@@ -19,6 +19,7 @@ if __name__ == "__main__":
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
 from harness.records.trace import read_recording, trace_path
+from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training import worker
 from harness.training.build import build_trial
 from harness.training.ranks import Ranks
@@ -41,7 +42,8 @@ def trace_rank(
         workload = worker.load_workload(assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
         path = trace_path(folder.path, ranks.rank)
-        with Recorder(parts, state, recording, path) as recorder:
+        recorder_class = SnapshotRecorder if recording.snapshots else Recorder
+        with recorder_class(parts, state, recording, path) as recorder:
             trainer = Trainer(parts, state, recorder)
             trainer.run(min(recording.last_step, parts.total_steps))
         del parts, trainer, recorder  # the process group ends after them

@@ -47,7 +47,6 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
             largest_absolute=None,
             largest_relative=None,
         )
-    bits_a, bits_b = _bits(a), _bits(b)
     largest_ulp = None
     if a.dtype in INTEGERS:
         largest_ulp = ulp_distance(a, b)
@@ -57,11 +56,16 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
     return TensorDifference(
         at=at,
         elements=a.numel(),
-        differing=int((bits_a != bits_b).any(dim=1).sum()),
+        differing=differing_elements(a, b),
         largest_ulp=largest_ulp,
         largest_absolute=float(gap.max()),
         largest_relative=float((gap / scale).max()),
     )
+
+
+def differing_elements(a: Tensor, b: Tensor) -> int:
+    """Return how many elements of two tensors of one type and shape have other bits."""
+    return int((_bits(a) != _bits(b)).any(dim=1).sum())
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> int:
@@ -77,7 +81,13 @@ def ulp_distance(a: Tensor, b: Tensor) -> int:
         integers = tensor.contiguous().reshape(-1).view(integer_type).long()
         lowest = torch.iinfo(integer_type).min
         ordered.append(torch.where(integers < 0, lowest - integers, integers))
-    return int((ordered[0] - ordered[1]).abs().max())
+    first, second = ordered
+    gaps = (first - second).abs()
+    # Between fp64 values of other signs there may be more floats than int64 can count.
+    largest = torch.iinfo(torch.int64).max
+    is_beyond = ((first < 0) != (second < 0)) & (first.abs() > largest - second.abs())
+    gaps[is_beyond] = largest
+    return int(gaps.max())
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -463,6 +463,17 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _deterministic_autotuning,
     _optimizer_without_rate,
 )
+# The axes that change what is computed, where the others only change how. Cells that differ in one of
+# these are not meant to train the same.
+RECIPE_AXES = (
+    "batch_size",
+    "max_grad_norm",
+    "optimizer",
+    "lr",
+    "lr_scaling",
+    "lr_schedule",
+    "lr_warmup",
+)
 # The value of an axis that does nothing on a CPU. Not a conflict of the axes: a sweep is planned on
 # machines without a GPU, for a cluster that has them.
 GPU_SETTINGS = {

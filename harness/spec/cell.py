@@ -191,6 +191,24 @@ class Cell:
         return " ".join(parts)
 
 
+def has_settings(cell: Cell, text: str) -> bool:
+    """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`.
+
+    Values are compared as text, as Python prints them; `workload` is the sweep's name for it.
+    """
+    if "=" not in text:
+        return False
+    for setting in text.split(","):
+        name, _, value = setting.partition("=")
+        if name.strip() == "workload":
+            actual = cell.workload.label
+        else:
+            actual = str(getattr(cell.axes, name.strip(), None))
+        if actual != value.strip():
+            return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One execution of a cell."""

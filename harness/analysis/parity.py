@@ -1,0 +1,257 @@
+"""The parity of a sweep: how alike each of its cells is to a reference, and why not more.
+
+`harness.reproduce.parity` measures it, by running cells again; it is kept in the sweep's folder as
+`parity.json`. What the seeds say about the target metric comes from the sweep's records, and is
+brought up to date whenever the file is read: more seeds may have been recorded since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from harness.analysis.distance import SeedsShow, TensorDistance, assign_rung, worst_distance
+from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
+from harness.analysis.result import CellResult
+from harness.analysis.rungs import MAX_ULP, Rung, at_least
+from harness.core.paths import SweepFolder, write_atomically
+from harness.records.checks import Amount, Moment, Number, Ordinal
+from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
+from harness.spec.cell import Cell
+from harness.statistics.equivalence import Equivalence, equivalence
+from harness.statistics.verdict import Verdict, judge
+
+SCHEMA = "1.0"
+PARITY_FORMAT = FileFormat(
+    name="parity of a sweep",
+    schema=SCHEMA,
+    remedy="harness parity measures it again",
+    sealed_since=0,
+)
+# The rungs that tensors decide; below them, seeds do.
+TENSOR_RUNGS: tuple[Rung, ...] = ("bitwise", "ulp", "fp64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstDifference:
+    """The first moment at which two trials differ."""
+
+    step: Ordinal  # counted from 1
+    phase: str  # one of `harness.records.trace.PHASES`
+    ranks: Sequence[Number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedEvidence:
+    """What the target metric says over seeds."""
+
+    metric: str
+    outcome: Literal["same", "different", "inconclusive"]
+    equivalence: Equivalence  # of the differences by seed, in the metric's unit
+
+    @property
+    def seeds_missing(self) -> int | None:
+        """Return how many more seeds would show equivalence, if there is no true difference.
+
+        With a chance of `POWER`, and at least one more. None where that can't be planned.
+        """
+        needed = self.equivalence.pairs_needed
+        if needed is None:
+            return None
+        return max(1, needed - self.equivalence.pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A cell that others are held against, and how well it can be held against."""
+
+    cell: Cell
+    control: FirstDifference | None  # where a second run of it differs; None: the same bits
+    steps: Sequence[Ordinal]  # after which tensors were kept
+    draws_random: bool  # whether its ranks draw random numbers while they train
+    fp64_problem: str | None  # why nothing is held against a run in fp64; None: it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellParity:
+    """How alike a cell is to its reference."""
+
+    cell: Cell
+    reference: str  # the id of the reference's cell
+    # The axes by which the two are not meant to compute the same. Nothing was compared then.
+    by_design: Sequence[str] = ()
+    failure: str | None = None  # of the run that was to be compared
+    compared: Number = 0  # moments of training and evaluation whose digests were compared
+    first: FirstDifference | None = None  # None: the same bits at all of them
+    causes: Sequence[str] = ()  # what can explain the first difference
+    tensor_rung: Rung | None = None  # that tensors reach; None: none of TENSOR_RUNGS
+    largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so
+    # Of each step with kept tensors that differ, the one that is farthest by the fp64 rule.
+    trajectory: Sequence[TensorDistance] = ()
+    seeds: SeedEvidence | None = None  # None where it is not needed, or nothing is recorded
+
+    @property
+    def rung(self) -> Rung | None:
+        """Return the highest rung that is shown, None where it can't be told."""
+        if self.tensor_rung is not None or self.seeds is None:
+            return self.tensor_rung
+        outcomes: Mapping[str, Rung] = {"same": "equivalent", "different": "different"}
+        return outcomes.get(self.seeds.outcome)
+
+    @property
+    def is_compared(self) -> bool:
+        """Return whether the cell was to be compared, and did run."""
+        return not self.by_design and self.failure is None
+
+    @property
+    def worst(self) -> TensorDistance | None:
+        """Return the tensor that decides the rung; None where none differs."""
+        return worst_distance(self.trajectory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """The parity of a sweep, as `harness parity` has measured it."""
+
+    schema: str = SCHEMA
+    sweep: str
+    seed: Number  # of all runs
+    measured: Moment  # seconds since the epoch
+    max_ulp: Number = MAX_ULP  # of the rung `ulp`
+    margin: Amount = ACCURACY_MARGIN  # of the rung `equivalent`, in the target metric's unit
+    references: Sequence[Reference]
+    cells: Sequence[CellParity]  # all but the references, in the sweep's order
+
+    def of(self, cell: Cell) -> CellParity | None:
+        """Return the parity of a cell, None for a reference and for a cell that was not there."""
+        for parity in self.cells:
+            if parity.cell.id == cell.id:
+                return parity
+        return None
+
+    def is_reference(self, cell: Cell) -> bool:
+        """Return whether other cells are held against this one."""
+        return any(reference.cell.id == cell.id for reference in self.references)
+
+    def reference_of(self, parity: CellParity) -> Reference | None:
+        """Return what a cell is held against; None if it differs by design from all."""
+        for reference in self.references:
+            if reference.cell.id == parity.reference:
+                return reference
+        return None
+
+    def exit_code(self, lowest: Rung) -> int:
+        """Return 0 if all compared cells are on `lowest` or higher, 1 if one is not, else 3.
+
+        3 means that it can't be told of a cell. A cell that failed is not.
+        """
+        answers = {self._reaches(parity, lowest) for parity in self.cells if not parity.by_design}
+        if False in answers:
+            return 1
+        return 3 if None in answers else 0
+
+    def _reaches(self, parity: CellParity, lowest: Rung) -> bool | None:
+        """Return whether a cell is on `lowest` or a higher rung, None where it can't be told."""
+        if parity.failure is not None:
+            return False
+        if parity.rung is not None:
+            return at_least(parity.rung, lowest)
+        reference = self.reference_of(parity)
+        is_fp64_known = reference is not None and reference.fp64_problem is None
+        if lowest in ("bitwise", "ulp") or (lowest == "fp64" and is_fp64_known):
+            return False
+        return None
+
+
+def tensor_rung(
+    *, same_bits: bool, distances: Sequence[TensorDistance], max_ulp: int
+) -> Rung | None:
+    """Return the highest rung that tensors reach, None where they reach none."""
+    return assign_rung(same_bits=same_bits, distances=distances, max_ulp=max_ulp)
+
+
+def worst_by_step(distances: Sequence[TensorDistance]) -> list[TensorDistance]:
+    """Return the tensor that is farthest at each step, without steps at which none differs."""
+    worst = []
+    for step in dict.fromkeys(distance.step for distance in distances):
+        at_step = worst_distance([distance for distance in distances if distance.step == step])
+        if at_step is not None:
+            worst.append(at_step)
+    return worst
+
+
+def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
+    """Return the most floats between two elements of any tensor.
+
+    None without tensors, and where one that differs can't be counted so.
+    """
+    if not distances:
+        return None
+    largest = 0
+    for distance in distances:
+        if distance.differing and distance.largest_ulp is None:
+            return None
+        largest = max(largest, distance.largest_ulp or 0)
+    return largest
+
+
+def with_seeds(parity: Parity, results: Sequence[CellResult]) -> Parity:
+    """Return the parity with what the trials of these cells say about the target metric.
+
+    Only cells whose tensors reach no rung are asked, by pairs of trials with the same seed. A cell is
+    equivalent if TOST shows it at 5%: that all cells of a sweep are is wrong as rarely, however many
+    there are, as every one of them has to be shown (Berger 1982, doi:10.1080/00401706.1982.10487790).
+    That a cell differs is corrected for their number, so that a false "different" is as rare.
+    """
+    by_cell = {result.cell.id: result for result in results}
+    verdicts = _verdicts(parity, by_cell)
+    cells = []
+    for cell in parity.cells:
+        verdict = verdicts.get(cell.cell.id)
+        cells.append(replace(cell, seeds=_seed_evidence(verdict, parity.margin)))
+    return replace(parity, cells=cells)
+
+
+def _verdicts(parity: Parity, by_cell: Mapping[str, CellResult]) -> dict[str, Verdict]:
+    """Return the verdict on the target metric of each cell that seeds decide, by its id."""
+    questions = {}
+    for cell in parity.cells:
+        result, reference = by_cell.get(cell.cell.id), by_cell.get(cell.reference)
+        if cell.tensor_rung is not None or not cell.is_compared:
+            continue
+        if result is None or reference is None:
+            continue
+        difference = metric_difference(reference, result, parity.margin)
+        if difference is not None and difference.question.estimate.paired:
+            questions[cell.cell.id] = difference.question
+    return dict(zip(questions, judge(list(questions.values())), strict=True))
+
+
+def _seed_evidence(verdict: Verdict | None, margin: float) -> SeedEvidence | None:
+    """Return what seeds say about a cell; None of no verdict."""
+    if verdict is None:
+        return None
+    shown = equivalence(verdict.estimate, margin)
+    outcome: SeedsShow | Literal["inconclusive"] = "inconclusive"
+    if shown.is_shown:
+        outcome = "same"
+    elif verdict.outcome in ("better", "worse"):
+        outcome = "different"
+    return SeedEvidence(metric=verdict.metric.name, outcome=outcome, equivalence=shown)
+
+
+def write_parity(folder: SweepFolder, parity: Parity) -> None:
+    """Write the parity into the sweep's folder, sealed."""
+    write_atomically(folder.parity_path, sealed_text(asdict(parity)))
+
+
+def read_parity(folder: SweepFolder) -> Parity | None:
+    """Return the parity of a sweep, None where it was not measured.
+
+    Raises BadFile for a file that is damaged, was changed or is of another major schema.
+    """
+    if not folder.parity_path.exists():
+        return None
+    return decode_file(Parity, folder.parity_path, PARITY_FORMAT)

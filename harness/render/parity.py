@@ -1,0 +1,109 @@
+"""Texts about the parity of a sweep's cells, for the terminal, the report and MLflow."""
+
+from __future__ import annotations
+
+from harness.analysis.distance import TensorDistance
+from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
+from harness.render.format import MISSING, counted
+
+UNKNOWN = "can't tell"
+COLUMNS = ("cell", "rung", "they part in", "likely cause", "error", "over seeds")
+
+
+def rung_label(cell: CellParity) -> str:
+    """Return the rung of a cell: `bitwise`, `≤ 3 ULP`, `fp64`, …, or why it has none."""
+    if cell.failure is not None:
+        return "failed"
+    if cell.by_design:
+        return "by design"
+    if cell.rung == "ulp":
+        return f"≤ {cell.largest_ulp} ULP"
+    return cell.rung or UNKNOWN
+
+
+def rung_look(cell: CellParity) -> str:
+    """Return how a rung looks: better, same, worse, failed, or open where it can't be told."""
+    if cell.failure is not None:
+        return "failed"
+    if cell.rung in ("bitwise", "ulp", "fp64"):
+        return "better"
+    if cell.rung == "equivalent":
+        return "same"
+    return "worse" if cell.rung == "different" else "open"
+
+
+def parting(first: FirstDifference | None) -> str:
+    """Return where two trials part: `step 2, all-reduce`."""
+    if first is None:
+        return MISSING
+    return f"step {first.step}, {first.phase}"
+
+
+def causes(cell: CellParity) -> str:
+    """Return what can explain where a cell parts from its reference."""
+    if cell.by_design:
+        return f"other {', '.join(cell.by_design)}"
+    if cell.first is None:
+        return MISSING
+    return " or ".join(cell.causes) or "none of its settings"
+
+
+def error(distance: TensorDistance | None) -> str:
+    """Return a tensor's error as a multiple of the reference's own, both against fp64: `1.2×`."""
+    if distance is None:
+        return MISSING
+    if not distance.is_finite:
+        return "not finite"
+    if distance.error is None or distance.reference_error is None:
+        return MISSING
+    if distance.reference_error == 0:
+        return f"{distance.error:.2g}"
+    return f"{distance.error / distance.reference_error:.3g}×"
+
+
+def over_seeds(cell: CellParity) -> str:
+    """Return what seeds say of a cell, where they are needed: `accuracy +0.0012 ± 0.0030`."""
+    if cell.tensor_rung is not None or not cell.is_compared:
+        return MISSING
+    if cell.seeds is None:
+        return "needs records of 2 seeds or more"
+    evidence = cell.seeds
+    shown = evidence.equivalence
+    seeds = counted(shown.pairs, "seed")
+    difference = f"{evidence.metric} {shown.difference:+.4f} in {seeds}"
+    if shown.min_provable_margin is None:
+        return f"{difference}; needs 1 more at least"
+    provable = f"within {shown.min_provable_margin:.4f} for certain"
+    return f"{difference}, {provable}{_missing_seeds(evidence)}"
+
+
+def _missing_seeds(evidence: SeedEvidence) -> str:
+    """Return how many more seeds would show equivalence, where they could."""
+    if evidence.outcome != "inconclusive":
+        return ""
+    if evidence.seeds_missing is None:
+        return ""
+    return f"; needs about {evidence.seeds_missing} more"
+
+
+def reference_line(reference: Reference) -> str:
+    """Return how well others can be held against a reference."""
+    if reference.control is None:
+        control = "twice the same bits"
+    else:
+        control = f"not deterministic: run twice, it parts in {parting(reference.control)}"
+    if reference.fp64_problem is not None:
+        control += f"; nothing was held against fp64: {reference.fp64_problem}"
+    return control
+
+
+def rule_lines(parity: Parity) -> list[str]:
+    """Return what the rungs mean, with the bounds that were used."""
+    steps = ", ".join(map(str, parity.references[0].steps)) if parity.references else ""
+    return [
+        f"≤ n ULP: no element is more than {parity.max_ulp} floats apart; fp64: no tensor's error"
+        " against a run in fp64 is more than 2 times the reference's (3 times below 1,000 elements);"
+        f" both after steps {steps}",
+        f"equivalent: over seeds, the target metrics differ by less than {parity.margin:g}, shown by"
+        " TOST at 5%",
+    ]

@@ -1,0 +1,118 @@
+"""Shows `harness parity`: the rung of each cell of a sweep, and what is known of why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from harness.analysis.cells import naming_axes
+from harness.analysis.parity import CellParity, Parity, with_seeds
+from harness.analysis.result import CellResult
+from harness.render import format as fmt
+from harness.render import parity as texts
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import make_table
+from harness.render.terminal.table import show as show_table
+from harness.reproduce.parity import Plan, measure_parity
+from harness.reproduce.tracing import Tracer
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
+
+STYLES = {"better": "green", "same": "green", "worse": "red", "failed": "red", "open": "yellow"}
+
+
+def run(
+    sweep: Sweep,
+    plan: Plan,
+    tracer: Tracer,
+    results: Sequence[CellResult],
+    *,
+    seed: int,
+    max_ulp: int,
+    margin: float,
+) -> Parity:
+    """Measure the parity of a sweep, with a line for each cell; `results` are the recorded ones.
+
+    Raises HarnessError if a reference fails.
+    """
+    console = TerminalConsole(stderr=True)
+
+    def report_cell(cell: CellParity) -> None:
+        label = escape(cell.cell.label)
+        console.print(f"{label}: {texts.rung_label(cell)}", soft_wrap=True)
+
+    measured = measure_parity(
+        sweep,
+        plan,
+        tracer,
+        seed=seed,
+        max_ulp=max_ulp,
+        margin=margin,
+        on_cell=report_cell,
+    )
+    return with_seeds(measured, results)
+
+
+def show_parity(console: Console, parity: Parity) -> None:
+    """Print a table for each reference, with the cells that were held against it."""
+    cells = [reference.cell for reference in parity.references]
+    cells += [cell.cell for cell in parity.cells]
+    workloads = dict.fromkeys(cell.workload.label for cell in cells)
+    for workload in workloads:
+        of_workload = [cell for cell in cells if cell.workload.label == workload]
+        _show_workload(console, parity, workload, naming_axes(of_workload))
+    for line in texts.rule_lines(parity):
+        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+
+
+def _show_workload(console: Console, parity: Parity, workload: str, axes: Sequence[str]) -> None:
+    """Print the table of a workload, whose cells are named by `axes`."""
+
+    def name_of(cell: Cell) -> str:
+        return fmt.cell_name(cell, axes) or cell.label
+
+    for reference in parity.references:
+        if reference.cell.workload.label != workload:
+            continue
+        line = f"{workload} against {name_of(reference.cell)}, {texts.reference_line(reference)}"
+        console.print(escape(line), soft_wrap=True)
+        table = make_table(texts.COLUMNS, ["error"])
+        for cell in parity.cells:
+            if cell.reference == reference.cell.id:
+                table.add_row(name_of(cell.cell), *row(cell))
+        show_table(console, table)
+        console.print()
+    for cell in parity.cells:
+        if cell.cell.workload.label == workload and cell.failure is not None:
+            line = f"{name_of(cell.cell)} failed: {cell.failure}"
+            console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
+
+
+def row(cell: CellParity) -> list[str | Text]:
+    """Return the columns of a cell after its name."""
+    return [
+        Text(texts.rung_label(cell), style=STYLES[texts.rung_look(cell)]),
+        texts.parting(cell.first),
+        texts.causes(cell),
+        texts.error(cell.worst),
+        texts.over_seeds(cell),
+    ]
+
+
+def to_json(parity: Parity) -> dict[str, Any]:
+    """Return the parity as JSON can hold it, with each cell's id and rung."""
+    content = asdict(parity)
+    for entry, cell in zip(content["cells"], parity.cells, strict=True):
+        entry["id"], entry["rung"] = cell.cell.id, cell.rung
+    return content
+
+
+def print_json(parity: Parity) -> None:
+    """Print the parity as JSON."""
+    print(json.dumps(to_json(parity), indent=1, default=str))

@@ -1,0 +1,257 @@
+"""Measures the parity of a sweep: runs every cell unmeasured, and holds it against a reference.
+
+Of each reference there are three runs: one that the others are held against, one more as a control,
+which has to compute the same bits, and one in fp64, which shows how large rounding errors are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.analysis.compare import matching_key
+from harness.analysis.parity import (
+    CellParity,
+    FirstDifference,
+    Parity,
+    Reference,
+    largest_ulp,
+    tensor_rung,
+    worst_by_step,
+)
+from harness.core.errors import BadInput, HarnessError
+from harness.records.trace import Recording
+from harness.reproduce.causes import differing_axes, likely_causes, splits_differently
+from harness.reproduce.divergence import Comparison, Traces, compare
+from harness.reproduce.snapshot import list_snapshots
+from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
+from harness.reproduce.trajectory import distances
+from harness.spec.axes import AXES, RECIPE_AXES
+from harness.spec.cell import Cell, Trial, has_settings
+from harness.spec.sweep import Sweep
+
+# All steps, with one mark a moment.
+WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, every=1, tensors=False, snapshots=True)
+WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Cells that are meant to train the same, and the one that the others are held against."""
+
+    reference: Cell
+    cells: Sequence[Cell]  # without the reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which cells are held against which."""
+
+    groups: Sequence[Group]
+    by_design: Sequence[CellParity]  # cells without a reference that they could be like
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRun:
+    """What a run has left."""
+
+    cell: Cell
+    folder: Path
+    traces: Traces
+
+
+def plan_parity(sweep: Sweep, reference: str) -> Plan:
+    """Return which cells of a sweep are held against which.
+
+    Cells of one workload that differ in no axis of `RECIPE_AXES` are a group. Its reference is the
+    first cell that has the settings of `reference`, such as `strategy=single,precision=fp32`; without
+    any settings, the first. A group in which no cell has them differs by design from all
+    references. Raises BadInput where no cell has them, and where no reference has another cell.
+    """
+    groups: dict[str, list[Cell]] = {}
+    how_axes = [name for name in AXES if name not in RECIPE_AXES]
+    for cell in sweep.cells:
+        key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
+        groups.setdefault(key, []).append(cell)
+    planned, left = [], []
+    for cells in groups.values():
+        matching = [cell for cell in cells if not reference or has_settings(cell, reference)]
+        if matching:
+            others = [cell for cell in cells if cell is not matching[0]]
+            planned.append(Group(reference=matching[0], cells=others))
+        else:
+            left += cells
+    if not planned:
+        raise BadInput(
+            f"--reference: found no cell of {sweep.name} with {reference}; allowed: settings of one,"
+            " such as strategy=single,precision=fp32"
+        )
+    if not any(group.cells for group in planned):
+        raise BadInput(
+            f"{sweep.source}: found no two cells that are meant to train the same; allowed: cells"
+            f" that agree in {', '.join(RECIPE_AXES)}"
+        )
+    return Plan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
+
+
+def _by_design(cell: Cell, groups: Sequence[Group]) -> CellParity:
+    """Return the entry of a cell that differs by design from the reference of its workload."""
+    of_workload = [
+        group for group in groups if group.reference.workload.label == cell.workload.label
+    ]
+    if not of_workload:
+        return CellParity(cell=cell, reference="", by_design=["workload"])
+    reference = of_workload[0].reference
+    axes = [name for name in differing_axes(reference, cell) if name in RECIPE_AXES]
+    return CellParity(cell=cell, reference=reference.id, by_design=axes)
+
+
+def measure_parity(
+    sweep: Sweep,
+    plan: Plan,
+    tracer: Tracer,
+    *,
+    seed: int,
+    max_ulp: int,
+    margin: float,
+    on_cell: Callable[[CellParity], None],
+) -> Parity:
+    """Return the parity of a sweep, without what its seeds say.
+
+    `on_cell` gets each cell as soon as it was compared. Raises HarnessError if a run of a reference
+    fails; of another cell, that is noted.
+    """
+    references: list[Reference] = []
+    by_cell = {parity.cell.id: parity for parity in plan.by_design}
+    for group in plan.groups:
+        if not group.cells:
+            continue
+        ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp)
+        references.append(ladder.reference)
+        for cell in group.cells:
+            by_cell[cell.id] = ladder.place(cell)
+            on_cell(by_cell[cell.id])
+        ladder.close()
+    return Parity(
+        sweep=sweep.name,
+        seed=seed,
+        measured=time.time(),
+        max_ulp=max_ulp,
+        margin=margin,
+        references=references,
+        cells=[by_cell[cell.id] for cell in sweep.cells if cell.id in by_cell],
+    )
+
+
+class _Ladder:
+    """A reference with its runs, against which cells are held one after the other."""
+
+    def __init__(
+        self, tracer: Tracer, base_folder: Path, cell: Cell, seed: int, max_ulp: int
+    ) -> None:
+        """Run the reference, its control and the one in fp64."""
+        self._tracer = tracer
+        self._base_folder = base_folder
+        self._seed = seed
+        self._max_ulp = max_ulp
+        self._run = self._trace("reference", cell, WITH_SNAPSHOTS)
+        control = self._trace("control", cell, WITHOUT_SNAPSHOTS)
+        self._exact, fp64_problem = self._trace_fp64(cell)
+        self.reference = Reference(
+            cell=cell,
+            control=_first_difference(compare(self._run.traces, control.traces)),
+            steps=list(list_snapshots(self._run.folder)),
+            draws_random=_draws_random(self._run.traces),
+            fp64_problem=fp64_problem,
+        )
+        shutil.rmtree(control.folder)
+
+    def close(self) -> None:
+        """Remove what the reference's runs have left."""
+        shutil.rmtree(self._run.folder)
+        if self._exact is not None:
+            shutil.rmtree(self._exact.folder)
+
+    def place(self, cell: Cell) -> CellParity:
+        """Return how alike a cell is to the reference."""
+        try:
+            run = self._trace("cell", cell, WITH_SNAPSHOTS)
+            parity = self._compare(run)
+        except HarnessError as error:
+            return CellParity(cell=cell, reference=self.reference.cell.id, failure=str(error))
+        shutil.rmtree(run.folder)
+        return parity
+
+    def _compare(self, run: TracedRun) -> CellParity:
+        """Return how alike a run is to that of the reference."""
+        reference = self.reference.cell
+        global_only = splits_differently(reference, run.cell)
+        comparison = compare(self._run.traces, run.traces, global_only=global_only)
+        first = _first_difference(comparison)
+        exact_folder = None if self._exact is None else self._exact.folder
+        apart = distances(run.folder, self._run.folder, exact_folder)
+        causes = []
+        if first is not None:
+            draws_random = self.reference.draws_random
+            causes = likely_causes(reference, run.cell, first.phase, draws_random=draws_random)
+            if self.reference.control is not None:
+                causes.append("not deterministic")
+        return CellParity(
+            cell=run.cell,
+            reference=reference.id,
+            compared=comparison.compared,
+            first=first,
+            causes=causes,
+            tensor_rung=tensor_rung(
+                same_bits=first is None, distances=apart, max_ulp=self._max_ulp
+            ),
+            largest_ulp=largest_ulp(apart),
+            trajectory=worst_by_step(apart),
+        )
+
+    def _trace(self, name: str, cell: Cell, recording: Recording) -> TracedRun:
+        """Run a cell and return what it has left; raises HarnessError if it fails."""
+        trial = Trial(cell=cell, seed=self._seed)
+        traced = TracedTrial(trial=trial, base_folder=self._base_folder)
+        folder, traces = self._tracer.trace(name, traced, recording)
+        return TracedRun(cell=cell, folder=folder, traces=traces)
+
+    def _trace_fp64(self, cell: Cell) -> tuple[TracedRun | None, str | None]:
+        """Run a cell in fp64; return the run, or None and why it can't be used.
+
+        It can't if it draws other random numbers: what that changes would pass for rounding errors.
+        """
+        exact_cell = replace(cell, axes=replace(cell.axes, precision="fp64"))
+        try:
+            run = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
+        except HarnessError as error:
+            return None, str(error)
+        if _random_states(run.traces) != _random_states(self._run.traces):
+            shutil.rmtree(run.folder)
+            return None, "it draws other random numbers than the reference"
+        return run, None
+
+
+def _first_difference(comparison: Comparison) -> FirstDifference | None:
+    """Return the first moment at which two trials differ, None if they do not."""
+    divergence = comparison.divergence
+    if divergence is None:
+        return None
+    mark = divergence.first.mark
+    return FirstDifference(step=mark.step, phase=mark.phase, ranks=divergence.ranks)
+
+
+def _random_states(traces: Traces) -> list[list[str]]:
+    """Return the digests of the generators' states before each forward, by rank."""
+    return [[mark.digest for mark in marks if mark.phase == "random"] for marks in traces]
+
+
+def _draws_random(traces: Traces) -> bool:
+    """Return whether a rank's generators have moved from one forward to the next.
+
+    Between the first two only: at the start of an epoch, the loader draws a seed.
+    """
+    return any(len(set(states[:2])) > 1 for states in _random_states(traces))

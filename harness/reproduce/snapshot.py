@@ -1,0 +1,84 @@
+"""Snapshots: the parameters and buffers of a trial at a few steps along its way.
+
+Rank 0 writes one file a step. Steps are spaced evenly on a logarithmic scale, since errors grow the
+fastest at the start, and the last step is always among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.records.trace import Recording
+from harness.training.build import TrialParts
+from harness.training.fingerprint import full_tensor
+from harness.training.recorder import Recorder
+from harness.training.state import TrainingState
+from harness.training.train import Segment
+
+MOST_SNAPSHOTS = 6
+# Of all snapshots of a trial together: 2 GiB in fp32, 4 GiB in fp64.
+MOST_ELEMENTS = 2**29
+
+
+def snapshot_steps(total_steps: int, elements: int) -> list[int]:
+    """Return the steps after which snapshots are taken, ascending, the last one among them.
+
+    `elements` are those of a snapshot; of a large model there are fewer snapshots.
+    """
+    count = min(MOST_SNAPSHOTS, max(1, MOST_ELEMENTS // max(1, elements)))
+    if count == 1:
+        return [total_steps]
+    steps: list[int] = np.unique(np.geomspace(1, total_steps, count).round().astype(int)).tolist()
+    return steps
+
+
+def snapshot_path(folder: Path, step: int) -> Path:
+    """Return where the snapshot after a step is written."""
+    return folder / f"snapshot{step}.safetensors"
+
+
+def list_snapshots(folder: Path) -> dict[int, Path]:
+    """Return the snapshots in a trial's folder by step, ascending."""
+    paths = {}
+    for path in folder.glob("snapshot*.safetensors"):
+        paths[int(path.stem.removeprefix("snapshot"))] = path
+    return dict(sorted(paths.items()))
+
+
+class SnapshotRecorder(Recorder):
+    """Takes snapshots besides the trace."""
+
+    def __init__(
+        self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
+    ) -> None:
+        super().__init__(parts, state, recording, path)
+        elements = sum(tensor.numel() for _, tensor in _named_tensors(parts))
+        self._snapshot_steps = snapshot_steps(parts.total_steps, elements)
+
+    def before_segment(self, state: TrainingState, stop: int) -> int:
+        """Return the next step with a snapshot, if it comes before `stop`."""
+        later = [step for step in self._snapshot_steps if step > state.step]
+        return super().before_segment(state, min([stop, *later]))
+
+    def after_segment(self, state: TrainingState, segment: Segment) -> None:
+        super().after_segment(state, segment)
+        if state.step in self._snapshot_steps:
+            self._take_snapshot(state.step)
+
+    def _take_snapshot(self, step: int) -> None:
+        """Write the unsharded tensors at rank 0; every rank must take part."""
+        tensors = {}
+        for name, tensor in _named_tensors(self._parts):
+            tensors[name] = full_tensor(tensor).contiguous().clone()
+        if self._parts.mesh.ranks.is_rank_0:
+            save_file(tensors, snapshot_path(self._path.parent, step))
+
+
+def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:
+    """Return the parameters and buffers of a model by name."""
+    return [*parts.model.named_parameters(), *parts.model.named_buffers()]

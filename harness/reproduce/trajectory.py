@@ -1,0 +1,107 @@
+"""How far a trial's snapshots are from those of a reference, tensor by tensor.
+
+One tensor is read at a time, so that the memory needed does not grow with the model's depth.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from harness.analysis.distance import TensorDistance
+from harness.core.errors import HarnessError
+from harness.reproduce.snapshot import list_snapshots
+from harness.reproduce.values import INTEGERS, differing_elements, ulp_distance
+
+
+def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorDistance]:
+    """Return the distance of every tensor of every snapshot, in the order of the steps.
+
+    The arguments are folders of trials: the one that is judged, the reference, and the reference in
+    fp64, None without one. Raises HarnessError if they have other steps or other tensors.
+    """
+    snapshots, references = list_snapshots(folder), list_snapshots(reference)
+    if list(snapshots) != list(references):
+        raise HarnessError(
+            f"found snapshots of steps {list(snapshots)}; needed: {list(references)}, as of the"
+            " reference"
+        )
+    found = []
+    for step, path in snapshots.items():
+        exact_path = None if exact is None else list_snapshots(exact)[step]
+        found += _distances_at(step, path, references[step], exact_path)
+    return found
+
+
+def _distances_at(
+    step: int, path: Path, reference_path: Path, exact_path: Path | None
+) -> list[TensorDistance]:
+    """Return the distances of all tensors after one step."""
+    names = tensor_names(path)
+    if names != tensor_names(reference_path):
+        raise HarnessError(f"step {step}: found other tensors than the reference has")
+    found = []
+    for name in names:
+        exact = None if exact_path is None else read_tensor(exact_path, name)
+        tensor, reference = read_tensor(path, name), read_tensor(reference_path, name)
+        found.append(distance(step, name, tensor, reference, exact))
+    return found
+
+
+def distance(
+    step: int, name: str, tensor: Tensor, reference: Tensor, exact: Tensor | None
+) -> TensorDistance:
+    """Return how far a tensor is from the reference's, and both from the one in fp64."""
+    is_alike = tensor.dtype == reference.dtype and tensor.shape == reference.shape
+    differing = differing_elements(tensor, reference) if is_alike else tensor.numel()
+    largest_ulp = None
+    if is_alike and tensor.dtype in INTEGERS and tensor.numel():
+        largest_ulp = ulp_distance(tensor, reference)
+    error = reference_error = scale = None
+    is_finite = True
+    if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
+        error = _finite(_root_mean_square(tensor.double() - exact))
+        is_finite = error is not None
+        reference_error = _finite(_root_mean_square(reference.double() - exact))
+        scale = _finite(_root_mean_square(exact))
+    return TensorDistance(
+        step=step,
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        differing=differing,
+        largest_ulp=largest_ulp,
+        error=error,
+        reference_error=reference_error,
+        scale=scale,
+        is_finite=is_finite,
+    )
+
+
+def _root_mean_square(values: Tensor) -> float:
+    """Return the root of the mean square in fp64, 0 of nothing."""
+    if not values.numel():
+        return 0.0
+    return math.sqrt(float(torch.mean(torch.square(values.double()))))
+
+
+def _finite(value: float) -> float | None:
+    """Return a number, None for NaN and infinity, which JSON can't hold."""
+    return value if math.isfinite(value) else None
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of a snapshot's tensors, sorted."""
+    with safe_open(path, framework="pt") as file:
+        return sorted(file.keys())
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """Return one tensor of a snapshot."""
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
