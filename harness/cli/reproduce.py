@@ -146,14 +146,14 @@ def parity(
     results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
-    """Show how alike the cells of a sweep compute, each held against a reference.
+    """Show how alike the cells of a sweep compute.
 
-    Runs each cell once, unmeasured, and the reference three times: as it is, once more as a control,
-    and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats apart; fp64, as close to the
-    run in fp64 as the reference is; equivalent, by the target metric of recorded seeds; different.
-    Cells with another batch size, learning rate, optimizer or gradient limit are meant to differ, and
-    are only compared with each other. The result stays in the sweep's folder, for `harness show`,
-    the report and MLflow.
+    Runs each cell once, unmeasured, and holds it against a reference, which runs three times: as it
+    is, once more as a control, and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats
+    apart; fp64, as close to the run in fp64 as the reference is; equivalent, by the target metric of
+    recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient
+    limit are meant to differ, and are only compared with each other. The result stays in the sweep's
+    folder, for `harness show`, the report and MLflow.
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.

@@ -16,6 +16,8 @@ def rung_label(cell: CellParity) -> str:
         return "failed"
     if cell.by_design:
         return "by design"
+    if cell.rung == "fp64":
+        return "fp64 rule"
     if cell.rung == "ulp":
         return f"≤ {cell.largest_ulp} ULP"
     return cell.rung or UNKNOWN
@@ -101,7 +103,7 @@ def rule_lines(parity: Parity) -> list[str]:
     """Return what the rungs mean, with the bounds that were used."""
     steps = ", ".join(map(str, parity.references[0].steps)) if parity.references else ""
     return [
-        f"≤ n ULP: no element is more than {parity.max_ulp} floats apart; fp64: no tensor's error"
+        f"≤ n ULP: no element is more than {parity.max_ulp} floats apart; fp64 rule: no tensor's error"
         " against a run in fp64 is more than 2 times the reference's (3 times below 1,000 elements);"
         f" both after steps {steps}",
         f"equivalent: over seeds, the target metrics differ by less than {parity.margin:g}, shown by"

@@ -68,33 +68,39 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
 
     Cells of one workload that differ in no axis of `RECIPE_AXES` are a group. Its reference is the
     first cell that has the settings of `reference`, such as `strategy=single,precision=fp32`; without
-    any settings, the first. A group in which no cell has them differs by design from all
-    references. Raises BadInput where no cell has them, and where no reference has another cell.
+    any settings, the first. A group in which no cell has them, and a cell that is a group by itself,
+    differ by design from the reference of their workload. Raises BadInput where no cell has the
+    settings, and where no reference has another cell.
     """
-    groups: dict[str, list[Cell]] = {}
-    how_axes = [name for name in AXES if name not in RECIPE_AXES]
-    for cell in sweep.cells:
-        key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
-        groups.setdefault(key, []).append(cell)
+    if reference and not any(has_settings(cell, reference) for cell in sweep.cells):
+        raise BadInput(
+            f"--reference: found no cell of {sweep.name} with {reference}; allowed: settings of one,"
+            " such as strategy=single,precision=fp32"
+        )
     planned, left = [], []
-    for cells in groups.values():
+    for cells in _groups_by_recipe(sweep):
         matching = [cell for cell in cells if not reference or has_settings(cell, reference)]
-        if matching:
-            others = [cell for cell in cells if cell is not matching[0]]
+        others = [cell for cell in cells if cell not in matching[:1]]
+        if matching and others:
             planned.append(Group(reference=matching[0], cells=others))
         else:
             left += cells
     if not planned:
         raise BadInput(
-            f"--reference: found no cell of {sweep.name} with {reference}; allowed: settings of one,"
-            " such as strategy=single,precision=fp32"
-        )
-    if not any(group.cells for group in planned):
-        raise BadInput(
             f"{sweep.source}: found no two cells that are meant to train the same; allowed: cells"
             f" that agree in {', '.join(RECIPE_AXES)}"
         )
     return Plan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
+
+
+def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
+    """Return the cells in groups that are meant to train the same."""
+    groups: dict[str, list[Cell]] = {}
+    how_axes = [name for name in AXES if name not in RECIPE_AXES]
+    for cell in sweep.cells:
+        key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
+        groups.setdefault(key, []).append(cell)
+    return list(groups.values())
 
 
 def _by_design(cell: Cell, groups: Sequence[Group]) -> CellParity:
@@ -127,8 +133,6 @@ def measure_parity(
     references: list[Reference] = []
     by_cell = {parity.cell.id: parity for parity in plan.by_design}
     for group in plan.groups:
-        if not group.cells:
-            continue
         ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp)
         references.append(ladder.reference)
         for cell in group.cells:

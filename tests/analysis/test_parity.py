@@ -1,0 +1,162 @@
+"""The parity of a sweep as a model: rungs, exit codes, seeds, and the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.distance import TensorDistance
+from harness.analysis.parity import (
+    CellParity,
+    FirstDifference,
+    Parity,
+    Reference,
+    largest_ulp,
+    read_parity,
+    with_seeds,
+    worst_by_step,
+    write_parity,
+)
+from harness.analysis.rungs import Rung, parse_rung
+from harness.core.errors import BadFile, BadInput
+from harness.core.paths import SweepFolder
+from harness.records.seal import sealed_text
+from tests.factories import make_cell
+from tests.support.results import make_result
+
+REFERENCE = make_cell()
+OTHER = make_cell(strategy="ddp", world_size=2)
+DISTANCE = TensorDistance(
+    step=3,
+    name="weight",
+    dtype="float32",
+    shape=(40, 40),
+    differing=7,
+    largest_ulp=11,
+    error=1e-6,
+    reference_error=1e-6,
+    scale=1.0,
+)
+
+
+def make_parity(**changes: Any) -> Parity:
+    """Return the parity of one cell, which by default only seeds can decide."""
+    cell = CellParity(
+        cell=OTHER,
+        reference=REFERENCE.id,
+        compared=40,
+        first=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
+        causes=["reduction order"],
+        largest_ulp=11,
+        trajectory=[DISTANCE],
+    )
+    reference = Reference(
+        cell=REFERENCE, control=None, steps=[1, 3], draws_random=True, fp64_problem=None
+    )
+    return Parity(
+        sweep="demo",
+        seed=0,
+        measured=1.0,
+        references=[reference],
+        cells=[replace(cell, **changes)],
+    )
+
+
+def judged(metrics: list[float], others: list[float]) -> CellParity:
+    """Return the cell after its seeds were asked, by the metrics of both cells."""
+    results = [
+        make_result([100.0] * len(metrics), cell=REFERENCE, metrics=metrics),
+        make_result([100.0] * len(others), cell=OTHER, metrics=others, bits="b"),
+    ]
+    return with_seeds(make_parity(), results).cells[0]
+
+
+def test_seeds_decide_where_tensors_do_not() -> None:
+    same = judged([0.90, 0.91, 0.92, 0.93], [0.901, 0.909, 0.921, 0.930])
+    assert same.seeds is not None
+    assert (same.rung, same.seeds.outcome, same.seeds.metric) == ("equivalent", "same", "accuracy")
+    provable = same.seeds.equivalence.min_provable_margin
+    assert provable is not None
+    assert 0 < provable < 0.01
+    different = judged([0.90, 0.91, 0.92, 0.93], [0.80, 0.82, 0.83, 0.84])
+    assert different.rung == "different"
+
+
+def test_too_few_seeds_say_how_many_are_missing() -> None:
+    open_cell = judged([0.90, 0.92], [0.905, 0.91])
+    assert open_cell.seeds is not None
+    assert (open_cell.rung, open_cell.seeds.outcome) == (None, "inconclusive")
+    assert (open_cell.seeds.seeds_missing or 0) > 0
+    single = judged([0.9], [0.9])
+    assert single.seeds is not None
+    assert (single.rung, single.seeds.seeds_missing) == (None, None)
+
+
+def test_seeds_are_not_asked_in_vain() -> None:
+    results = [
+        make_result([100.0] * 3, cell=REFERENCE, metrics=[0.9, 0.91, 0.92]),
+        make_result([100.0] * 3, cell=OTHER, metrics=[0.5, 0.51, 0.52], bits="b"),
+    ]
+    for changes in ({"tensor_rung": "fp64"}, {"failure": "it failed"}, {"by_design": ["lr"]}):
+        assert with_seeds(make_parity(**changes), results).cells[0].seeds is None
+    assert with_seeds(make_parity(), results[:1]).cells[0].seeds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "lowest", "code"),
+    [
+        ({"tensor_rung": "bitwise"}, "bitwise", 0),
+        ({"tensor_rung": "fp64"}, "equivalent", 0),
+        ({"tensor_rung": "fp64"}, "ulp", 1),
+        ({}, "equivalent", 3),
+        ({}, "different", 3),
+        ({}, "fp64", 1),  # tensors deny it, whatever the seeds say
+        ({"failure": "it failed"}, "different", 1),
+        ({"by_design": ["lr"]}, "bitwise", 0),
+    ],
+)
+def test_exit_codes(changes: dict[str, Any], lowest: Rung, code: int) -> None:
+    assert make_parity(**changes).exit_code(lowest) == code
+
+
+def test_without_fp64_that_rung_can_not_be_told() -> None:
+    parity = make_parity()
+    reference = replace(parity.references[0], fp64_problem="out of memory")
+    assert replace(parity, references=[reference]).exit_code("fp64") == 3
+
+
+def test_worst_by_step_and_largest_ulp() -> None:
+    worse = replace(DISTANCE, error=1e-3, name="bias", largest_ulp=2)
+    equal = replace(DISTANCE, step=1, differing=0, largest_ulp=0)
+    assert worst_by_step([equal, DISTANCE, worse]) == [worse]
+    assert largest_ulp([equal, DISTANCE, worse]) == 11
+    assert largest_ulp([DISTANCE, replace(worse, largest_ulp=None)]) is None
+    assert largest_ulp([]) is None
+
+
+def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    assert read_parity(folder) is None
+    parity = replace(make_parity(), cells=[judged([0.90, 0.92], [0.905, 0.91])])
+    write_parity(folder, parity)
+    read = read_parity(folder)
+    assert read is not None
+    assert (read.cells[0].cell, read.cells[0].seeds) == (OTHER, parity.cells[0].seeds)
+    assert read.of(OTHER) == read.cells[0]
+    assert (read.of(REFERENCE), read.is_reference(REFERENCE)) == (None, True)
+    text = folder.parity_path.read_text()
+    folder.parity_path.write_text(text.replace('"compared": 40', '"compared": 41'))
+    with pytest.raises(BadFile, match=r"parity\.json.*harness parity measures it again"):
+        read_parity(folder)
+    folder.parity_path.write_text(sealed_text({"schema": "9.0"}))
+    with pytest.raises(BadFile, match="newer version"):
+        read_parity(folder)
+
+
+def test_a_word_that_is_no_rung() -> None:
+    assert parse_rung("--at-least", "fp64") == "fp64"
+    with pytest.raises(BadInput, match="--at-least: found 'bitwize'; did you mean"):
+        parse_rung("--at-least", "bitwize")

@@ -1,0 +1,48 @@
+"""A cause is named only if the cells differ in it and it can show in that phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.records.trace import PHASES
+from harness.reproduce.causes import CAUSES, likely_causes
+from harness.spec.axes import AXES, RECIPE_AXES
+from tests.factories import make_cell
+
+DDP = {"strategy": "ddp", "world_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "phase", "draws_random", "causes"),
+    [
+        (DDP, {**DDP, "bucket_cap_mb": 0.01}, "all-reduce", True, ["bucket layout"]),
+        (DDP, {**DDP, "bucket_cap_mb": 0.01}, "forward", False, []),
+        ({}, {"precision": "bf16"}, "forward", False, ["dtype"]),
+        ({}, {"num_threads": 2}, "backward", False, ["threads"]),
+        ({}, {"execution": "compile", "num_threads": 2}, "optimizer", False, ["threads"]),
+        ({}, {"execution": "compile"}, "forward", False, ["compiler"]),
+        ({}, {"optimizer_impl": "fused"}, "optimizer", False, ["optimizer implementation"]),
+        ({}, DDP, "all-reduce", False, ["reduction order"]),
+        ({}, DDP, "all-reduce", True, ["reduction order", "RNG"]),
+        # What ranks compute before the all-reduce can't be compared between 1 and 4 of them.
+        ({}, {**DDP, "precision": "bf16"}, "all-reduce", False, ["dtype", "reduction order"]),
+        ({}, {**DDP, "optimizer_impl": "fused"}, "all-reduce", False, ["reduction order"]),
+        ({}, {"grad_accum_steps": 2}, "all-reduce", True, ["reduction order", "RNG"]),
+        ({}, {"persistent_workers": False}, "data", False, ["persistent_workers"]),
+        ({}, {}, "random", True, ["RNG"]),
+        ({}, {}, "forward", False, []),
+    ],
+)
+def test_causes(
+    a: dict[str, Any], b: dict[str, Any], phase: str, draws_random: bool, causes: list[str]
+) -> None:
+    named = likely_causes(make_cell(**a), make_cell(**b), phase, draws_random=draws_random)
+    assert sorted(named) == sorted(causes)
+
+
+def test_every_cause_is_of_an_axis_and_of_phases() -> None:
+    assert set(CAUSES) <= set(AXES) - set(RECIPE_AXES)
+    for cause in CAUSES.values():
+        assert set(cause.phases) <= set(PHASES)

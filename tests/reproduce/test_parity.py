@@ -1,0 +1,172 @@
+"""The parity of cells that train in this process, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.analysis.parity import CellParity, Parity
+from harness.core.errors import BadInput, HarnessError
+from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment
+from harness.records.trace import Recording, read_traces, trace_path
+from harness.reproduce.divergence import Traces
+from harness.reproduce.parity import measure_parity, plan_parity
+from harness.reproduce.snapshot import SnapshotRecorder
+from harness.reproduce.tracing import TracedTrial
+from harness.spec.sweep import Sweep, load_sweep
+from harness.training.build import build_trial
+from harness.training.state import TrainingState
+from harness.training.train import Trainer
+from tests.support.line import LineFit, Options
+from tests.support.running import line_sweep
+from tests.support.sweeps import load
+from tests.support.training import SINGLE_MESH
+from workloads.options import Settings
+
+TWO = {"strategy": "ddp", "world_size": 2}
+
+
+@dataclass
+class InProcessTracer:
+    """Trains in this process instead of starting ranks."""
+
+    folder: Path
+    runs: int = 0
+    noise: float = 0.0  # by which each run begins with other parameters than the one before
+
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> tuple[Path, Traces]:
+        """Train, and return the folder of the trial and its trace."""
+        self.runs += 1
+        cell = traced.trial.cell
+        if cell.axes.input == "resident":
+            raise HarnessError("rank 0: out of memory; log: rank0.log")
+        folder = TrialFolder(self.folder / str(self.runs))
+        folder.path.mkdir()
+        state = TrainingState()
+        assignment = Assignment(trial=traced.trial, base_folder="")
+        # A cell of two threads stands for one with a defect: it has another dropout.
+        dropout = 0.2 if cell.axes.num_threads == 2 else 0.1
+        workload = LineFit(Options(dropout=dropout, samples=64), Settings())
+        parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
+        if self.noise:
+            with torch.no_grad():
+                next(parts.model.parameters()).add_(self.noise * self.runs)
+        path = trace_path(folder.path, 0)
+        with SnapshotRecorder(parts, state, recording, path) as recorder:
+            Trainer(parts, state, recorder).run()
+        return folder.path, read_traces(folder.path, 1)
+
+
+def line(folder: Path, *cells: dict[str, Any]) -> Sweep:
+    """Return a sweep of one-rank cells: the plain one, and those with other settings."""
+    keys = {"include": [{"strategy": "single"}, *cells], "length": {"steps": 8}}
+    return load_sweep(line_sweep(folder, {"line": {"axes": {"batch_size": 32}}}, **keys))
+
+
+def measure(sweep: Sweep, tracer: InProcessTracer) -> Parity:
+    """Return the parity of a sweep."""
+    plan = plan_parity(sweep, "")
+    return measure_parity(
+        sweep,
+        plan,
+        tracer,  # type: ignore[arg-type]
+        seed=0,
+        max_ulp=4,
+        margin=0.01,
+        on_cell=lambda cell: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellParity]:
+    """The parity of cells by what they differ in."""
+    folder = tmp_path_factory.mktemp("parity")
+    cells: dict[str, dict[str, Any]] = {
+        "workers": {"persistent_workers": False, "num_workers": 1},
+        "optimizer": {"optimizer_impl": "fused"},
+        "bf16": {"precision": "bf16"},
+        "defect": {"num_threads": 2},
+        "fails": {"input": "resident"},
+        "batch": {"batch_size": 16},
+    }
+    measured = measure(line(folder, *cells.values()), InProcessTracer(folder))
+    (reference,) = measured.references
+    assert (reference.control, reference.fp64_problem) == (None, None)
+    assert (list(reference.steps), reference.draws_random) == ([1, 2, 3, 5, 8], True)
+    assert not list(folder.glob("[0-9]*/snapshot*"))  # all that was kept is gone
+    return dict(zip(cells, measured.cells, strict=True))
+
+
+def test_loader_workers_change_no_bit(parity: dict[str, CellParity]) -> None:
+    cell = parity["workers"]
+    assert (cell.tensor_rung, cell.first, cell.trajectory) == ("bitwise", None, [])
+    assert cell.compared > 50
+
+
+def test_another_optimizer_implementation_stays_within_rounding(
+    parity: dict[str, CellParity],
+) -> None:
+    cell = parity["optimizer"]
+    assert cell.tensor_rung in ("ulp", "fp64")
+    assert cell.first is not None
+    assert cell.first.phase in ("optimizer state", "optimizer")
+    assert cell.causes == ["optimizer implementation"]
+
+
+def test_a_lower_precision_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None:
+    cell = parity["bf16"]
+    assert cell.tensor_rung is None
+    assert cell.first is not None
+    assert (cell.first.step, cell.first.phase, cell.causes) == (1, "forward", ["dtype"])
+    assert cell.worst is not None
+    assert (cell.worst.excess or 0) > 10
+
+
+def test_a_defect_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None:
+    cell = parity["defect"]
+    assert cell.tensor_rung is None
+    assert cell.worst is not None
+    assert (cell.worst.excess or 0) > 10
+
+
+def test_a_cell_that_fails_and_one_that_is_meant_to_differ(parity: dict[str, CellParity]) -> None:
+    assert parity["fails"].failure == "rank 0: out of memory; log: rank0.log"
+    assert parity["batch"].by_design == ["batch_size"]
+
+
+def test_a_reference_that_does_not_repeat_is_named(tmp_path: Path) -> None:
+    sweep = line(tmp_path, {"num_threads": 2})
+    measured = measure(sweep, InProcessTracer(tmp_path, noise=1e-3))
+    (reference,) = measured.references
+    assert reference.control is not None
+    assert reference.control.phase == "parameters"
+    assert "not deterministic" in measured.cells[0].causes
+
+
+def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -> None:
+    sweep = load(tmp_path, matrix={"batch_size": [32, 64], "num_threads": [1, 2]})
+    plan = plan_parity(sweep, "")
+    assert [group.reference.axes.batch_size for group in plan.groups] == [32, 64]
+    assert [[cell.axes.num_threads for cell in group.cells] for group in plan.groups] == [[2], [2]]
+    plan = plan_parity(sweep, "num_threads=2, batch_size=64")
+    assert [group.reference.axes.num_threads for group in plan.groups] == [2]
+    assert [list(cell.by_design) for cell in plan.by_design] == [["batch_size"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("matrix", "reference", "message"),
+    [
+        ({"num_threads": [1, 2]}, "num_threads=3", "--reference: found no cell of demo with num"),
+        ({"batch_size": [32, 64]}, "", "found no two cells that are meant to train the same"),
+    ],
+)
+def test_nothing_to_compare_is_one_line(
+    tmp_path: Path, matrix: dict[str, Any], reference: str, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        plan_parity(load(tmp_path, matrix=matrix), reference)
