@@ -33,7 +33,7 @@ from harness.tracking.verdicts import (
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 4
+LAYOUT = 5
 CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
@@ -406,10 +406,10 @@ def _evaluations(record: Record) -> Sequence[Evaluation]:
 
 
 def _trial_note(record: Record) -> str | None:
-    """Return the description of a trial's run in Markdown, None if all went well.
+    """Return the description of a trial's run in Markdown, None if there is nothing to say.
 
-    It says why the trial failed, or which rules of validity it broke, where it was interrupted, and
-    what may vary in spite of deterministic mode.
+    It says why the trial failed, or which rules of validity it broke, where it was interrupted,
+    what may vary in spite of deterministic mode, and how to run it again.
     MLflow shows it at the top of the run's page.
     """
     paragraphs: list[str] = []
@@ -423,7 +423,14 @@ def _trial_note(record: Record) -> str | None:
     nondeterminism = nondeterminism_notes(record)
     if nondeterminism:
         paragraphs.append(_list("not all of it is deterministic", nondeterminism))
+    if record.status in ("done", "invalid"):
+        paragraphs.append(f"Run it again, and compare the bits:\n\n    {_reproduce(record)}")
     return "\n\n".join(paragraphs) or None
+
+
+def _reproduce(record: Record) -> str:
+    """Return the command that runs a trial again where its results folder is."""
+    return f"harness reproduce {record.trial.id}"
 
 
 def _failure_note(failure: Failure) -> str:

@@ -44,6 +44,8 @@ BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
 SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stored with it
+# On a trial's run: the command that runs it again wherever this MLflow can be reached.
+REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
@@ -259,7 +261,7 @@ class SweepRuns:
         It gets its final status last: then it is complete (`is_complete_run`). The record that was
         delivered is used if it is the one on disk, which may have been replaced meanwhile.
         """
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Metric, Param, RunTag
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         trial_folder = self.folder.trial_folder(outline.trial)
@@ -281,7 +283,8 @@ class SweepRuns:
         metrics = []
         for point in contents.points:
             metrics.append(Metric(point.name, point.value, point.at, point.step))
-        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, synchronous=True)
+        tags = [RunTag(REPRODUCE_TAG, f"harness reproduce mlflow:{run_id}")]
+        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, tags, synchronous=True)
         for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
             self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
         self.client.set_terminated(run_id, contents.status, contents.ended)

@@ -217,7 +217,10 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     runs = by_name(uri, "demo")
     assert delivery.delivered == 1
     assert len(runs) == 6
-    assert runs["mlp eager fp32 single w0 b64 t1 seed 1"].data.tags["harness.attempt"] == "2"
+    trial_run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
+    assert trial_run.data.tags["harness.attempt"] == "2"
+    command = f"harness reproduce mlflow:{trial_run.info.run_id}"
+    assert trial_run.data.tags["harness.reproduce"] == command
     assert runs["mlp eager fp32 single w0 b64 t1"].data.metrics["trials_failed"] == 0
     assert (
         runs["demo"].info.status

@@ -170,3 +170,11 @@ def test_addresses_of_a_sweep_and_of_a_run() -> None:
     assert page("7").startswith(
         "http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=harness"
     )
+
+
+def test_a_trial_says_how_to_run_it_again() -> None:
+    record = make_record()
+    command = f"    harness reproduce {record.trial.id}"
+    assert command in trial_contents(record, repeats=1).tags["mlflow.note.content"]
+    failed = trial_contents(make_record(status="failed"), repeats=1)
+    assert "reproduce" not in failed.tags["mlflow.note.content"]

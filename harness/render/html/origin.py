@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.analysis.cells import missing_trials, shown_seeds
 from harness.core.logs import open_below, read_tail
-from harness.core.paths import SweepFolder, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.roofline import device_of
 from harness.records.environment import Hardware, Software
 from harness.records.record import Record
@@ -223,7 +223,7 @@ def _notes(had_changes: Mapping[str, bool]) -> list[str]:
 
 
 def _commands(report: Report, commits: Sequence[str]) -> list[str]:
-    """Return the lines that check out, install and run, and then run one trial by hand.
+    """Return the lines that check out, install and run, compare trials, and run one by hand.
 
     The trial is the one that ended last; its folder holds all that a worker reads.
     """
@@ -233,6 +233,10 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
         commands.append(f"git checkout {commits[-1]}")
     commands.append(_install_command(last_record))
     commands.append(_run_command(report))
+    flag = Results(report.folder.path.parent.parent).flag
+    commands.append("# its trials again, compared with what they computed: all of them, or one")
+    commands.append(f"{shlex.join(['harness', 'reproduce', report.sweep.name])}{flag}")
+    commands.append(f"harness reproduce {last_record.trial.id}{flag}")
     commands.append("# one trial by hand, as it ran")
     trial_path = report.folder.trial_folder(last_record.trial.id).path
     ranks = last_record.trial.cell.axes.world_size

@@ -118,6 +118,7 @@ def test_sections_of_a_complete_sweep(results: Results) -> None:
     assert "Test CPU" in texts["environment"]
     assert "git checkout c0ffee" in texts["reproduce"]
     assert "--set seeds=0,1,2" in texts["reproduce"]
+    assert "harness reproduce demo" in texts["reproduce"]
 
 
 @pytest.mark.usefixtures("sweep")
