@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.records.record import Record
-from harness.spec.axes import AXES
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_names
 from harness.spec.sweep import Sweep
 
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:
-    """Return the names of the axes in which the cells differ, in the order of `Axes`.
+    """Return the names of the axes in which the cells differ, in the order of `axis_names`.
 
     These are the columns that a table of the cells needs; the others would say the same everywhere.
     """
     varying = []
-    for axis in AXES:
-        values = {getattr(cell.axes, axis) for cell in cells}
+    for axis in axis_names(cells):
+        values = {cell.level(axis) for cell in cells}
         if len(values) > 1:
             varying.append(axis)
     return varying

@@ -32,13 +32,14 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.hardware import certificate
 from harness.spec.axes import AXES
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_names
+from harness.spec.environment import PREFIX
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
-DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes
+DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 
 
@@ -168,7 +169,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
     Code and software may differ and are then named in `Comparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    check_across(rules.across)
+    check_across(rules.across, [*DIFFERENCES, *_axes_of([a, *other_sides])])
     matches, missing, differences = [], [], []
     for b in other_sides:
         alike, unmatched = match_cells(a, b, rules.across)
@@ -185,7 +186,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     Cells are in one group if they are alike in all else. Raises BadInput for a name that is no
     axis, and where no group has two cells.
     """
-    check_across(axes, AXES, "--by")
+    check_across(axes, _axes_of([side]), "--by")
     groups: dict[str, list[CellResult]] = {}
     for cell in side.cells:
         groups.setdefault(matching_key(cell.cell, axes), []).append(cell)
@@ -211,27 +212,36 @@ def _comparable_axes(side: Side) -> list[str]:
     Usually single axes. Axes that always change together, as those under `zip` in a sweep file, are
     one set, written as --by takes it: `strategy,world_size`.
     """
+    axes = _axes_of([side])
     groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
     for result in side.cells:
-        groups.setdefault(matching_key(result.cell, tuple(AXES)), []).append(result.cell)
+        groups.setdefault(matching_key(result.cell, axes), []).append(result.cell)
     sets_of_axes: set[frozenset[str]] = set()
     for cells in groups.values():
         for cell, other in itertools.combinations(cells, 2):
-            sets_of_axes.add(_differing_axes(cell, other))
+            sets_of_axes.add(_differing_axes(cell, other, axes))
     sets_of_axes.discard(frozenset())
     options = []
     for names in sets_of_axes:
         is_smallest = not any(smaller < names for smaller in sets_of_axes)
         if is_smallest:
-            options.append(",".join(sorted(names, key=list(AXES).index)))
+            options.append(",".join(sorted(names, key=axes.index)))
     return sorted(options)
 
 
-def _differing_axes(cell: Cell, other: Cell) -> frozenset[str]:
-    """Return the names of the axes in which two cells differ."""
+def _axes_of(sides: Iterable[Side]) -> list[str]:
+    """Return the names of all axes of the sides' cells."""
+    cells = []
+    for side in sides:
+        cells += [result.cell for result in side.cells]
+    return axis_names(cells)
+
+
+def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[str]:
+    """Return the names of those axes in which two cells differ."""
     names = set()
-    for axis in AXES:
-        if getattr(cell.axes, axis) != getattr(other.axes, axis):
+    for axis in axes:
+        if cell.level(axis) != other.level(axis):
             names.add(axis)
     return frozenset(names)
 
@@ -243,16 +253,15 @@ def against_first(side: Side) -> Comparison | None:
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    workloads = {matching_key(cell.cell, tuple(AXES)) for cell in measured_first}
+    axes = _axes_of([side])
+    workloads = {matching_key(cell.cell, axes) for cell in measured_first}
     if len(workloads) == len(measured_first):
         return None
     ordered = Side(name=side.name, cells=measured_first)
-    return compare_by(ordered, tuple(AXES), Rules(across=("hardware",)))
+    return compare_by(ordered, axes, Rules(across=("hardware",)))
 
 
-def check_across(
-    names: Sequence[str], allowed: Iterable[str] = DIFFERENCES, option: str = "--across"
-) -> None:
+def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
     """Raise BadInput for a name that is no difference between cells."""
     for name in names:
         if name not in allowed:
@@ -274,6 +283,7 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
         "evaluate": asdict(cell.evaluate),
         "warmup": cell.warmup,
         **asdict(cell.axes),
+        **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
 
 
@@ -326,7 +336,7 @@ def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
     """Return an error that names the differences of the two cells that have the fewest."""
     pairs = itertools.product(a.cells, b.cells)
     differences = (
-        _setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
+        setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
     )
     fewest = min(differences, key=len)
     listed = []
@@ -338,15 +348,19 @@ def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
     )
 
 
-def _setting_differences(
-    cell: Cell, other: Cell, across: Sequence[str]
+def setting_differences(
+    cell: Cell, other: Cell, across: Sequence[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
-    """Return both values of each setting in which two cells differ, except those in `across`."""
+    """Return both values of each setting in which two cells differ, except those in `across`.
+
+    A variable that one of them does not set is None there.
+    """
     settings, other_settings = identity_settings(cell), identity_settings(other)
     differences = {}
-    for name, value in settings.items():
-        if name not in across and value != other_settings[name]:
-            differences[name] = (value, other_settings[name])
+    for name in {**settings, **other_settings}:
+        values = settings.get(name), other_settings.get(name)
+        if name not in across and values[0] != values[1]:
+            differences[name] = values
     return differences
 
 

@@ -6,12 +6,12 @@ workload is a model of its own, as their throughputs have nothing in common.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 
 from harness.analysis.compare import Side
 from harness.analysis.result import CellResult
 from harness.core.errors import BadInput
+from harness.spec.cell import axis_names
 from harness.statistics.attribution import Attribution, Point, attribute
 
 
@@ -20,9 +20,10 @@ def attributions(side: Side) -> dict[str, Attribution]:
 
     Its cells have to differ in an axis, and it needs more trials than the model has parameters.
     """
+    axes = axis_names(result.cell for result in side.cells)
     points: dict[str, list[Point]] = {}
     for result in side.cells:
-        points.setdefault(result.cell.workload.label, []).extend(_points(result))
+        points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
     by_workload = {}
     for workload, workload_points in points.items():
         attribution = attribute(workload_points) if workload_points else None
@@ -31,13 +32,13 @@ def attributions(side: Side) -> dict[str, Attribution]:
     return by_workload
 
 
-def _points(result: CellResult) -> list[Point]:
+def _points(result: CellResult, axes: Sequence[str]) -> list[Point]:
     """Return a point for each measured trial of a cell.
 
     Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
     machine did meanwhile, and what the seed brings, is common to them.
     """
-    levels = asdict(result.cell.axes)
+    levels = {axis: result.cell.level(axis) for axis in axes}
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
         block = (trial.seed, trial.repeat)

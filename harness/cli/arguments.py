@@ -138,10 +138,10 @@ def load_sweep(
 
     profile = clusters.load_profile(cluster)
     loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
-    axes_by_label = {}  # an error begins with the label, so it has the sweep's file too
+    cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
     for cell in loaded.cells:
-        axes_by_label[f"{loaded.source}: {cell.label}"] = cell.axes
-    clusters.check_fits(profile, axes_by_label)
+        cells_by_label[f"{loaded.source}: {cell.label}"] = cell
+    clusters.check_fits(profile, cells_by_label)
     return loaded, profile
 
 

@@ -43,11 +43,14 @@ def complete_trials(incomplete: str) -> list[str]:
 def complete_set(incomplete: str) -> list[str]:
     """Return axis names, or after `axis=` the values that the axis takes, also after a comma.
 
-    An axis of numbers, and a key that is no axis, has no candidates after its equals sign.
+    An axis of numbers, and a key that is no axis, has no candidates after its equals sign. Variables
+    are offered once `env.` is there: they are more than all other axes.
     """
     from harness.spec.axes import AXIS_TYPES, axis_choices
 
     axis, equals, values = incomplete.partition("=")
+    if not equals and axis.startswith("env."):
+        return [f"{name}=" for name in _beginning_with(axis, _variable_axes())]
     if not equals:
         return [f"{name}=" for name in _beginning_with(axis, AXIS_TYPES)]
     finished, comma, value = values.rpartition(",")
@@ -56,6 +59,18 @@ def complete_set(incomplete: str) -> list[str]:
     for choice in _beginning_with(value, axis_choices(axis)):
         candidates.append(f"{axis}={finished}{comma}{choice}")
     return candidates
+
+
+def _variable_axes() -> list[str]:
+    """Return the axes of the well-known variables that may be one."""
+    from harness.core.variables import PUBLIC_VARIABLES
+    from harness.spec.environment import PREFIX, problem_of_variable
+
+    axes = []
+    for name in sorted(PUBLIC_VARIABLES):
+        if problem_of_variable(name) is None:
+            axes.append(f"{PREFIX}{name}")
+    return axes
 
 
 def complete_topics(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class SweepFile(pytest.File):
                 f"--harness-cluster: launcher: found {self.profile.launcher!r};"
                 " allowed: torchrun, or --harness-trials=recorded after harness submit"
             )
-        cluster.check_fits(self.profile, {cell.label: cell.axes for cell in self.sweep.cells})
+        cluster.check_fits(self.profile, {cell.label: cell for cell in self.sweep.cells})
         self.baselines, self.gate = read_baselines(
             Path(option("harness_baseline")), option("harness_gate")
         )
@@ -450,7 +450,7 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: Answer | None) -> 
         "left_out": dict(result.left_out),
         "samples_per_second": samples_per_second,
         "digests": digests,
-        "axes": asdict(cell.axes),
+        "axes": cell.levels,
     }
     for kind, conditions in result.conditions.items():  # hardware, code, software
         info[kind] = list(conditions)

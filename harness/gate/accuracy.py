@@ -119,7 +119,8 @@ class RevisionTrainer:
         write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
         axes = trial.cell.axes
-        variables = Torchrun(environment=self.profile.environment).variables(axes.num_threads)
+        launcher = Torchrun(environment=self.profile.environment)
+        variables = launcher.variables(axes.num_threads, trial.cell.environment)
         on_gpus = self.profile.device != "cpu" and count_gpus() > 0
         server = shared_server(variables, preload=TORCH, refuse_threads=not on_gpus)
         processes = server.fork(_rank_requests(tree, folder, variables, axes.world_size))

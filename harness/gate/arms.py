@@ -277,10 +277,8 @@ class PairStarter:
             self.listening.bind(str(self.socket_path))
             self.listening.listen(64)
             launcher = Torchrun(environment=self.profile.environment)
-            self.variables = launcher.variables(self.cell.axes.num_threads)
-            # What drivers and libraries of GPUs start when they are loaded is not known.
-            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-            self.server = shared_server(self.variables, preload=TORCH, refuse_threads=not on_gpus)
+            threads = self.cell.axes.num_threads
+            self.variables = launcher.variables(threads, self.cell.environment)
             self.stack = stack.pop_all()
         return self
 
@@ -303,6 +301,9 @@ class PairStarter:
             requests: dict[ArmRank, ForkRequest] = {}
             secrets = secret_values(os.environ, self.profile.environment)
             cores = self._draw_cores()
+            # What drivers and libraries of GPUs start when they are loaded is not known.
+            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+            self.server = shared_server(self.variables, preload=TORCH, refuse_threads=not on_gpus)
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
                 arms[key] = Arm(self.trees[key].name, log, secrets)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.analysis.compare import identity_settings
+from harness.analysis.compare import setting_differences
 from harness.core.errors import BadInput, one_line
 from harness.core.worktree import Tree
 from harness.spec.cell import Cell
@@ -107,13 +107,10 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
 
 def _cell_differences(before: Cell, now: Cell) -> list[str]:
     """Return each setting of a cell that has changed: `length 20 epochs → 5 epochs`."""
-    old_settings, new_settings = identity_settings(before), identity_settings(now)
     lengths = {"length": (before.length, now.length), "evaluate": (before.evaluate, now.evaluate)}
     differences = []
-    for name, old in old_settings.items():
-        if old != new_settings[name]:
-            values = lengths.get(name, (old, new_settings[name]))
-            differences.append(_describe_difference(name, *values))
+    for name, values in setting_differences(before, now).items():
+        differences.append(_describe_difference(name, *lengths.get(name, values)))
     return differences
 
 

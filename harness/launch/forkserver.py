@@ -45,6 +45,8 @@ END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was
 START_TIMEOUT = 300.0  # seconds that a forkserver may take to load its modules and to fork
 STALL_TIMEOUT = 15.0  # seconds without CPU time, after which a forkserver counts as stalled
 POLL = 1.0  # seconds between two looks at a forkserver that is waited for
+# Forkservers that one process has at once. Each holds torch in some 200 MB of memory of its own.
+MOST_SERVERS = 4
 
 
 class ForkServerStalled(HarnessError):
@@ -94,6 +96,7 @@ class ForkServer:
         self.log = log
         self.has_ended = False
         self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
+        self._running: set[int] = set()  # numbers of forked processes that have not ended
         self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
         self.connection, servers_end = socket.socketpair()
@@ -171,10 +174,17 @@ class ForkServer:
             message = json.loads(line)
             if "pids" in message:
                 self._forked.append(message["pids"])
+                self._running.update(message["pids"])
                 for pid in message["pids"]:
                     self.exit_codes.pop(pid, None)  # of an earlier process with the same number
             else:
                 self.exit_codes[message["pid"]] = message["exit_code"]
+                self._running.discard(message["pid"])
+
+    def is_idle(self) -> bool:
+        """Return whether everything that it has forked has ended."""
+        self.receive(0)
+        return not self._running
 
     def fileno(self) -> int:
         """Return what `select` waits on for messages of the forkserver."""
@@ -289,19 +299,19 @@ def shared_server(
 ) -> ForkServer:
     """Return a forkserver as `ForkServer` starts it, one that runs already if there is one.
 
-    There is one for each set of modules and each addition to this process's environment, because
-    libraries read variables when they are loaded. It runs until this process ends.
+    There is one for each set of modules and each change of this process's environment, because
+    libraries read variables when they are loaded. It runs until this process ends, or until as many
+    others as MOST_SERVERS allows were used after it.
     """
-    added = {
-        name: value for name, value in sorted(variables.items()) if os.environ.get(name) != value
-    }
-    key = json.dumps([list(preload), refuse_threads, added])
-    server = _servers.get(key)
+    key = json.dumps([list(preload), refuse_threads, _changed_variables(variables)])
+    server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
         if not server.has_ended:
+            _servers[key] = server  # at the end: the one that was used last
             return server
-        server.close()
+        _close(server)
+    _close_idle_servers()
     server = ForkServer(
         variables,
         preload=preload,
@@ -314,8 +324,37 @@ def shared_server(
     return server
 
 
-# The forkservers of this process, by what `shared_server` tells them apart by.
+# The forkservers of this process, by what `shared_server` tells them apart by, in the order of their
+# last use.
 _servers: dict[str, ForkServer] = {}
+
+
+def _changed_variables(variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what differs from this process's environment, None where a variable is missing."""
+    changed: dict[str, str | None] = {}
+    for name in sorted({*variables, *os.environ}):
+        if variables.get(name) != os.environ.get(name):
+            changed[name] = variables.get(name)
+    return changed
+
+
+def _close_idle_servers() -> None:
+    """End forkservers that run nothing until there is room for another one.
+
+    Those that were used longest ago come first. Each that is needed again later loads torch anew.
+    """
+    for key, server in list(_servers.items()):
+        if len(_servers) < MOST_SERVERS:
+            return
+        if server.is_idle():
+            del _servers[key]
+            _close(server)
+
+
+def _close(server: ForkServer) -> None:
+    """End a forkserver before this process ends."""
+    atexit.unregister(server.close)
+    server.close()
 
 
 def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:

@@ -11,6 +11,7 @@ from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process
 from harness.records.record import Failure
+from harness.spec.environment import Variables
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
@@ -21,6 +22,17 @@ def rank_variables(rank: int, world_size: int) -> dict[str, str]:
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
     }
+
+
+def assign(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
+    """Return an environment with what a cell assigns: None removes a variable."""
+    environment = dict(variables)
+    for name, value in assigned.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
 
 
 def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
@@ -44,8 +56,11 @@ class Launcher(Protocol):
     ) -> list[str]:
         """Return the command that runs `module` with `folder` and `more` at every rank."""
 
-    def variables(self, threads: int) -> dict[str, str]:
-        """Return the environment of that command, for ranks of so many threads each."""
+    def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
+        """Return the environment of that command, for ranks of so many threads each.
+
+        `assigned` are the variables that a cell sets or unsets, over all others.
+        """
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start such a command as the leader of a process group, with its output added to `log`."""

@@ -70,7 +70,7 @@ def measure(
     write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
     command = launcher.command("harness.hardware.measured_peaks", folder, ranks)
-    variables = launcher.variables(len(usable_cores()))
+    variables = launcher.variables(len(usable_cores()), {})
     process = launcher.start(command, variables, folder.launch_log)
     try:
         ended = _wait(process, folder, on_progress)

@@ -196,11 +196,11 @@ class Runner:
         previous_failures = _prepare_folder(folder, fresh=fresh)
         assignment = self._assignment(trial, attempt=len(previous_failures) + 1)
         write_assignment(folder.assignment_path, assignment)
-        axes = trial.cell.axes
+        cell = trial.cell
         command = self.launcher.command(
-            "harness.training.worker", folder, axes.world_size, ["--write-logs"]
+            "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
         )
-        variables = self.launcher.variables(axes.num_threads)
+        variables = self.launcher.variables(cell.axes.num_threads, cell.environment)
         log_start = _size(folder)
         process = self.launcher.start(command, variables, folder.launch_log)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's

@@ -19,8 +19,9 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
-from harness.launch.launcher import exit_failure, rank_variables
+from harness.launch.launcher import assign, exit_failure, rank_variables
 from harness.records.record import Failure
+from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
 
 # What srun and slurmstepd print when a task has ended, or the whole step.
@@ -86,7 +87,7 @@ class Srun:
             *more,
         ]
 
-    def variables(self, threads: int) -> dict[str, str]:
+    def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command.
 
         The job may have been submitted by a process that torchrun had started. What torchrun told
@@ -104,7 +105,7 @@ class Srun:
         variables["MASTER_PORT"] = str(self.free_port())
         variables["OMP_NUM_THREADS"] = str(threads)
         variables["PYTHONUNBUFFERED"] = "1"
-        return variables
+        return assign(variables, assigned)
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start srun, with its output added to `log`."""

@@ -21,9 +21,10 @@ from harness.core.paths import TrialFolder
 from harness.core.ports import LOOPBACK
 from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
-from harness.launch.launcher import RENDEZVOUS, exit_failure
+from harness.launch.launcher import RENDEZVOUS, assign, exit_failure
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
+from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
 
 
@@ -61,15 +62,16 @@ class Torchrun:
             rank_command = ["env", f"PYTHONPATH={self.python_path}", *rank_command]
         return [*agent, failures, *options, *rank_command]
 
-    def variables(self, threads: int) -> dict[str, str]:
+    def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command, for ranks of so many threads each."""
-        return {
+        variables = {
             **os.environ,
             **import_variables(),
             **self.environment,
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
         }
+        return assign(variables, assigned)
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
         """Start the command, with its output added to `log`.

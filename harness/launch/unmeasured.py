@@ -15,24 +15,25 @@ from harness.launch import forkserver
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
 from harness.records.record import read_rank_result
-from harness.spec.axes import Axes
+from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 
 POLL = 0.1  # seconds between two looks at the ranks
 
 
 def run_unmeasured(
-    module: str, folder: TrialFolder, axes: Axes, profile: Profile, timeout: float
+    module: str, folder: TrialFolder, cell: Cell, profile: Profile, timeout: float
 ) -> None:
-    """Run `module` at every rank of the trial whose assignment is in `folder`.
+    """Run `module` at every rank of the trial of `cell` whose assignment is in `folder`.
 
     `timeout` is in seconds. Raises HarnessError with a rank's own message if one fails, hangs or
     leaves no result; it names a log in `folder`, which must stay then.
     """
+    axes = cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     launcher = Torchrun(environment=profile.environment, fork=fork)
     command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
-    variables = launcher.variables(axes.num_threads)
+    variables = launcher.variables(axes.num_threads, cell.environment)
     process = launcher.start(command, variables, folder.launch_log)
     try:
         _wait(process, folder, axes.world_size, timeout)

@@ -30,6 +30,7 @@ ORDER = (
     "options",
     "length",
     "axes",
+    "env",
     "warmup",
     "evaluate",
     "harness.training",
@@ -162,6 +163,7 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "evaluate": str(cell.evaluate),
         "warmup": cell.warmup,
         "axes": asdict(cell.axes),
+        "env": cell.variables_set,
         "code": asdict(cell.workload.code) if cell.workload.code else None,
     }
     return _without_unknown(flatten(content))

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -103,30 +103,40 @@ class Environment:
     dynamic_files: Mapping[str, str] = field(default_factory=dict)
 
 
-def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def relevant_variables(
+    environment: Mapping[str, str], axes: Collection[str] = ()
+) -> dict[str, str]:
     """Return the environment variables that bear on a measurement, sorted by name.
 
-    Those that are not public are there with their values withheld.
+    Those that are not public are there with their values withheld. `axes` are variables that the
+    sweep sets as axes, whose values are public.
     """
     relevant: dict[str, str] = {}
     for name, value in sorted(environment.items()):
-        if name in PUBLIC_VARIABLES or LIBRARY_VARIABLE.match(name):
+        if name in axes:
+            relevant[name] = value
+        elif name in PUBLIC_VARIABLES or LIBRARY_VARIABLE.match(name):
             relevant[name] = redact_variable(name, value)
     return relevant
 
 
 def describe_environment(
-    code: Code | None = None, mlflow: str | None = None, repository: Repository | None = None
+    code: Code | None = None,
+    mlflow: str | None = None,
+    repository: Repository | None = None,
+    *,
+    axes: Collection[str] = (),
 ) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    The arguments are known to the launcher only: ranks need neither git nor MLflow.
+    `axes` are variables that the sweep sets as axes. The other arguments are known to the launcher
+    only: ranks need neither git nor MLflow.
     """
     return Environment(
         software=describe_software(),
         hardware=describe_hardware(),
         settings=describe_settings(),
-        variables=relevant_variables(os.environ),
+        variables=relevant_variables(os.environ, axes),
         code=code,
         mlflow=mlflow,
         repository=repository,

@@ -37,7 +37,7 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
-# the workload's code and fingerprints.
+# the workload's code, fingerprints and variables as axes.
 SCHEMA = "5.2"
 RECORD_FORMAT = FileFormat(
     name="record",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.spec.axes import DEFAULTS
+from harness.spec.environment import variable_of
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
@@ -245,7 +246,13 @@ def axis_value(value: Any) -> str:
 
 
 def axis_level(axis: str, value: Any) -> str:
-    """Return a value that can stand without its axis: `bf16`, but `num_workers=2`."""
+    """Return a value that can stand without its axis: `bf16`, but `num_workers=2`.
+
+    Those of environment variables have the variable's name, as in `NCCL_ALGO=Ring`.
+    """
+    variable = variable_of(axis)
+    if variable is not None:
+        return f"{variable}={axis_value(value)}"
     if isinstance(value, str):
         return value
     return f"{axis}={axis_value(value)}"
@@ -265,14 +272,17 @@ def changed_axes(axes: Mapping[str, Any]) -> str:
     """Return the axes that differ from their defaults: `strategy=ddp world_size=2`."""
     changed = []
     for name, value in axes.items():
-        if value != DEFAULTS.get(name, value):
+        default = DEFAULTS.get(name, value)
+        if variable_of(name) is not None:
+            default = None
+        if value != default:
             changed.append(f"{name}={axis_value(value)}")
     return " ".join(changed) or "all defaults"
 
 
 def axis_texts(cell: Cell, axes: Sequence[str]) -> list[str]:
     """Return the values of some axes of a cell, for columns that are headed by the axes' names."""
-    return [axis_value(getattr(cell.axes, axis)) for axis in axes]
+    return [axis_value(cell.level(axis)) for axis in axes]
 
 
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
@@ -286,7 +296,7 @@ def _label_part(cell: Cell, axis: str) -> str:
         if cell.axes.strategy == "single":
             return "single"
         return f"{cell.axes.strategy}×{cell.axes.world_size}"
-    value = getattr(cell.axes, axis)
+    value = cell.level(axis)
     if axis in ABBREVIATIONS:
         return f"{ABBREVIATIONS[axis]}{value}"
     return axis_level(axis, value)

@@ -169,7 +169,7 @@ class Preparer:
         if checked_out.base_folder != base.absolute():
             here = self._rebuild(original, checked_out.base_folder)
         profile = rebuild_profile(original.settings, here.cell.axes.world_size)
-        check_fits(profile, {here.cell.label: here.cell.axes})
+        check_fits(profile, {here.cell.label: here.cell})
         return Prepared(
             original=original,
             trial=here,
@@ -227,10 +227,11 @@ class Preparer:
         self, original: Original, here: Trial, profile: Profile, sources: Mapping[str, SourceChoice]
     ) -> Environment:
         """Return the environment that rank 0 will have."""
-        threads = here.cell.axes.num_threads
-        key = (threads, tuple(sorted(profile.environment.items())))
+        threads, assigned = here.cell.axes.num_threads, here.cell.environment
+        key = (threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
         if key not in self._environments:
-            variables = Torchrun(environment=profile.environment).variables(threads)
+            launcher = Torchrun(environment=profile.environment)
+            variables = launcher.variables(threads, assigned)
             self._environments[key] = environment_of_ranks(variables, threads)
         return replace(
             self._environments[key],

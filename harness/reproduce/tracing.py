@@ -67,9 +67,9 @@ class Tracer:
         )
         write_assignment(folder.assignment_path, assignment)
         write_recording(folder.path, recording)
-        axes = traced.trial.cell.axes
-        run_unmeasured("harness.reproduce.trace_worker", folder, axes, self._profile, self._timeout)
-        return folder.path, read_traces(folder.path, axes.world_size)
+        cell = traced.trial.cell
+        run_unmeasured("harness.reproduce.trace_worker", folder, cell, self._profile, self._timeout)
+        return folder.path, read_traces(folder.path, cell.axes.world_size)
 
 
 def find_parting(tracer: Tracer, a: TracedTrial, b: TracedTrial) -> Parting:

@@ -41,7 +41,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
+from harness.spec.cluster import INTERFACE_VARIABLES, Profile
 from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
@@ -353,10 +353,7 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
     environment = dict(profile.environment)
     if slurm.interface:
         # Variables of the profile win over its interface.
-        environment = {
-            "GLOO_SOCKET_IFNAME": slurm.interface,
-            "NCCL_SOCKET_IFNAME": slurm.interface,
-        } | environment
+        environment = dict.fromkeys(INTERFACE_VARIABLES, slurm.interface) | environment
     return Srun(
         environment=environment,
         ranks_per_node=ranks_per_node,

@@ -16,13 +16,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from harness.spec.axes import DEFAULTS, Axes
+from harness.spec.axes import AXES, DEFAULTS, Axes
+from harness.spec.environment import PREFIX, Variables, variable_of
 from workloads.options import Between, Count, Strict
 
 # The axes that every label shows.
@@ -122,6 +123,9 @@ class Cell:
     warmup: Annotated[
         int, Between(0)
     ]  # optimizer steps before the measured window; an attempt begins with as many
+    # What ranks begin with, over whatever else sets these variables. It has all variables that the
+    # sweep names, of which some may be unset.
+    environment: Variables = field(default_factory=dict)
 
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
@@ -140,15 +144,15 @@ class Cell:
     def settings_id(self) -> str:
         """Return the same without the workload's code, which a change of code leaves as it is.
 
-        It covers the workload's own settings, the axes that differ from their defaults, the lengths
-        and the warm-up.
+        It covers the workload's own settings, the axes that differ from their defaults, the
+        variables that are set, the lengths and the warm-up.
         """
         return self._id_of(self._settings)
 
     @property
     def _settings(self) -> dict[str, Any]:
         """All settings that decide the cell's result."""
-        return {
+        settings = {
             "identity": IDENTITY,
             "workload": self.workload.identity,
             "axes": without_defaults(self.axes),
@@ -156,6 +160,9 @@ class Cell:
             "evaluate": asdict(self.evaluate),
             "warmup": self.warmup,
         }
+        if self.variables_set:  # without any, the id is that of a sweep that names no variable
+            settings["environment"] = self.variables_set
+        return settings
 
     def _id_of(self, content: Mapping[str, Any]) -> str:
         """Return the workload's name with the head of a digest."""
@@ -165,11 +172,35 @@ class Cell:
         return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
+    def variables_set(self) -> dict[str, str]:
+        """Return the variables that ranks are to have, without those that are to be unset."""
+        return {name: value for name, value in self.environment.items() if value is not None}
+
+    def level(self, axis: str) -> Hashable:
+        """Return the value of an axis, by its name in a sweep file; None of an unset variable.
+
+        Raises AttributeError for what is no axis.
+        """
+        variable = variable_of(axis)
+        if variable is not None:
+            return self.environment.get(variable)
+        level: Hashable = getattr(self.axes, axis)
+        return level
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every axis, by its name in a sweep file."""
+        levels = asdict(self.axes)
+        for name, value in self.environment.items():
+            levels[f"{PREFIX}{name}"] = value
+        return levels
+
+    @property
     def label(self) -> str:
         """Return the workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`.
 
         After the axes that every label shows come those that differ from their defaults, as
-        `AXIS=VALUE`.
+        `AXIS=VALUE`, and the variables that are set.
         """
         axes = self.axes
         ranks: str = axes.strategy
@@ -188,6 +219,8 @@ class Cell:
             value = getattr(axes, name)
             if name not in LABEL_AXES and value != default:
                 parts.append(f"{name}={_as_yaml(value)}")
+        for name, value in self.variables_set.items():
+            parts.append(f"{name}={value}")
         return " ".join(parts)
 
 
@@ -203,10 +236,27 @@ def has_settings(cell: Cell, text: str) -> bool:
         if name.strip() == "workload":
             actual = cell.workload.label
         else:
-            actual = str(getattr(cell.axes, name.strip(), None))
+            actual = _setting(cell, name.strip())
         if actual != value.strip():
             return False
     return True
+
+
+def _setting(cell: Cell, name: str) -> str:
+    """Return the value of an axis as text, `None` for what is no axis."""
+    try:
+        return str(cell.level(name))
+    except AttributeError:
+        return str(None)
+
+
+def axis_names(cells: Iterable[Cell]) -> list[str]:
+    """Return the names of all axes of some cells: the harness's own, then environment variables."""
+    names = dict.fromkeys(AXES)  # an ordered set
+    for cell in cells:
+        for variable in cell.environment:
+            names[f"{PREFIX}{variable}"] = None
+    return list(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,10 @@ from typing import Literal, NamedTuple
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import partitions
-from harness.spec.axes import Axes, setting_that_needs_gpu
+from harness.spec.axes import setting_that_needs_gpu
+from harness.spec.cell import Cell
 from harness.spec.document import Document, read_document
+from harness.spec.environment import PREFIX, Variables
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
@@ -26,6 +28,8 @@ from workloads.options import Count, Strict
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
+# What ranks get from the profile's `slurm.interface`.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
@@ -152,10 +156,11 @@ def check_shared_folder(profile: Profile, results: Path) -> None:
     )
 
 
-def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
+def check_fits(profile: Profile, cells: Mapping[str, Cell]) -> None:
     """Raise BadInput if a cell needs more ranks or another device than the machine or a job has.
 
-    `cells` are the axes of each cell by its label, which begins the error.
+    So it does for a variable that both the cell and the profile set. `cells` are by what an error
+    begins with, such as the sweep's file and the cell's label.
     """
     slots = available_slots(profile)
     if profile.launcher == "torchrun" and profile.device == "cuda" and not profile.gpus:
@@ -163,7 +168,9 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
             "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
             " cpu, or a machine with a GPU"
         )
-    for label, axes in cells.items():
+    for label, cell in cells.items():
+        axes = cell.axes
+        _check_variables(profile, label, cell.environment)
         setting = setting_that_needs_gpu(axes)
         if setting and not profile.gpus:
             raise BadInput(f"{label}: {setting}; needed: a GPU")
@@ -171,6 +178,19 @@ def check_fits(profile: Profile, cells: Mapping[str, Axes]) -> None:
             raise BadInput(
                 f"{label}: world_size: found {axes.world_size}; allowed: at most {slots.ranks},"
                 f" {slots.reason}"
+            )
+
+
+def _check_variables(profile: Profile, label: str, assigned: Variables) -> None:
+    """Raise BadInput for a variable that a cell assigns and the profile sets for all cells."""
+    sources = dict.fromkeys(profile.environment, "environment")
+    if profile.slurm.interface:
+        sources |= dict.fromkeys(INTERFACE_VARIABLES, "slurm.interface")
+    for name in assigned:
+        if name in sources:
+            raise BadInput(
+                f"{label}: {PREFIX}{name}: found in the profile's {sources[name]} too;"
+                " allowed: a variable in one of them"
             )
 
 

@@ -10,12 +10,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.core.errors import did_you_mean
 from harness.spec.axes import AXIS_TYPES, Axes
 from harness.spec.document import Document, Key
+from harness.spec.environment import (
+    PREFIX,
+    Variables,
+    axis_hint,
+    problem_of_variable,
+    variable_of,
+    variable_value,
+)
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -34,6 +42,23 @@ class ExcludedPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Point:
+    """One combination of values of all axes."""
+
+    axes: Axes
+    environment: Variables  # a value of each variable that the sweep names anywhere
+    rule: str | None = None  # the exclude rule that matches it, as in `exclude[0]`
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every axis, by its name in a sweep file."""
+        levels = asdict(self.axes)
+        for name, value in self.environment.items():
+            levels[f"{PREFIX}{name}"] = value
+        return levels
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """The axes part of a sweep, every value checked."""
 
@@ -42,6 +67,9 @@ class Matrix:
     zipped: Sequence[Options]  # the key `zip`: lists of equal length, walked through side by side
     exclude: Sequence[Options]  # here and in include, `workload` is allowed beside the axes
     include: Sequence[Options]
+    # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
+    # the shell has it must not decide what one of the sweep's cells computes.
+    variables: Sequence[str] = ()
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
     def varies(self, axis: str) -> bool:
@@ -52,18 +80,17 @@ class Matrix:
         """Return whether the axis is set for all workloads."""
         return axis in self.fixed or self.varies(axis)
 
-    def points(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[Axes, str | None]]:
-        """Yield every combination for a workload, with the exclude rule that matches it, if any.
+    def points(self, workload: str, axes_of_workload: Values) -> Iterator[Point]:
+        """Yield every combination for a workload, those that an exclude rule matches too.
 
-        The rule is named as in the file, as in `exclude[0]`. The first axis of the product varies
-        slowest. Rules that match are taken out of `unused`.
+        The first axis of the product varies slowest. Rules that match are taken out of `unused`.
         """
         for choices in itertools.product(*self._columns()):
             values = {**self.fixed, **axes_of_workload}
             for choice in choices:
                 values.update(choice)
-            axes = _axes(values)
-            yield axes, self._matching_exclusion(workload, axes)
+            point = self._point(values)
+            yield replace(point, rule=self._matching_exclusion(workload, point))
 
     def count_points(self, workload: str) -> int:
         """Return how many combinations a workload has, inclusions too, without making any."""
@@ -88,7 +115,7 @@ class Matrix:
                 columns.append(alternatives)
         return columns
 
-    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Axes]]:
+    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Point]]:
         """Yield the further combinations for a workload, each with the number of its include rule.
 
         A rule is a small product of its own, on top of the axes that are the same for all points. A
@@ -100,16 +127,31 @@ class Matrix:
             options = _options_of(rule)
             for row in itertools.product(*options.values()):
                 included = dict(zip(options, row, strict=True))
-                yield number, _axes({**self.fixed, **axes_of_workload, **included})
+                yield number, self._point({**self.fixed, **axes_of_workload, **included})
 
-    def _matching_exclusion(self, workload: str, axes: Axes) -> str | None:
-        """Return the first exclude rule that matches a point, and note that it is used."""
-        values = asdict(axes)
+    def _point(self, values: Values) -> Point:
+        """Return the point with these values, of the remaining axes with their defaults."""
+        settings: dict[str, Any] = {}
+        environment: dict[str, str | None] = dict.fromkeys(self.variables)
+        for axis, value in values.items():
+            variable = variable_of(axis)
+            if variable is None:
+                settings[axis] = value
+            else:
+                environment[variable] = value
+        return Point(axes=_axes(settings), environment=environment)
+
+    def _matching_exclusion(self, workload: str, point: Point) -> str | None:
+        """Return the first exclude rule that matches a point, and note that it is used.
+
+        A variable that the sweep sets nowhere is unset.
+        """
+        values = point.levels
         values["workload"] = workload
         # A fraction where the batch can't be shared out evenly, so that no rule matches it.
-        values["rank_batch_size"] = axes.batch_size / axes.world_size
+        values["rank_batch_size"] = point.axes.batch_size / point.axes.world_size
         for number, rule in enumerate(self.exclude):
-            if all(values[axis] in excluded for axis, excluded in rule.items()):
+            if all(values.get(axis) in excluded for axis, excluded in rule.items()):
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
@@ -147,16 +189,35 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
         zipped.append(_read_zip(document, ("zip", number), group))
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
+    include = _read_rules(document, "include", workloads)
     matrix = Matrix(
         fixed=fixed,
         product=product,
         zipped=zipped,
         exclude=exclude,
-        include=_read_rules(document, "include", workloads),
+        include=include,
+        variables=_variables([fixed, *_axes_of_workloads(document), product, *zipped, *include]),
         unused=set(range(len(exclude))),
     )
     _check_size(document, matrix, workloads)
     return matrix
+
+
+def _axes_of_workloads(document: Document) -> list[Mapping[str, Any]]:
+    """Return the `axes` of every workload, unchecked; an entry may be null."""
+    entries = document.content["workloads"].values()
+    return [(entry or {}).get("axes", {}) for entry in entries]
+
+
+def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the variables that are axes in any of the groups, each once, in their order."""
+    variables: dict[str, None] = {}  # an ordered set
+    for group in groups:
+        for axis in group:
+            variable = variable_of(axis)
+            if variable is not None:
+                variables[variable] = None
+    return list(variables)
 
 
 def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) -> None:
@@ -249,8 +310,16 @@ def _read_labels(document: Document, key: Key, value: Any, workloads: Sequence[s
 
 def axis_values(document: Document, key: Key, values: Any) -> list[Any]:
     """Return the checked values of the axis that ends `key`, at least one; raises BadInput."""
-    axis_type = _axis_type(document, key)
-    checked: list[Any] = document.validate(list[axis_type], values, key)  # type: ignore[valid-type]
+    variable = _variable_at(document, key)
+    checked: list[Any]
+    if variable is None:
+        axis_type = _axis_type(document, key)
+        checked = document.validate(list[axis_type], values, key)  # type: ignore[valid-type]
+    else:
+        listed = document.validate(list[Any], values, key)
+        checked = []
+        for index, value in enumerate(listed):
+            checked.append(_value_of_variable(document, (*key, index), value))
     if not checked:
         raise document.error(key, "found an empty list; allowed: at least one value")
     return checked
@@ -258,7 +327,31 @@ def axis_values(document: Document, key: Key, values: Any) -> list[Any]:
 
 def axis_value(document: Document, key: Key, value: Any) -> Any:
     """Return the checked value of the axis that ends `key`; raises BadInput."""
+    if _variable_at(document, key) is not None:
+        return _value_of_variable(document, key, value)
     return document.validate(_axis_type(document, key), value, key)
+
+
+def _variable_at(document: Document, key: Key) -> str | None:
+    """Return the variable of the axis that ends `key`, None for another axis.
+
+    Raises BadInput for a variable that can't be an axis.
+    """
+    variable = variable_of(str(key[-1]))
+    if variable is None:
+        return None
+    problem = problem_of_variable(variable)
+    if problem is not None:
+        raise document.error(key, problem)
+    return variable
+
+
+def _value_of_variable(document: Document, key: Key, value: Any) -> str | None:
+    """Return what a variable is set to, which the file has at `key`; raises BadInput."""
+    try:
+        return variable_value(value)
+    except ValueError as error:
+        raise document.error(key, str(error)) from None
 
 
 def _axis_type(document: Document, key: Key) -> Any:
@@ -266,7 +359,7 @@ def _axis_type(document: Document, key: Key) -> Any:
     axis = str(key[-1])
     if axis in AXIS_TYPES:
         return AXIS_TYPES[axis]
-    allowed = [*AXIS_TYPES]
+    allowed = [*AXIS_TYPES, axis_hint(axis)]
     if key[0] in ("exclude", "include"):
         allowed.append("workload")
     raise document.error(key, f"unknown axis; {did_you_mean(axis, allowed)}")

@@ -13,6 +13,7 @@ from typing import Any
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.document import MAX_DEPTH, Document, parse_value
+from harness.spec.environment import axis_hint, variable_of
 from harness.spec.text import find_control_character
 
 
@@ -31,7 +32,7 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
             f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
         )
     source = f"--set {text}"
-    if name in AXIS_TYPES:
+    if name in AXIS_TYPES or variable_of(name) is not None:
         _replace_axis(document, name, value, source)
     elif name == "seeds":
         _replace_seeds(document, value, source)
@@ -74,7 +75,7 @@ def _replace_key(
         raise BadInput(f"{source}: found a key of {len(key)} parts; allowed: at most {MAX_DEPTH}")
     labels = document.content["workloads"]
     if key[0] not in sweep_keys:
-        hint = did_you_mean(name, [*AXIS_TYPES, *sweep_keys])
+        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *sweep_keys])
         raise BadInput(f"{source}: unknown axis or key; {hint}")
     if key[0] == "workloads" and len(key) > 2 and key[1] not in labels:
         raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], labels)}")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
-from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Fingerprints, Length, Profiling, Trial
 from harness.spec.document import Document, Key, read_document
 from harness.spec.overrides import apply_data, apply_set
@@ -312,17 +311,17 @@ class _CellPlanner:
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
         cells: list[Cell] = []
-        for axes, rule in self.axes_matrix.points(self.label, axes_of_workload):
-            point = self._exclusion(axes, rule)
-            if point is None:
-                cells.append(self._cell(axes))
+        for point in self.axes_matrix.points(self.label, axes_of_workload):
+            exclusion = self._exclusion(point)
+            if exclusion is None:
+                cells.append(self._cell(point))
             else:
-                excluded.append(point)
-        for number, axes in self.axes_matrix.inclusions(self.label, axes_of_workload):
-            conflict = self.workload.find_conflict(axes)
+                excluded.append(exclusion)
+        for number, point in self.axes_matrix.inclusions(self.label, axes_of_workload):
+            conflict = self.workload.find_conflict(point.axes)
             if conflict:
                 raise self.document.error(("include", number), conflict)
-            cells.append(self._cell(axes))
+            cells.append(self._cell(point))
         return cells
 
     def _axes_of_workload(self) -> dict[str, Any]:
@@ -368,25 +367,26 @@ class _CellPlanner:
         """Return how long the workload trains: its own length, or else the sweep's."""
         return self.entry.length or self.file.length
 
-    def _exclusion(self, axes: Axes, rule: str | None) -> matrix.ExcludedPoint | None:
-        """Return the point if `rule` or a conflict excludes it, None if neither does."""
+    def _exclusion(self, point: matrix.Point) -> matrix.ExcludedPoint | None:
+        """Return the point as an excluded one if a rule or a conflict excludes it, else None."""
         reason: str | None = "the sweep says so"
-        if not rule:
-            reason = self.workload.find_conflict(axes)
+        if not point.rule:
+            reason = self.workload.find_conflict(point.axes)
         if reason is None:
             return None
         return matrix.ExcludedPoint(
             workload=self.label,
-            axes=asdict(axes),
-            rule=rule or matrix.CONFLICT,
+            axes=point.levels,
+            rule=point.rule or matrix.CONFLICT,
             reason=reason,
         )
 
-    def _cell(self, axes: Axes) -> Cell:
+    def _cell(self, point: matrix.Point) -> Cell:
         """Return the cell of a point, with the workload's own lengths or else the sweep's."""
         return Cell(
             workload=self.workload.reference,
-            axes=axes,
+            axes=point.axes,
+            environment=point.environment,
             length=self._length,
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,

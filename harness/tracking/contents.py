@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -324,7 +324,7 @@ def params(cell: Cell) -> dict[str, str]:
     settings: dict[str, Any] = {
         "workload": workload.label,
         "uses": workload.uses,
-        **asdict(cell.axes),
+        **cell.levels,
         "length": str(cell.length),
         "evaluate": f"every {cell.evaluate}",
         "warmup_steps": cell.warmup,

@@ -58,6 +58,7 @@ from harness.training.ranks import Ranks, choose_device, process_group
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
 from harness.training.train import Hooks, Trainer
+from harness.training.variables import check_variables
 from workloads.base import Workload
 from workloads.catalog import load_class
 
@@ -153,9 +154,11 @@ def joined(
 ) -> Iterator[tuple[Assignment, ParallelMesh]]:
     """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
 
-    `timeout` is how many seconds a rank waits for the others in a collective.
+    `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
+    the environment is not the one that the cell asks for.
     """
     assignment = read_assignment(folder.assignment_path)
+    check_variables(assignment.trial.cell.environment)
     axes = assignment.trial.cell.axes
     torch.set_num_threads(axes.num_threads)
     if assignment.device != "cpu" and torch.cuda.is_available():
@@ -243,7 +246,9 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
         environment=environment.describe_environment(
-            parts.assignment.code, parts.assignment.mlflow
+            parts.assignment.code,
+            parts.assignment.mlflow,
+            axes=parts.assignment.trial.cell.environment,
         ),
         checkpoint=_relative_path(checkpoint_path, parts.folder),
         bytes_per_sample=_bytes_per_sample(parts),

@@ -153,6 +153,8 @@ class TestCompletion:
         assert complete_set("fullgraph=") == ["fullgraph=false", "fullgraph=true"]
         assert complete_set("batch_size=") == []
         assert complete_set("nothing=") == []
+        assert complete_set("env.NCCL_ALG") == ["env.NCCL_ALGO="]
+        assert complete_set("env.MASTER") == []
 
 
 def test_ready_sweeps_are_named_where_none_is_found(

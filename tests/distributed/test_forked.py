@@ -63,7 +63,7 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
         launcher = Torchrun(environment={}, fork=fork)
         log = trial_folder.path / f"{fork}.log"
         command = launcher.command("ranks", trial_folder, 3, ["a b"])
-        assert launcher.start(command, launcher.variables(1), log).wait(300) == 0
+        assert launcher.start(command, launcher.variables(1, {}), log).wait(300) == 0
         printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     assert printed[0] == printed[1]
     assert [variables["RANK"] for variables, _, _ in printed[0]] == ["0", "1", "2"]
@@ -76,7 +76,9 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder) ->
     trial_folder.path.mkdir()
     launcher = Torchrun(environment={}, fork=True)
     command = launcher.command("ranks", trial_folder, 4)
-    assert launcher.start(command, launcher.variables(1), trial_folder.launch_log).wait(300) == 1
+    assert (
+        launcher.start(command, launcher.variables(1, {}), trial_folder.launch_log).wait(300) == 1
+    )
     failed = json.loads(trial_folder.failures_path.read_text(encoding="utf-8"))
     assert {rank: ended["exitcode"] for rank, ended in failed.items()} == {
         "1": -signal.SIGKILL,

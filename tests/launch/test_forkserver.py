@@ -247,3 +247,27 @@ def test_a_forkserver_that_is_stopped_is_replaced_and_then_named(
     pids = starts.read_text(encoding="utf-8").split()
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is missing makes another forkserver, as one with another value does."""
+    monkeypatch.setattr(forkserver, "_servers", {})
+    monkeypatch.setattr(forkserver, "MOST_SERVERS", 2)
+    monkeypatch.setenv("COLOR_OF_SERVER", "green")
+    (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
+    green = dict(os.environ)
+    blue = {**green, "COLOR_OF_SERVER": "blue"}
+    unset = {name: value for name, value in green.items() if name != "COLOR_OF_SERVER"}
+    busy = shared_server(green, preload=[])
+    processes = busy.fork([request(tmp_path, tmp_path / "log", [])])
+    idle = shared_server(blue, preload=[])
+    idle.fork([])
+    third = shared_server(unset, preload=[])
+    assert list(forkserver._servers.values()) == [busy, third]
+    assert idle.process.poll() is not None
+    assert shared_server(green, preload=[]) is busy
+    kill_all(processes)
+    for server in (busy, third):
+        server.close()

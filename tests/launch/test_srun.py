@@ -43,7 +43,7 @@ class TestCommand:
         assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
     def test_ranks_know_where_to_meet(self) -> None:
-        variables = launcher().variables(3)
+        variables = launcher().variables(3, {})
         expected = {
             "MASTER_ADDR": "node7",
             "MASTER_PORT": "1234",

@@ -9,9 +9,9 @@ import yaml
 
 from harness.core.errors import BadInput
 from harness.spec import cluster, partitions
-from harness.spec.axes import Axes
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions, time_limit
+from tests.factories import make_cell
 
 SINFO = """\
 gpu*|2-00:00:00|12|64|515000|gpu:h100:8(S:0-1)
@@ -157,16 +157,16 @@ def test_device_and_gpus_go_together(device: str, gpus: int) -> None:
 
 def test_a_job_holds_ranks_of_all_its_nodes() -> None:
     nodes = Profile(launcher="slurm", slurm=SlurmOptions(nodes=2, ranks_per_node=4))
-    cluster.check_fits(nodes, {"x": Axes(strategy="ddp", world_size=8, batch_size=64)})
+    cluster.check_fits(nodes, {"x": make_cell(strategy="ddp", world_size=8)})
     with pytest.raises(
         BadInput, match=r"found 9; allowed: at most 8, the profile's `slurm.nodes` times"
     ):
-        cluster.check_fits(nodes, {"x": Axes(strategy="ddp", world_size=9, batch_size=64)})
+        cluster.check_fits(nodes, {"x": make_cell(strategy="ddp", world_size=9)})
 
 
 def test_gpus_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
-    needy = {"x": Axes(precision="tf32", batch_size=64)}
+    needy = {"x": make_cell(precision="tf32")}
     cluster.check_fits(Profile(launcher="slurm", slurm=SlurmOptions(gpus_per_rank=1)), needy)
     with pytest.raises(BadInput, match="needed: a GPU"):
         cluster.check_fits(Profile(launcher="slurm"), needy)

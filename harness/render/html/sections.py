@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from harness.analysis.cells import naming_axes
 from harness.measure.memory import training_bytes
@@ -285,7 +285,7 @@ def _ranks(cell: ReportCell) -> int:
 
 def _key_without_ranks(cell: ReportCell) -> str:
     """Return a text that is equal for cells of a workload that differ in ranks and strategy only."""
-    axes = asdict(cell.cell.axes)
+    axes = cell.cell.levels
     del axes["world_size"], axes["strategy"]
     return json.dumps(axes, sort_keys=True)
 

@@ -14,7 +14,17 @@ from rich.text import Text
 
 from harness.render.terminal.console import TerminalConsole
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
+from harness.spec.environment import ALLOWED_VALUES, PREFIX
 from workloads.options import Between
+
+# Axes whose names are not the harness's own: the name, its values, its effect.
+OPEN_AXES = (
+    (
+        f"{PREFIX}NAME",
+        ALLOWED_VALUES,
+        "an environment variable that ranks begin with",
+    ),
+)
 
 
 def show() -> None:
@@ -30,6 +40,8 @@ def show() -> None:
             allowed.append(f"  default {as_yaml(DEFAULTS[axis])}", style="dim")
         needs = f" (needs {about.needs})" if about.needs else ""
         table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
+    for axis, allowed_text, does in OPEN_AXES:
+        table.add_row(axis, f"{allowed_text}\n{does}")
     TerminalConsole().print(table)
 
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from harness.analysis.baseline import Saved
-from harness.analysis.compare import Comparison, Match, Row, identity_settings
+from harness.analysis.compare import Comparison, Match, Row, setting_differences
 from harness.analysis.result import CellResult, TrialResult
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
@@ -88,11 +88,9 @@ def _label(match: Match) -> str:
     """
     if match.a.cell.id == match.b.cell.id:
         return match.b.cell.label
-    settings_a, settings_b = identity_settings(match.a.cell), identity_settings(match.b.cell)
     differing = []
-    for name, value in settings_a.items():
-        if value != settings_b[name]:
-            differing.append(f"{name}={value}")
+    for name, (value, _) in setting_differences(match.a.cell, match.b.cell).items():
+        differing.append(f"{name}={value}")
     return f"{match.b.cell.label} against {' '.join(differing)}"
 
 

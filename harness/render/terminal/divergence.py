@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from harness.render.terminal.table import make_table, show
 from harness.reproduce.divergence import Comparison, RankMark
 from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
 from harness.reproduce.values import TensorDifference
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_names
 from harness.spec.cluster import Profile
 
 # What each phase computes, from what the phases before it have left.
@@ -114,10 +113,9 @@ def description(a: TracedTrial, b: TracedTrial, parting: Parting) -> list[str]:
 def differing_settings(a: Cell, b: Cell) -> list[str]:
     """Return the settings that two cells differ in, as `strategy (ddp, fsdp2)`."""
     differing = []
-    axes_a, axes_b = asdict(a.axes), asdict(b.axes)
-    for name, value in axes_a.items():
-        if axes_b[name] != value:
-            differing.append(f"{name} ({value}, {axes_b[name]})")
+    for name in axis_names([a, b]):
+        if a.level(name) != b.level(name):
+            differing.append(f"{name} ({a.level(name)}, {b.level(name)})")
     if a.workload.identity != b.workload.identity:
         differing.append(f"workload ({a.workload.label}, {b.workload.label})")
     return differing

@@ -59,7 +59,7 @@ def all_reduce(launcher: Launcher, folder: Path, ranks: int, device: str) -> All
         "harness.slurm.doctor.all_reduce", TrialFolder(folder), ranks, [device]
     )
     # Without `parent_variables`: the parent of a rank in a Slurm step is no process of ours.
-    lines = output_lines(command, launcher.variables(1), COMMAND_SECONDS)
+    lines = output_lines(command, launcher.variables(1, {}), COMMAND_SECONDS)
     for line in lines:
         if line.startswith("{"):
             try:

@@ -1,0 +1,66 @@
+"""A rank proves that it and what loaded torch began with the variables that its cell assigns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.errors import NotApplied
+from harness.spec.environment import Variables
+from harness.training import variables
+
+
+@pytest.mark.parametrize(
+    ("assigned", "rank", "initial", "problem"),
+    [
+        ({"X_1": "a"}, {"X_1": "a"}, b"X_1=a\0Y=b\0", None),
+        ({"X_1": None}, {}, b"Y=b\0", None),
+        (
+            {"X_1": "a"},
+            {},
+            b"X_1=a\0",
+            "env.X_1=a was not passed on: this rank has X_1 unset",
+        ),
+        (
+            {"X_1": None},
+            {"X_1": "c"},
+            b"",
+            "env.X_1=unset was not passed on: this rank has X_1 c",
+        ),
+        (
+            {"X_1": "a"},
+            {"X_1": "a"},
+            b"X_1=b\0",
+            "env.X_1=a was not passed on: the process that loaded torch began with X_1 b",
+        ),
+    ],
+)
+def test_a_variable_is_seen_before_torch_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    assigned: Variables,
+    rank: dict[str, str],
+    initial: bytes,
+    problem: str | None,
+) -> None:
+    environ = tmp_path / "environ"
+    environ.write_bytes(initial)
+    monkeypatch.setattr(variables, "INITIAL_ENVIRONMENT", environ)
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    if problem is None:
+        variables.check_variables(assigned)
+        return
+    with pytest.raises(NotApplied) as failure:
+        variables.check_variables(assigned)
+    assert str(failure.value) == problem
+
+
+def test_instructions_that_torch_does_not_use_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variables, "_check", lambda *_: None)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    variables.check_variables({"ATEN_CPU_CAPABILITY": "avx2"})
+    with pytest.raises(NotApplied, match="=default had no effect: torch uses AVX2"):
+        variables.check_variables({"ATEN_CPU_CAPABILITY": "default"})
