@@ -196,6 +196,8 @@ def parity(
         view.print_json(measured)
     else:
         view.show_parity(TerminalConsole(), measured)
+        if recorded:
+            print(f"harness collect {loaded.name}{results_folder.flag} brings it to MLflow")
     raise typer.Exit(measured.exit_code(rung))
 
 

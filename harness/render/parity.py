@@ -88,6 +88,13 @@ def _missing_seeds(evidence: SeedEvidence) -> str:
     return f"; needs about {evidence.seeds_missing} more"
 
 
+def evidence(cell: CellParity) -> list[str]:
+    """Return the texts of COLUMNS after a cell's name and its rung."""
+    if cell.failure is not None:
+        return [MISSING, cell.failure, MISSING, MISSING]
+    return [parting(cell.first), causes(cell), error(cell.worst), over_seeds(cell)]
+
+
 def reference_line(reference: Reference) -> str:
     """Return how well others can be held against a reference."""
     if reference.control is None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Record, Status
@@ -27,6 +28,7 @@ from harness.tracking.scalars import RATE, SCALARS, metric_name, over_trials, sc
 from harness.tracking.verdicts import (
     interval_metrics,
     mean_metrics,
+    parity_tags,
     verdict_metrics,
     verdict_tags,
 )
@@ -171,12 +173,17 @@ def _trial_tags(record: Record) -> dict[str, Any]:
 
 
 def cell_contents(
-    outlines: Sequence[TrialOutline], *, planned: Iterable[str], result: SweepResult | None = None
+    outlines: Sequence[TrialOutline],
+    *,
+    planned: Iterable[str],
+    result: SweepResult | None = None,
+    parity: Parity | None = None,
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
     Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
-    `result` is that of the whole sweep, None until the sweep is complete.
+    `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
+    was not measured.
     """
     cell = outlines[-1].cell
     (cell_result,) = _join_results(outlines)
@@ -187,10 +194,10 @@ def cell_contents(
     if RATE in numbers:  # first, because MLflow's pages begin with the first metric
         metrics[RATE] = numbers[RATE]
     metrics |= interval_metrics(cell_result)
-    tags: dict[str, Any] = {}
+    tags: dict[str, Any] = parity_tags(parity, cell)
     if result is not None:
         metrics |= verdict_metrics(result, cell)
-        tags = verdict_tags(result, cell)
+        tags |= verdict_tags(result, cell)
     metrics |= numbers
     for name, value in metrics.items():
         metrics[name] = rounded(value)

@@ -22,6 +22,7 @@ VERDICT_COLUMNS = {
     "tags.`harness.verdict`": "harness.verdict",
     "metrics.`harness.speedup`": "harness.speedup",
 }
+PARITY_COLUMN = {"tags.`harness.parity`": "harness.parity"}
 LAST_METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
 CHARTED_METRICS = ("step_time_p50_ms", "data_wait_share")
 RUNS_IN_CHARTS = 20
@@ -43,8 +44,12 @@ def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.
     return f"{runs}?viewStateShareKey={VIEW}&{workflow}"
 
 
-def experiment_tags(outlines: Sequence[TrialOutline]) -> dict[str, str]:
+def experiment_tags(
+    outlines: Sequence[TrialOutline], *, has_parity: bool = False
+) -> dict[str, str]:
     """Return the tags of an experiment that make `page` open on the cells of its sweep.
+
+    `has_parity` is whether cells have a rung, which then has a column.
 
     The view is sorted by name, because MLflow folds runs under their parents as long as they are
     sorted by time. Its filter leaves out the runs of trials and of the sweep.
@@ -53,7 +58,7 @@ def experiment_tags(outlines: Sequence[TrialOutline]) -> dict[str, str]:
     for outline in outlines:
         cells[outline.cell_id] = outline.cell
     targets = _target_metrics(outlines)
-    columns = _columns(list(cells.values()), targets)
+    columns = _columns(list(cells.values()), targets, has_parity=has_parity)
     widths = _column_widths(columns, list(cells.values()))
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
@@ -81,13 +86,15 @@ def _target_metrics(outlines: Sequence[TrialOutline]) -> list[str]:
     return sorted(filter(lambda name: name.startswith("final_"), names))
 
 
-def _columns(cells: Sequence[Cell], targets: Sequence[str]) -> dict[str, str]:
+def _columns(cells: Sequence[Cell], targets: Sequence[str], *, has_parity: bool) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order.
 
     First comes what was measured, then the verdicts, then the params in which the cells differ.
     """
     columns = _metric_columns((RATE, *INTERVAL))
     columns |= VERDICT_COLUMNS
+    if has_parity:
+        columns |= PARITY_COLUMN
     columns |= _metric_columns(targets)
     for name in _varying_params(cells):
         columns[f"params.`{name}`"] = name

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.parity import read_parity, with_seeds
+from harness.analysis.result import join
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
@@ -117,6 +119,9 @@ class SweepRuns:
         result = result_of(self.sweep, self.spec, outlines)
         sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
         self._update_spec(sweep_run)
+        parity = read_parity(self.folder)
+        if parity is not None:
+            parity = with_seeds(parity, join([outline.result for outline in outlines]))
         by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
         for outline in sorted(outlines, key=lambda outline: outline.started):
             by_cell[outline.cell_id].append(outline)
@@ -128,7 +133,10 @@ class SweepRuns:
         for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
             cell_outlines = by_cell[cell_id]
             contents = cell_contents(
-                cell_outlines, planned=self.spec.get("trials", ()), result=result
+                cell_outlines,
+                planned=self.spec.get("trials", ()),
+                result=result,
+                parity=parity,
             )
             cell_run = self._update(contents, sweep_run.info.run_id)
             cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)

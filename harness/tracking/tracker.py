@@ -93,7 +93,8 @@ class Tracker:
                     cells = None
                 runs.find_existing(cells)
                 run_id, delivered = runs.deliver(outlines, chosen, by_trial)
-                self._tag_experiment(client, experiment, outlines)
+                has_parity = folder.parity_path.exists()
+                self._tag_experiment(client, experiment, outlines, has_parity=has_parity)
         return Delivery(
             delivered=delivered,
             already_delivered=len(chosen) - delivered,
@@ -163,10 +164,15 @@ class Tracker:
         return experiment, False
 
     def _tag_experiment(
-        self, client: MlflowClient, experiment: Experiment, outlines: Sequence[TrialOutline]
+        self,
+        client: MlflowClient,
+        experiment: Experiment,
+        outlines: Sequence[TrialOutline],
+        *,
+        has_parity: bool,
     ) -> None:
         """Set the tags that decide how MLflow's pages open on the sweep, where they differ."""
-        for name, value in experiment_tags(outlines).items():
+        for name, value in experiment_tags(outlines, has_parity=has_parity).items():
             if experiment.tags.get(name) != value:
                 client.set_experiment_tag(experiment.experiment_id, name, value)
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.compare import Row
+from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
+from harness.render import parity as texts
 from harness.spec.cell import Cell
 from harness.tracking.markdown import comparison_note
 from harness.tracking.scalars import RATE, metric_name
@@ -83,6 +85,28 @@ def verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
         "mlflow.note.content": comparison_note(rows),
         **_verdict_labels(rows),
     }
+
+
+def parity_tags(parity: Parity | None, cell: Cell) -> dict[str, Any]:
+    """Return the rung of a cell as tags, with where it parts from its reference and the cause.
+
+    The reference itself is tagged `reference`; without a measured parity there are no tags.
+    """
+    if parity is None:
+        return {}
+    if parity.is_reference(cell):
+        return {"harness.parity": "reference"}
+    held = parity.of(cell)
+    if held is None:
+        return {}
+    reference = parity.reference_of(held)
+    tags = {"harness.parity": texts.rung_label(held)}
+    if reference is not None:
+        tags["harness.parity_reference"] = reference.cell.label
+    if held.first is not None:
+        tags["harness.parity_parts_in"] = texts.parting(held.first)
+        tags["harness.parity_cause"] = texts.causes(held)
+    return tags
 
 
 def _verdict_labels(rows: Sequence[Row]) -> Mapping[str, str]:

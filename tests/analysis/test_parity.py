@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import (
     CellParity,
-    FirstDifference,
-    Parity,
-    Reference,
     largest_ulp,
     read_parity,
     with_seeds,
@@ -24,45 +20,8 @@ from harness.analysis.rungs import Rung, parse_rung
 from harness.core.errors import BadFile, BadInput
 from harness.core.paths import SweepFolder
 from harness.records.seal import sealed_text
-from tests.factories import make_cell
+from tests.support.parity import DISTANCE, OTHER, REFERENCE, make_parity
 from tests.support.results import make_result
-
-REFERENCE = make_cell()
-OTHER = make_cell(strategy="ddp", world_size=2)
-DISTANCE = TensorDistance(
-    step=3,
-    name="weight",
-    dtype="float32",
-    shape=(40, 40),
-    differing=7,
-    largest_ulp=11,
-    error=1e-6,
-    reference_error=1e-6,
-    scale=1.0,
-)
-
-
-def make_parity(**changes: Any) -> Parity:
-    """Return the parity of one cell, which by default only seeds can decide."""
-    cell = CellParity(
-        cell=OTHER,
-        reference=REFERENCE.id,
-        compared=40,
-        first=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
-        causes=["reduction order"],
-        largest_ulp=11,
-        trajectory=[DISTANCE],
-    )
-    reference = Reference(
-        cell=REFERENCE, control=None, steps=[1, 3], draws_random=True, fp64_problem=None
-    )
-    return Parity(
-        sweep="demo",
-        seed=0,
-        measured=1.0,
-        references=[reference],
-        cells=[replace(cell, **changes)],
-    )
 
 
 def judged(metrics: list[float], others: list[float]) -> CellParity:

@@ -20,6 +20,7 @@ from harness.tracking.contents import (
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.scalars import scalars
 from tests.factories import BEGUN, make_cell, make_record
+from tests.support.parity import OTHER, REFERENCE, make_parity
 
 
 def outlines(*records: Record) -> list[TrialOutline]:
@@ -161,6 +162,23 @@ def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
         "data_wait_share", "trials_done", "trials_failed",
     ]  # fmt: skip
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
+
+
+def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:
+    reference, other = outlines(make_record(REFERENCE), make_record(OTHER))
+    assert "harness.parity" not in cell_contents([other], planned=[]).tags
+    parity = make_parity(tensor_rung="fp64")
+    assert cell_contents([reference], planned=[], parity=parity).tags == {
+        "harness.parity": "reference"
+    }
+    assert cell_contents([other], planned=[], parity=parity).tags == {
+        "harness.parity": "fp64 rule",
+        "harness.parity_reference": REFERENCE.label,
+        "harness.parity_parts_in": "step 1, all-reduce",
+        "harness.parity_cause": "reduction order",
+    }
+    view = json.loads(experiment_tags([reference, other], has_parity=True)[VIEW_TAG])
+    assert "tags.`harness.parity`" in view["selectedColumns"]
 
 
 def test_addresses_of_a_sweep_and_of_a_run() -> None:

@@ -26,7 +26,7 @@ from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
-from harness.render.html import intervals, origin, plots, sections
+from harness.render.html import intervals, origin, parity, plots, sections
 from harness.render.html.report import Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
@@ -373,6 +373,15 @@ SECTIONS = (
         build=origin.troubles,
         about="not part of any number above",
         needs="a trial that failed; every trial that has run is done",
+    ),
+    Section(
+        id="parity",
+        title="Parity",
+        kind="ladders",
+        build=parity.ladders,
+        about="how alike the cells compute, each held against a reference, from the highest rung:"
+        " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
+        needs="harness parity",
     ),
     Section(
         id="preflight",

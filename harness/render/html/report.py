@@ -12,6 +12,7 @@ from statistics import fmean
 
 from harness.analysis.cells import naming_axes
 from harness.analysis.compare import Comparison, Rules, Side, certified_drifts, compare
+from harness.analysis.parity import Parity, read_parity, with_seeds
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
@@ -82,6 +83,7 @@ class Report:
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # by label
     against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
+    parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     unreadable_count: int = 0  # records that are left out
 
@@ -129,8 +131,15 @@ def make_report(
         result=result,
         workloads={label: _report_cells(result, label) for label in result.workloads},
         against=comparison,
+        parity=_parity(results, sweep, result),
         preflight=read_preflight(results.preflight_path(sweep.name)),
     )
+
+
+def _parity(results: Results, sweep: Sweep, result: SweepResult) -> Parity | None:
+    """Return the parity of the sweep with what its seeds say; None if it was not measured."""
+    parity = read_parity(results.sweep_folder(sweep.name))
+    return None if parity is None else with_seeds(parity, result.cells)
 
 
 def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:

@@ -85,24 +85,15 @@ def _show_workload(console: Console, parity: Parity, workload: str, axes: Sequen
         table = make_table(texts.COLUMNS, ["error"])
         for cell in parity.cells:
             if cell.reference == reference.cell.id:
-                table.add_row(name_of(cell.cell), *row(cell))
+                table.add_row(name_of(cell.cell), *_row(cell))
         show_table(console, table)
         console.print()
-    for cell in parity.cells:
-        if cell.cell.workload.label == workload and cell.failure is not None:
-            line = f"{name_of(cell.cell)} failed: {cell.failure}"
-            console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
 
 
-def row(cell: CellParity) -> list[str | Text]:
+def _row(cell: CellParity) -> list[str | Text]:
     """Return the columns of a cell after its name."""
-    return [
-        Text(texts.rung_label(cell), style=STYLES[texts.rung_look(cell)]),
-        texts.parting(cell.first),
-        texts.causes(cell),
-        texts.error(cell.worst),
-        texts.over_seeds(cell),
-    ]
+    label = Text(texts.rung_label(cell), style=STYLES[texts.rung_look(cell)])
+    return [label, *texts.evidence(cell)]
 
 
 def to_json(parity: Parity) -> dict[str, Any]:

@@ -209,12 +209,28 @@ def show_results(
     _print_lines(console, lines + _earlier_lines(sweep, records))
     if has_intervals:
         show_verdicts(console, sweep, records)
+    _show_parity(console, sweep, records, results)
     remarks = _status_lines(records)
     remarks += _steady_state_lines(records, verbose=verbose)
     if trouble:
         command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow has not got everything[/]; deliver it later: {command}")
     _print_lines(console, remarks + _next_lines(sweep, records, results))
+
+
+def _show_parity(
+    console: Console, sweep: Sweep, records: Sequence[Record], results: Results
+) -> None:
+    """Print how alike the cells compute, if `harness parity` has measured it."""
+    from harness.analysis.parity import read_parity, with_seeds
+    from harness.analysis.result import aggregate
+    from harness.render.terminal.parity import show_parity
+
+    parity = read_parity(results.sweep_folder(sweep.name))
+    if parity is None:
+        return
+    console.print()
+    show_parity(console, with_seeds(parity, aggregate(records)))
 
 
 def unreadable_lines(unreadable: Sequence[str]) -> list[str]:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.parity import write_parity
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.render.html import page, sections
 from harness.spec.sweep import Sweep
 from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
+from tests.support.parity import make_parity
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 from tests.support.tree import TOP
 
@@ -119,6 +121,19 @@ def test_sections_of_a_complete_sweep(results: Results) -> None:
     assert "git checkout c0ffee" in texts["reproduce"]
     assert "--set seeds=0,1,2" in texts["reproduce"]
     assert "harness reproduce demo" in texts["reproduce"]
+
+
+def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) -> None:
+    assert "Parity : needs harness parity" in report(results).texts["lacking"]
+    reference, other, *_ = sweep.cells
+    parity = make_parity(reference, other)
+    write_parity(results.sweep_folder("demo"), parity)
+    text = report(results).texts["parity"]
+    assert "mlp against fp32 single twice the same bits" in text
+    assert "step 1, all-reduce reduction order 1×" in text
+    shown = harness("show", "demo", "--results", str(results.path))
+    assert shown.code == 0
+    assert "step 1, all-reduce  reduction order" in shown.out
 
 
 @pytest.mark.usefixtures("sweep")

@@ -1,0 +1,78 @@
+"""What is said of a cell's rung, and of what is missing for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.parity import CellParity, SeedEvidence
+from harness.render import parity as texts
+from harness.statistics.equivalence import equivalence
+from harness.statistics.estimate import paired
+from tests.support.parity import DISTANCE, make_parity
+
+
+def cell(**changes: Any) -> CellParity:
+    return make_parity(**changes).cells[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "look"),
+    [
+        ({"tensor_rung": "bitwise"}, "bitwise", "better"),
+        ({"tensor_rung": "ulp"}, "≤ 11 ULP", "better"),
+        ({"tensor_rung": "fp64"}, "fp64 rule", "better"),
+        ({}, "can't tell", "open"),
+        ({"failure": "it failed"}, "failed", "failed"),
+        ({"by_design": ["lr"]}, "by design", "open"),
+    ],
+)
+def test_labels(changes: dict[str, Any], label: str, look: str) -> None:
+    assert (texts.rung_label(cell(**changes)), texts.rung_look(cell(**changes))) == (label, look)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "1×"),
+        ({"error": 4.2e-6}, "4.2×"),
+        ({"error": 2e-9, "reference_error": 0.0}, "2e-09"),
+        ({"error": None, "is_finite": False}, "not finite"),
+        ({"error": None, "reference_error": None}, "–"),
+    ],
+)
+def test_errors_are_multiples_of_the_references(changes: dict[str, Any], text: str) -> None:
+    assert texts.error(replace(DISTANCE, **changes)) == text
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome", "text"),
+    [
+        ([0.001, -0.001], "same", "accuracy +0.0000 in 2 seeds, within 0.0063 for certain"),
+        (
+            [0.02, -0.01],
+            "inconclusive",
+            "accuracy +0.0050 in 2 seeds, within 0.0997 for certain; needs about 39 more",
+        ),
+        ([0.02], "inconclusive", "accuracy +0.0200 in 1 seed; needs 1 more at least"),
+    ],
+)
+def test_seeds(differences: list[float], outcome: Any, text: str) -> None:
+    evidence = SeedEvidence(
+        metric="accuracy", outcome=outcome, equivalence=equivalence(paired(differences), 0.01)
+    )
+    assert texts.over_seeds(cell(seeds=evidence)) == text
+    assert texts.over_seeds(cell(seeds=evidence, tensor_rung="fp64")) == "–"
+
+
+def test_a_reference_that_can_not_be_trusted_says_so() -> None:
+    reference = make_parity().references[0]
+    assert texts.reference_line(reference) == "twice the same bits"
+    first = cell().first
+    shaky = replace(reference, control=first, fp64_problem="rank 0: out of memory")
+    assert texts.reference_line(shaky) == (
+        "not deterministic: run twice, it parts in step 1, all-reduce;"
+        " nothing was held against fp64: rank 0: out of memory"
+    )
