@@ -2,6 +2,7 @@
 # make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
+# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 PYTHON ?= python3
 VENV := .venv
@@ -13,8 +14,9 @@ export PATH := $(PATH):/usr/sbin:/sbin
 
 FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
+MUTANTS ?= 200
 
-.PHONY: demo test fuzz campaign bench bench-gate setup setup-test lint clean
+.PHONY: demo test fuzz campaign mutants bench bench-gate setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -39,6 +41,12 @@ fuzz: setup-test
 campaign: setup-test
 	@echo "==> Faults for $(CAMPAIGN_MINUTES) minutes"
 	@$(BIN)/python -m tests.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
+
+mutants: setup-test
+	@echo "==> $(MUTANTS) planted defects, as many equal runs, and half as many trials that are killed"
+	@rm -rf build/mutants
+	@$(BIN)/python -m tests.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
+		--resumes $$(($(MUTANTS) / 2))
 
 bench: setup-test
 	@echo "==> The training loop beside the same loop written bare, one rank and two"

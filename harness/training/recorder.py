@@ -37,7 +37,7 @@ from harness.records.trace import (
 )
 from harness.spec.cell import Fingerprints
 from harness.training.build import TrialParts
-from harness.training.fingerprint import full_tensor
+from harness.training.fingerprint import full_tensors
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver
 from harness.training.train import Hooks, Segment
@@ -164,25 +164,28 @@ class Recorder(StepObserver, Hooks):
         self._evaluations = len(self._state.evaluations)
         self._file.flush()
 
-    # Tensors, one at a time: all of them unsharded would not fit where FSDP2 is needed
+    # Tensors, a few at a time: all of them unsharded would not fit where FSDP2 is needed
 
     def _parameters(self) -> Named:
-        """Yield the parameters, unsharded, by name."""
-        for name, parameter in self._parts.model.named_parameters():
-            yield name, full_tensor(parameter)
+        """Return the parameters, unsharded, by name."""
+        return full_tensors(self._parts.model.named_parameters())
 
     def _gradients(self) -> Named:
-        """Yield the gradients that all ranks have summed up, unsharded, by name."""
+        """Return the gradients that all ranks have summed up, unsharded, by name."""
+        gradients = []
         for name, parameter in self._parts.model.named_parameters():
             if parameter.grad is not None:
-                yield name, full_tensor(parameter.grad)
+                gradients.append((name, parameter.grad))
+        return full_tensors(gradients)
 
     def _optimizer_state(self) -> Named:
-        """Yield the tensors of the optimizer's state, unsharded, by name."""
+        """Return the tensors of the optimizer's state, unsharded, by name."""
+        states = []
         for name, parameter in self._parts.model.named_parameters():
             for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor):
-                    yield f"{name} ({key})", full_tensor(value)
+                    states.append((f"{name} ({key})", value))
+        return full_tensors(states)
 
     def _save_parameters(self) -> None:
         """Write rank 0's unsharded parameters to a file; every rank must take part."""

@@ -17,17 +17,6 @@ from tests.support.running import line_sweep, local_profile
 pytestmark = pytest.mark.distributed
 
 MUTANT = f"{Path(__file__).parents[1] / 'support' / 'mutants.py'}:MutantLine"
-AT = 7
-# The defect, the first step that it changes, the phase in which it shows, and at which ranks of two
-# under DDP. FSDP2 gathers parameters, so there a rank's own bit is seen by all.
-DEFECTS = {
-    "learning rate": (AT, "optimizer", [0, 1]),
-    "bit": (AT, "optimizer", [1]),
-    "dropped sample": (AT, "data", [0, 1]),
-    "shifted samples": (AT, "data", [0, 1]),
-    "zero_grad": (AT + 1, "all-reduce", [0, 1]),
-    "train mode in evaluation": (5, "evaluation", [0, 1]),
-}
 
 
 def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
@@ -43,27 +32,25 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
     return find_parting(tracer, traced(a), traced(b))
 
 
-@pytest.mark.parametrize(
-    ("mutant", "strategy"),
-    [*((mutant, "ddp") for mutant in DEFECTS), ("bit", "fsdp2"), ("zero_grad", "fsdp2")],
-)
-def test_a_defect_is_named(tmp_path: Path, mutant: str, strategy: str) -> None:
-    step, phase, ranks = DEFECTS[mutant]
-    axes = {"strategy": strategy, "world_size": 2}
-    sound = {"uses": MUTANT, "axes": axes, "options": {"dropout": 0.3}}
-    defective = {
-        "uses": MUTANT,
-        "axes": axes,
-        "options": {"dropout": 0.3, "mutant": mutant, "at": AT},
-    }
+def test_a_defect_is_named(tmp_path: Path) -> None:
+    """tests/mutants has all kinds of them."""
+    axes = {"strategy": "ddp", "world_size": 2}
+    options = {"dropout": 0.3}
+    defect = {"mutant": "bit", "at": 7, "at_rank": 1, "bit": 3}
+    sound = {"uses": MUTANT, "axes": axes, "options": options}
+    defective = {"uses": MUTANT, "axes": axes, "options": options | defect}
     parting = part(tmp_path, {"sound": sound, "defective": defective})
     assert parting.tensors is not None
     divergence = parting.tensors.divergence
     assert divergence is not None
-    assert (divergence.first.mark.step, divergence.first.mark.phase) == (step, phase)
-    if strategy == "ddp":
-        assert divergence.ranks == ranks
-    assert parting.differences
+    assert (divergence.first.mark.step, divergence.first.mark.phase) == (7, "optimizer")
+    assert divergence.ranks == [1]
+    (difference,) = parting.differences
+    assert (difference.at.mark.name, difference.differing, difference.largest_ulp) == (
+        "inner.0.weight",
+        1,
+        8,
+    )
 
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:

@@ -1,38 +1,53 @@
-"""A workload with one planted defect: what makes trials part, at a known step and rank."""
+"""A workload with one planted defect: what makes two runs part, at a known step and rank.
+
+A defect that is in a workload is written there. One that is in what trains it, such as the order of
+samples or a collective, is planted in the harness's own classes, in the rank's own process.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import get_worker_info
 
+from harness.training.order import BatchOrder
+from harness.training.step import TrainStep
+from harness.training.strategies import ddp, fsdp2
+from harness.training.strategies.base import Strategy
 from tests.support.line import LineFit
 from tests.support.line import Options as LineOptions
 from workloads import Batch, Between, Splits
 
-Mutant = Literal[
-    "none",
-    "learning rate",
-    "bit",
-    "dropped sample",
-    "shifted samples",
-    "zero_grad",
-    "train mode in evaluation",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MutantOptions(LineOptions):
-    """Which defect the workload has, and from when on."""
+    """Which defect the workload has, and where."""
 
-    mutant: Mutant = "none"
+    mutant: str = "none"  # a key of PLANTS, or one that the workload itself has
     at: Annotated[int, Between(1)] = 1  # the step, counted from 1
+    at_rank: int = 0  # where the defect is one rank's
+    parameter: int = 0  # whose bit is flipped, of BIT_PARAMETERS
+    bit: int = 0
+    order: tuple[int, ...] = ()  # in which an unordered reduction adds up the ranks
+    ordered: bool = False  # gradients are added up in the order of the ranks, by a collective here
+    strikes: str = ""  # a file with what strikes this attempt: a rank, a step and a signal
+
+
+BIT_PARAMETERS = ("inner.0.weight", "inner.0.bias", "inner.1.weight", "inner.1.bias")
 
 
 def this_rank() -> int:
@@ -40,45 +55,138 @@ def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-@dataclass(frozen=True)
-class MutantSamples:
-    """Samples of which a batch is not what was asked for, from one batch on."""
+class Net(nn.Module):
+    """A model with batch norm and dropout, whose parameters are not in the order of their use."""
 
-    samples: Any
-    mutant: str
-    at: int
-    fetched: list[int]  # batches so far, one number
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 1)
+        self.inner = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.inner(inputs))
+        return outputs
+
+
+class MutantLine(LineFit):
+    """Fits the line of `tests.support.line`, with the defect that its options name."""
+
+    Options = MutantOptions
+    options: MutantOptions
+
+    def splits(self) -> Splits:
+        splits = super().splits()
+        plant = PLANTS.get(self.options.mutant)
+        if plant is not None:
+            plant(self)
+        if self.options.ordered:
+            _use_ordered_collectives(self)
+        samples = MutantSamples(splits.train, self.options)
+        return replace(splits, train=samples)
+
+    def build_model(self) -> nn.Module:
+        model = Net(self.options.dropout)
+        if self.options.mutant == "optimizer before fully_shard":
+            self.early_optimizer = MutantAdam(model, self.options)
+        return model
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, Net)
+        return [model.inner]
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        if self.options.mutant == "optimizer before fully_shard":
+            return self.early_optimizer
+        return MutantAdam(model, self.options)
+
+    def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
+        if self.options.mutant != "learning rate":
+            return None
+        return LambdaLR(optimizer, lambda step: 1 + 1e-6 * (step + 1 >= self.options.at))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = super().loss(model, batch)
+        self._strike()
+        return loss
+
+    def _strike(self) -> None:
+        """Send this rank the signal that is due at this step, once."""
+        if not self.options.strikes:
+            return
+        path = Path(self.options.strikes)
+        if not path.exists():
+            return
+        rank, step, number = map(int, path.read_text(encoding="utf-8").split())
+        if (rank, step) == (this_rank(), self.step):
+            path.unlink()
+            os.kill(os.getpid(), signal.Signals(number))
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
+        is_hit = self.step >= self.options.at and this_rank() == self.options.at_rank
+        if self.options.mutant == "dropout in evaluation" and is_hit:
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.train()
+        return super().evaluate(model, batch)
+
+
+class MutantSamples:
+    """Samples of which one batch is not what was asked for."""
+
+    def __init__(self, samples: Any, options: MutantOptions) -> None:
+        self.samples = samples
+        self.options = options
+        self.fetched = 0  # batches, by this process
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        self.fetched[0] += 1
-        asked = list(indices)
-        if self.fetched[0] == self.at and self.mutant == "dropped sample":
-            asked[-1] = asked[0]
-        if self.fetched[0] == self.at and self.mutant == "shifted samples":
-            asked = [(index + 1) % len(self.samples) for index in asked]
-        batch: Batch = self.samples.batch(asked)
+        """Return the samples; the defect is in the first epoch, whose batches are counted here."""
+        self.fetched += 1
+        worker = get_worker_info()
+        step = self.fetched
+        if worker is not None:
+            step = (self.fetched - 1) * worker.num_workers + worker.id + 1
+        chosen = list(indices)
+        if step == self.options.at and this_rank() == self.options.at_rank:
+            if self.options.mutant == "worker seeded by time":
+                _seed_by_time()
+            elif self.options.mutant == "dropped sample":
+                chosen[-1] = chosen[0]
+        batch: Batch = self.samples.batch(chosen)
         return batch
 
 
-class MutantAdam(torch.optim.Adam):
-    """Adam that once keeps its gradients, or flips a bit of one parameter at rank 1."""
+def _seed_by_time() -> None:
+    """Seed all generators as nobody should."""
+    now = time.time_ns()
+    random.seed(now)
+    np.random.seed(now % 2**32)
+    torch.default_generator.manual_seed(now)
 
-    def __init__(self, parameters: Any, options: MutantOptions) -> None:
-        super().__init__(parameters, lr=0.01)
+
+class MutantAdam(torch.optim.Adam):
+    """Adam that once keeps its gradients, or flips a bit of one parameter at one rank."""
+
+    def __init__(self, model: nn.Module, options: MutantOptions) -> None:
+        super().__init__(model.parameters(), lr=0.01)
+        self.named = dict(model.named_parameters())
         self.options = options
         self.steps = 0
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
         self.steps += 1
-        is_now = self.steps == self.options.at
-        if is_now and self.options.mutant == "bit" and this_rank() == 1:
-            parameter = self.param_groups[0]["params"][0]
+        options = self.options
+        if (options.mutant, options.at, options.at_rank) == ("bit", self.steps, this_rank()):
+            parameter = self.named[BIT_PARAMETERS[options.parameter]]
             values = getattr(parameter, "_local_tensor", parameter).detach()
-            values.view(-1).view(torch.int32)[0] ^= 1
+            # The sign is the bit 31, beyond what an int32 can have.
+            mask = torch.tensor(1 << options.bit, dtype=torch.int64).to(torch.int32)
+            values.view(-1).view(torch.int32)[0] ^= mask
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -86,28 +194,142 @@ class MutantAdam(torch.optim.Adam):
             super().zero_grad(set_to_none)
 
 
-class MutantLine(LineFit):
-    """The line of `tests.support.line`, with the defect that its options name."""
+# Defects of what trains the workload
 
-    Options = MutantOptions
-    options: MutantOptions
 
-    def splits(self) -> Splits:
-        splits = super().splits()
-        if self.options.mutant not in ("dropped sample", "shifted samples"):
-            return splits
-        samples = MutantSamples(splits.train, self.options.mutant, self.options.at, [0])
-        return replace(splits, train=samples)
+def _swap_samples(workload: MutantLine) -> None:
+    """Swap the first samples of two ranks' shares of one batch."""
+    options, shares = workload.options, BatchOrder.__iter__
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return MutantAdam(model.parameters(), self.options)
+    def swapped(order: BatchOrder) -> Iterator[list[int]]:
+        partners = {options.at_rank: 1, (options.at_rank + 1) % order.dp_size: -1}
+        other_rank = (order.dp_rank + partners.get(order.dp_rank, 0)) % order.dp_size
+        other = BatchOrder(
+            samples=order.samples,
+            batch_size=order.batch_size,
+            seed=order.seed,
+            dp_rank=other_rank,
+            dp_size=order.dp_size,
+        )
+        other.epoch, other.skip = order.epoch, order.skip
+        pairs = zip(shares(order), shares(other), strict=True)
+        for step, (share, other_share) in enumerate(pairs, start=order.next_step + 1):
+            if step == options.at:
+                share[0] = other_share[0]
+            yield share
 
-    def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
-        if self.options.mutant != "learning rate":
-            return None
-        return LambdaLR(optimizer, lambda step: 1 + 1e-6 * (step + 1 >= self.options.at))
+    BatchOrder.__iter__ = swapped  # type: ignore[method-assign]
 
-    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        if self.options.mutant == "train mode in evaluation":
-            model.train()
-        return super().evaluate(model, batch)
+
+def _forget_epoch(workload: MutantLine) -> None:
+    """Have every epoch go through the samples as the first does."""
+    shares = BatchOrder.__iter__
+
+    def same(order: BatchOrder) -> Iterator[list[int]]:
+        epoch, order.epoch = order.epoch, 0
+        yield from shares(order)
+        order.epoch = epoch
+
+    BatchOrder.__iter__ = same  # type: ignore[method-assign]
+
+
+def _sum_gradients(workload: MutantLine) -> None:
+    """Have gradients summed up instead of averaged, from one step on."""
+    compute = TrainStep.compute_gradients
+
+    def summed(step: TrainStep, batch: Batch) -> Tensor:
+        loss = compute(step, batch)
+        if step.step + 1 >= workload.options.at:
+            for group in step.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad *= dist.get_world_size()
+        return loss
+
+    TrainStep.compute_gradients = summed  # type: ignore[method-assign,assignment]
+
+
+def _keep_own_buffers(workload: MutantLine) -> None:
+    """Leave the statistics of batch norm to each rank, in training and in evaluations."""
+    module: Any = ddp
+    module.DistributedDataParallel = partial(
+        module.DistributedDataParallel, broadcast_buffers=False
+    )
+    Strategy.before_evaluation = lambda *_: None  # type: ignore[method-assign]
+
+
+PLANTS: dict[str, Callable[[MutantLine], None]] = {
+    "swapped samples": _swap_samples,
+    "set_epoch forgotten": _forget_epoch,
+    "summed gradients": _sum_gradients,
+    "own batch norm": _keep_own_buffers,
+}
+
+
+# Collectives that add up the ranks in a known order
+
+
+def _use_ordered_collectives(workload: MutantLine) -> None:
+    """Have DDP and FSDP2 reduce gradients in the order of the ranks; a mutant once does not."""
+    prepare_ddp, prepare_fsdp2 = ddp.DDP.prepare, fsdp2.FSDP2.prepare
+    total = partial(_sum_in_order, workload)
+
+    def with_ordered_hook(strategy: ddp.DDP, *arguments: Any) -> nn.Module:
+        module = prepare_ddp(strategy, *arguments)
+        assert strategy._replica is not None
+        strategy._replica.register_comm_hook(None, lambda _, bucket: _all_reduce(total, bucket))
+        return module
+
+    def with_ordered_reduce_scatter(strategy: fsdp2.FSDP2, *arguments: Any) -> nn.Module:
+        module = prepare_fsdp2(strategy, *arguments)
+        strategy._reduce_scatter = _OrderedReduceScatter(total)
+        return module
+
+    ddp.DDP.prepare = with_ordered_hook  # type: ignore[method-assign,assignment]
+    fsdp2.FSDP2.prepare = with_ordered_reduce_scatter  # type: ignore[method-assign,assignment]
+
+
+def _sum_in_order(workload: MutantLine, rows: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the ranks' contributions, one after the other."""
+    order = range(len(rows))
+    options = workload.options
+    if options.mutant == "unordered reduction" and workload.step >= options.at:
+        order = options.order  # type: ignore[assignment]
+    total = torch.zeros_like(rows[0])
+    for rank in order:
+        total += rows[rank]
+    return total
+
+
+def _all_reduce(
+    total: Callable[[Sequence[Tensor]], Tensor], bucket: Any
+) -> torch.futures.Future[Tensor]:
+    """Return a future that is done, with the mean of all ranks' buckets."""
+    flat = bucket.buffer()
+    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, flat)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(total(gathered) / len(gathered))
+    return future
+
+
+class _OrderedReduceScatter:
+    """A reduce-scatter of FSDP2 that leaves the mean of all ranks' gradients."""
+
+    def __init__(self, total: Callable[[Sequence[Tensor]], Tensor]) -> None:
+        self._total = total
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        rows = received.view(group.size(), -1).unbind()
+        output_tensor.copy_(self._total(rows) / group.size())

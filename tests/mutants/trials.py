@@ -1,0 +1,161 @@
+"""Runs trials whose ranks are forked from this process, which has torch loaded and computes nothing.
+
+A trial of 48 steps at two ranks takes a second, so that hundreds of them can be compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.core.paths import TrialFolder
+from harness.launch import forked
+from harness.launch.forkserver import TORCH
+from harness.records.assignment import Assignment, write_assignment
+from harness.records.trace import Mark, Recording, read_traces, write_recording
+from harness.spec.cell import Fingerprints, Trial
+from harness.spec.sweep import load_sweep
+from harness.training.interruption import block_signal
+from tests.support.tree import TOP
+
+MUTANT = f"{TOP / 'tests' / 'support' / 'mutants.py'}:MutantLine"
+STEPS = 48
+STEPS_BETWEEN_EVALUATIONS = 12
+BATCH_SIZE = 32
+TIMEOUT = 300.0  # seconds that one attempt at a trial may take
+PRELOADED = (
+    *TORCH,
+    "torch._inductor.compile_fx",
+    "torch.utils.data",
+    "harness.reproduce.trace_worker",
+    "tests.support.mutants",
+)
+TRACE_WORKER = "harness.reproduce.trace_worker"
+WORKER = "harness.training.worker"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training of the tests' mutant workload, without a defect."""
+
+    strategy: str
+    world_size: int
+    execution: str = "eager"
+    num_workers: int = 0
+    ordered: bool = False
+    static_graph: bool = False
+    samples: int = 1024
+    seed: int = 0
+
+    def trial(self, folder: Path, **options: Any) -> Trial:
+        """Return its trial; `options` are the workload's, a defect among them."""
+        axes = {
+            "strategy": self.strategy,
+            "world_size": self.world_size,
+            "execution": self.execution,
+            "num_workers": self.num_workers,
+            "batch_size": BATCH_SIZE,
+        }
+        if self.static_graph:
+            axes["static_graph"] = True
+        options = {"dropout": 0.3, "samples": self.samples, "ordered": self.ordered, **options}
+        if self.num_workers:
+            options["noise"] = 0.1
+        content = {
+            "name": "mutants",
+            "workloads": {"mutant": {"uses": MUTANT, "axes": axes, "options": options}},
+            "length": {"steps": STEPS},
+            "evaluate": {"steps": STEPS_BETWEEN_EVALUATIONS},
+            "warmup": 2,
+            "seeds": [self.seed],
+        }
+        path = folder / "mutants.yaml"
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        (trial,) = load_sweep(path).trials()
+        return trial
+
+    def __str__(self) -> str:
+        return f"{self.strategy}×{self.world_size} {self.execution}"
+
+
+def warm_up(cache: Path) -> None:
+    """Load what ranks need, with compiled code kept in `cache`, and start no thread.
+
+    As a forkserver does, this has ranks inherit that the signal to interrupt them is blocked.
+    """
+    block_signal()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool would be threads and processes
+    for module in PRELOADED:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # no rank looks through it again, which would also copy its pages
+
+
+def trace(folder: Path, trial: Trial) -> list[Sequence[Mark]]:
+    """Run a trial with every tensor of every step digested; return its ranks' traces."""
+    folder.mkdir()
+    trial_folder = TrialFolder(folder)
+    assignment = Assignment(trial=trial, base_folder=str(folder), device="cpu")
+    write_assignment(trial_folder.assignment_path, assignment)
+    write_recording(folder, Recording(last_step=STEPS, every=1))
+    exit_code = run_ranks(trial_folder, trial, TRACE_WORKER)
+    if exit_code:
+        raise RuntimeError(f"{trial.cell.label} failed; logs: {trial_folder.log_folder}")
+    return read_traces(folder, trial.cell.axes.world_size)
+
+
+def start_attempt(folder: TrialFolder, trial: Trial, attempt: int) -> int:
+    """Run one attempt at a trial with every step fingerprinted; return the exit code."""
+    assignment = Assignment(
+        trial=trial,
+        base_folder=str(folder.path),
+        checkpoint="best",
+        fingerprints=Fingerprints(every=1),
+        device="cpu",
+        attempt=attempt,
+    )
+    write_assignment(folder.assignment_path, assignment)
+    for path in folder.path.glob("rank*.json"):
+        path.unlink()
+    return run_ranks(folder, trial, WORKER)
+
+
+def run_ranks(folder: TrialFolder, trial: Trial, module: str) -> int:
+    """Fork the ranks of a trial and wait for them; 0 if all ended well, 1 if not.
+
+    A process between this one and the ranks opens the store that they meet at, and ends with them.
+    """
+    arguments = [str(folder.path), "--write-logs"]
+    pid = os.fork()
+    if not pid:
+        exit_code = 1
+        try:
+            os.setpgid(0, 0)
+            os.environ["OMP_NUM_THREADS"] = "1"
+            exit_code = bool(forked.run_ranks(trial.cell.axes.world_size, module, arguments))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(exit_code)
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.005)
