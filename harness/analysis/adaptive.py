@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.core.errors import BadInput, parse_percentage
+from harness.core.text import counted
 from harness.records.record import Record
 from harness.spec.sweep import MAX_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
@@ -95,7 +96,7 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
 
 def _trials(logs: Sequence[float]) -> str:
     """Return how many trials there are a value of: `1 trial`, `2 trials`."""
-    return f"{len(logs)} trial" if len(logs) == 1 else f"{len(logs)} trials"
+    return counted(len(logs), "trial")
 
 
 def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:

@@ -30,6 +30,7 @@ from harness.analysis.questions import (
 from harness.analysis.result import UNKNOWN, CellResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.hardware import certificate
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
@@ -487,7 +488,7 @@ def _missing(
 
 def _trials(count: int, status: str) -> str:
     """Return how many trials have a status: `1 failed trial`, `2 failed trials`."""
-    return f"{count} {status} trial" if count == 1 else f"{count} {status} trials"
+    return counted(count, f"{status} trial")
 
 
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:

@@ -10,7 +10,9 @@ therefore imported by the functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +87,10 @@ ResultsOption = Annotated[
         envvar="HARNESS_RESULTS",
         help="The folder of records and of MLflow's database.",
     ),
+]
+NoWaitOption = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),
 ]
 UriOption = Annotated[
     str | None,
@@ -167,6 +173,26 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
         raise BadInput(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}"
         )
+
+
+@contextmanager
+def machine_held(profile: Profile, activity: str, *, no_wait: bool) -> Iterator[None]:
+    """Hold this machine for a measurement, unless the profile allows any contention.
+
+    Another command that measures here is waited for, and named on stderr; with `no_wait`, BadInput
+    is raised. `activity` is what whoever waits for this one is told.
+    """
+    from harness.launch.host_lock import host_lock
+
+    if profile.validity.contention is None:
+        yield
+        return
+    with host_lock(
+        activity,
+        wait=not no_wait,
+        on_message=lambda text: print(f"harness: {text}", file=sys.stderr),
+    ):
+        yield
 
 
 def split_commas(text: str) -> list[str]:

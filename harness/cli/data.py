@@ -22,6 +22,6 @@ def fetch(
     Verifies known checksums, resumes an interrupted download, and tries the next mirror where one
     fails. Use the folder with `harness run SWEEP --data DIR`.
     """
-    from harness.core.fetch import fetch_with_progress
+    from harness.render.terminal.fetch import fetch_with_progress
 
     fetch_with_progress(name, to)

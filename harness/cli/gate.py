@@ -16,12 +16,14 @@ from harness.cli.arguments import (
     DataOption,
     JsonOption,
     MinEffectOption,
+    NoWaitOption,
     ResultsOption,
     SetOption,
     SweepArgument,
     check_launcher,
     examples,
     load_sweep,
+    machine_held,
 )
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
 
@@ -110,6 +112,7 @@ def gate(
     ] = False,
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
+    no_wait: NoWaitOption = False,
     summary: Annotated[
         Path | None,
         typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
@@ -156,7 +159,10 @@ def gate(
     conditions = describe_conditions(Results(results), profile)
     # Progress goes to stderr: stdout has nothing but the result, which may be JSON. It is redrawn
     # rarely, since this process shares the machine with what it measures.
-    with TerminalConsole(stderr=True).status("starting", refresh_per_second=2) as status:
+    with (
+        machine_held(profile, f"measuring {loaded.name}", no_wait=no_wait),
+        TerminalConsole(stderr=True).status("starting", refresh_per_second=2) as status,
+    ):
 
         def report_progress(cell: Cell, text: str) -> None:
             """Show which cell is being measured and how far that is."""
@@ -214,6 +220,7 @@ def bisect(
         typer.Option("--first-parent", help="Treat a merge as one change, as git bisect does."),
     ] = False,
     order: OrderOption = None,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the commit that made a cell slower.
@@ -252,7 +259,10 @@ def bisect(
     )
     # A GOOD or BAD that can't serve as such is an error, not an outcome: only a search that came to
     # an end is shown, with exit code 0 or 3.
-    with view.Progress() as progress:
+    with (
+        machine_held(profile, f"measuring commits for {loaded.name}", no_wait=no_wait),
+        view.Progress() as progress,
+    ):
         outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
     if as_json:
         print(view.as_json(outcome))
@@ -282,6 +292,7 @@ def certify(
     anew: Annotated[
         bool, typer.Option("--anew", help="Start again instead of resuming an earlier run.")
     ] = False,
+    no_wait: NoWaitOption = False,
 ) -> None:
     """Measure how often this machine raises false alarms.
 
@@ -303,7 +314,9 @@ def certify(
     request = certificate_settings(
         loaded.cells[0], seconds, parse_percentage(min_effect, "--min-effect")
     )
-    if not view.run(Results(results), loaded, profile, request, comparisons, anew=anew):
+    with machine_held(profile, "certifying this machine", no_wait=no_wait):
+        passed = view.run(Results(results), loaded, profile, request, comparisons, anew=anew)
+    if not passed:
         raise typer.Exit(1)
 
 

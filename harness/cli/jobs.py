@@ -8,8 +8,9 @@ the folder.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +28,9 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
 from harness.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.slurm.status import SweepStatus
 
 app = typer.Typer()
 
@@ -103,7 +107,7 @@ def status(
 
     It combines the records with what the running trials report and what Slurm says of their jobs,
     and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
-    lost, 2 if a sweep can't be read.
+    lost, 2 if a sweep or a record can't be read.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_spec, read_recorded_specs
@@ -126,15 +130,26 @@ def status(
         statuses, errors = view.summary(sweeps, results_folder, errors)
     else:
         statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
-    for error in errors:  # the other sweeps are shown all the same
-        print(f"harness: {error}", file=sys.stderr)
-    # Trials that are queued, running or interrupted are not wrong, and give 0.
+    _exit_with_status(statuses, errors)
+
+
+def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> None:
+    """Name what can't be read, and end the command with the exit code that the states call for.
+
+    The other sweeps, and the other trials of a sweep, have been shown. Trials that are queued,
+    running or interrupted are not wrong: where there are no others, this returns.
+    """
+    unreadable = [str(error) for error in errors]
+    states: set[str] = set()
     for status in statuses:
-        for trial in status.trials:
-            if trial.state in ("failed", "lost"):
-                raise typer.Exit(1)
-    if errors:
-        raise typer.Exit(errors[0].exit_code)
+        unreadable += status.unreadable
+        states.update(trial.state for trial in status.trials)
+    for line in unreadable:
+        print(f"harness: {line}", file=sys.stderr)
+    if states & {"failed", "lost"}:
+        raise typer.Exit(1)
+    if unreadable:
+        raise typer.Exit(BadInput.exit_code)
 
 
 @app.command(epilog=examples("harness cancel quickstart"))
@@ -144,8 +159,8 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     Trials that are done keep their records. Submit the sweep again to run the others.
     """
     from harness.core.paths import Results
+    from harness.core.text import counted
     from harness.records.store import read_recorded_spec
-    from harness.render.format import counted
     from harness.slurm.cancel import cancel as cancel_jobs
 
     results_folder = Results(results)

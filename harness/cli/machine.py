@@ -14,9 +14,11 @@ import typer
 from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
+    NoWaitOption,
     ResultsOption,
     examples,
     load_local_profile,
+    machine_held,
 )
 from harness.core.errors import BadInput
 
@@ -108,6 +110,7 @@ def peak(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
     ] = False,
+    no_wait: NoWaitOption = False,
 ) -> None:
     """Measure the machine's peaks, for MFU and the roofline.
 
@@ -117,7 +120,9 @@ def peak(
     from harness.core.paths import Results
     from harness.render.terminal import peak as view
 
-    view.run(Results(results), load_local_profile(cluster), ranks=ranks, quick=quick)
+    profile = load_local_profile(cluster)
+    with machine_held(profile, "measuring this machine's peaks", no_wait=no_wait):
+        view.run(Results(results), profile, ranks=ranks, quick=quick)
 
 
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:

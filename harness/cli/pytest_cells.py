@@ -24,12 +24,12 @@ from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
+from harness.core.text import counted
 from harness.gate.answer import Answer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
 from harness.records.record import Record
-from harness.render.format import counted
 from harness.render.terminal.console import from_markup
 from harness.render.terminal.run import trial_line
 from harness.slurm.queue import refuse_live_jobs

@@ -73,10 +73,8 @@ def diff(
 
     Exit code 0 if all bits are the same, 1 if not.
     """
-    import shutil
-    import tempfile
-
     from harness.core.errors import HarnessError
+    from harness.core.scratch import ScratchFolder
     from harness.render.terminal import divergence
     from harness.reproduce.tracing import TracedTrial
     from harness.spec.cell import Trial
@@ -89,15 +87,14 @@ def diff(
         TracedTrial(trial=Trial(cell=cell, seed=seed_of_both), base_folder=loaded.base_folder)
         for cell in cells
     )
-    folder = Path(tempfile.mkdtemp(prefix="harness-diff-"))
-    try:
-        same = divergence.run(traced_a, traced_b, folder, profile, loaded.timeout, as_json=as_json)
-    except HarnessError:
-        raise  # its message names logs in the folder, which stay
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
+    with ScratchFolder("diff") as scratch:
+        try:
+            same = divergence.run(
+                traced_a, traced_b, scratch.path, profile, loaded.timeout, as_json=as_json
+            )
+        except HarnessError:
+            scratch.keep()  # the message names logs in it
+            raise
     if not same:
         raise typer.Exit(1)
 

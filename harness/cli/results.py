@@ -320,8 +320,8 @@ def collect(
     that are there already are not sent again.
     """
     from harness.core.paths import Results
+    from harness.core.text import counted
     from harness.records.store import read_recorded_sweep
-    from harness.render.format import counted
     from harness.tracking import Tracker
 
     results_folder = Results(results)

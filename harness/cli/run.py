@@ -17,6 +17,7 @@ import typer
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
+    NoWaitOption,
     ResultsOption,
     RetryOption,
     SetOption,
@@ -131,10 +132,7 @@ def run(
             help="With --until: start no repeat that would end later than this.",
         ),
     ] = None,
-    no_wait: Annotated[
-        bool,
-        typer.Option("--no-wait", help="Fail if another sweep is running trials on this machine."),
-    ] = False,
+    no_wait: NoWaitOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.

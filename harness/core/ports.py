@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from harness.core.errors import BadInput, HarnessError
+from harness.core.scratch import ScratchFolder
 
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 20000  # services such as sshd or a database usually listen below
@@ -21,7 +21,7 @@ SMALLEST_RANGE = (
     1000  # ports; in a smaller range, trials side by side would often draw the same one
 )
 MAX_SOCKET_PATH = 107  # bytes: man 7 unix, `sun_path` without its last zero
-SHORT_FOLDER = "/tmp"  # whatever TMPDIR says
+SHORT_FOLDER = Path("/tmp")  # whatever TMPDIR says
 # Linux's own file: the lowest and the highest port that it hands out to clients.
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -98,8 +98,8 @@ def unix_socket_path(path: Path) -> Iterator[Path]:
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         yield path
         return
-    with TemporaryDirectory(prefix="harness-", dir=SHORT_FOLDER) as folder:
-        yield Path(folder) / path.name
+    with ScratchFolder("socket", SHORT_FOLDER) as scratch:
+        yield scratch.path / path.name
 
 
 def _candidates(ephemeral_ports: Path) -> list[int]:

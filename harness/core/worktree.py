@@ -11,6 +11,8 @@ from pathlib import Path
 
 from harness.core.errors import BadInput, one_line
 from harness.core.git import run_git
+from harness.core.import_path import ROOT, WORKLOADS
+from harness.core.scratch import is_removed_scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,16 @@ class Tree:
                 entries.append(str(self.counterpart(Path(entry))))
         return os.pathsep.join(dict.fromkeys(entries))
 
+    @property
+    def own_packages(self) -> dict[str, str]:
+        """Return the folder of each package of ours that the tree must not hide by one of its name.
+
+        None where the tree is the harness's own repository: then the tree's packages are measured.
+        """
+        if ROOT.is_relative_to(self.top.resolve()) and "site-packages" not in ROOT.parts:
+            return {}
+        return dict.fromkeys(("harness", WORKLOADS), str(ROOT))
+
 
 def find_repository(path: Path) -> Path:
     """Return the top folder of the repository that a path is in; raises BadInput outside of any."""
@@ -90,6 +102,7 @@ def checked_out(
     """
     commit = resolve_commit(repository, revision, argument)
     context = f"{argument} {revision}"
+    _forget_abandoned(repository)
     try:
         _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
         yield Tree(name=revision, top=repository, path=folder)
@@ -97,6 +110,15 @@ def checked_out(
         # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
         # interrupted.
         run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
+
+
+def _forget_abandoned(repository: Path) -> None:
+    """Have git forget worktrees of processes that were killed, whose scratch folders are gone."""
+    listed = run_git(repository, "worktree", "list", "--porcelain").stdout
+    for line in listed.splitlines():
+        path = Path(line.removeprefix("worktree "))
+        if line.startswith("worktree ") and is_removed_scratch(path.parent):
+            run_git(repository, "worktree", "remove", "--force", "--force", str(path))
 
 
 def _git_output(folder: Path, *arguments: str, context: str) -> str:

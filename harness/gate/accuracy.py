@@ -7,8 +7,6 @@ seeds, since one seed may be lucky. Both revisions train the same seeds, so that
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +21,11 @@ from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.core.redaction import redact_text, secret_values
+from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
+from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import RankResult, read_rank_result
@@ -80,14 +80,13 @@ class RevisionTrainer:
         self.secrets = secret_values(os.environ, profile.environment)
 
     def __enter__(self) -> Self:
-        self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
-        self._keeps_logs = False
+        self._scratch = ScratchFolder("gate")
+        self.folder = self._scratch.path
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing but the logs that a failure names."""
-        if not self._keeps_logs:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.remove()
 
     def train(
         self, cell: Cell, seeds: Sequence[int], on_progress: Callable[[str], None]
@@ -103,7 +102,10 @@ class RevisionTrainer:
                     of_tree.append(_trial_result(result, seed))
                     parts[key] = _cell_result(cell, result, of_tree)
         except HarnessError as error:
-            self._keeps_logs = True
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    scrub_logs(TrialFolder(path), self.secrets)
+            self._scratch.keep()
             return TrainedCell(failure=str(error))
         return TrainedCell(before=parts["a"], now=parts["b"])
 
@@ -175,6 +177,7 @@ def _rank_requests(
             variables={**common, **rank_variables(rank, world_size)},
             folder=str(tree.path),
             log=str(folder.launch_log),
+            packages=tree.own_packages,
         )
         requests.append(request)
     return requests

@@ -4,7 +4,6 @@ revision of it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ import numpy as np
 
 from harness.analysis.questions import ACCURACY_MARGIN
 from harness.core.errors import HarnessError
+from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.accuracy import AccuracyResult, RevisionTrainer, choose_seeds, judge_accuracy
 from harness.gate.limits import Policy
@@ -149,8 +149,8 @@ def gate(
     working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
     outcomes: list[CellOutcome] = []
     with (
-        tempfile.TemporaryDirectory(prefix="harness-gate-", ignore_cleanup_errors=True) as folder,
-        checked_out(repository, options.revision, Path(folder) / "tree") as revision,
+        ScratchFolder("gate") as scratch,
+        checked_out(repository, options.revision, scratch.path / "tree") as revision,
     ):
         compared = compare_with_revision(sweep, revision, options.settings, options.data)
         gauge = _Gauge(sweep, len(compared.cells), profile, options, on_progress)

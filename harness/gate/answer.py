@@ -8,6 +8,7 @@ from typing import Literal
 
 from harness.analysis.compare import Comparison, Match, Row
 from harness.analysis.questions import SPEED
+from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
 from harness.spec.cell import Cell
 from harness.statistics.verdict import ALPHA
@@ -57,7 +58,7 @@ def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_tria
         reasons.append(_judge_row(row, limits))
     reasons += _judge_unmeasured(match, rows, limits)
     if limits.bits != "ignore" and match.same_bits < max(match.pairs, 1):
-        text = f"other bits: {match.same_bits} of {match.pairs} pairs end alike"
+        text = f"other bits: {match.same_bits} of {counted(match.pairs, 'pair')} end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
     reasons += _warnings(match, comparison)
     # The most severe first: pytest's summary shows the first line only.
@@ -88,10 +89,12 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
     reasons = []
     for status, count in match.b.left_out.items():
         outcome: Outcome = "warn" if status == "invalid" else "fail"
-        reasons.append(Reason(outcome=outcome, text=f"{count} of {expected} trials {status}"))
+        reasons.append(
+            Reason(outcome=outcome, text=f"{count} of {counted(expected, 'trial')} {status}")
+        )
     recorded = len(match.b.trials) + sum(match.b.left_out.values())
     if recorded < expected:
-        text = f"{expected - recorded} of {expected} trials have no record"
+        text = f"{expected - recorded} of {counted(expected, 'trial')} have no record"
         reasons.append(Reason(outcome="fail", text=text))
     return reasons
 

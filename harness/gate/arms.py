@@ -12,11 +12,9 @@ import math
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,11 +27,13 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port, unix_socket_path
 from harness.core.redaction import redact_text, secret_values
+from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
 from harness.launch.launcher import rank_variables
+from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Length, Trial
@@ -270,7 +270,8 @@ class PairStarter:
 
     def __enter__(self) -> PairStarter:
         with ExitStack() as stack:
-            self.folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
+            self._scratch = ScratchFolder("gate")
+            self.folder = self._scratch.path
             stack.push(self._remove_folder)
             self.socket_path = stack.enter_context(unix_socket_path(self.folder / "turns"))
             self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -287,8 +288,12 @@ class PairStarter:
 
     def _remove_folder(self, kind: type[BaseException] | None, *error: object) -> None:
         """Leave nothing but the logs that a HarnessError names."""
-        if kind is None or not issubclass(kind, HarnessError):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if kind is not None and issubclass(kind, HarnessError):
+            secrets = secret_values(os.environ, self.profile.environment)
+            for key in self.trees:
+                scrub_logs(TrialFolder(self.folder / key), secrets)
+            self._scratch.keep()
+        self._scratch.remove()
 
     @contextmanager
     def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
@@ -385,6 +390,7 @@ class PairStarter:
                 folder=str(tree.path),
                 log=str(folder.launch_log),
                 cores=cores[rank],
+                packages=tree.own_packages,
             )
             requests.append(request)
         return requests

@@ -6,7 +6,6 @@ of each, and many small regressions in a row cannot hide between neighbors.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
+from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.history import Bisection, Commit, Mark, describe_commit, resolve_ends
 from harness.gate.judge import Finding, Judge, LossJudge, SpeedJudge, TrainingSetup
@@ -116,11 +116,11 @@ def bisect(
         on_progress=listener.on_progress,
     )
     with (
-        tempfile.TemporaryDirectory(prefix="harness-bisect-") as folder,
-        _check_out(repository, Path(folder), good) as reference,
-        _check_out(repository, Path(folder), bad) as bad_tree,
+        ScratchFolder("bisect") as scratch,
+        _check_out(repository, scratch.path, good) as reference,
+        _check_out(repository, scratch.path, bad) as bad_tree,
     ):
-        search = _Search(repository, Path(folder), options, listener, reference, bad_tree)
+        search = _Search(repository, scratch.path, options, listener, reference, bad_tree)
         git = Bisection(reference.path, good.id, bad.id, first_parent=options.first_parent)
         judge_of_ends = make_judge(options, setup, comparisons=2 + git.commit_count.bit_length())
         finding = search.compare_ends(judge_of_ends)

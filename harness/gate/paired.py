@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import HarnessError
+from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import Arm, PairStarter, Turn, milliseconds
 from harness.spec.cell import Cell
@@ -191,8 +192,8 @@ def run_paired(
     while not is_done and spent < budget.seconds:
         order: list[str] = rng.permutation(["a", "b"]).tolist()
         with start_pair(order) as arms:
-            counted = warm_up(arms)
-            sample = sample_pair(arms, uncounted, counted, seconds_per_pair)
+            counted_steps = warm_up(arms)
+            sample = sample_pair(arms, uncounted, counted_steps, seconds_per_pair)
         samples.append(sample)
         spent += sample.seconds
         verdict = judge_pairs(samples, budget)
@@ -200,7 +201,7 @@ def run_paired(
         if verdict == "slower":
             is_done = is_precise(samples, budget)
         ratio = fmean(sample.log_ratio for sample in samples)
-        on_progress(f"{len(samples)} pairs, {math.expm1(ratio):+.1%}")
+        on_progress(f"{counted(len(samples), 'pair')}, {math.expm1(ratio):+.1%}")
     return summarize_pairs(cell, samples, verdict, budget)
 
 

@@ -26,6 +26,9 @@ PATIENCE_SECONDS = 900.0  # for which a silent controller is asked again
 CALL_SECONDS = 60.0  # that one call may take; clients themselves give up after MessageTimeout
 FIRST_PAUSE = 1.0  # seconds between the first two calls; every pause is twice as long as the last
 MAX_PAUSE = 30.0
+# Exit codes of a client without an answer of its own, as shells and `timeout` have them.
+NO_ANSWER = 124
+NOT_INSTALLED = 127
 
 
 def is_silent(message: str) -> bool:
@@ -43,14 +46,13 @@ def call(
     """Run a client of Slurm, again and again while no controller answers.
 
     It is given up after `patience` seconds, or once `is_wanted` says so; then the result of the last
-    call is returned. `on_wait` gets a line about the wait, once. A client that is not installed, or
-    takes longer than CALL_SECONDS, has exit code 127 or 124 and says so in `stderr`.
+    call is returned, as `run_client` has it. `on_wait` gets a line about the wait, once.
     """
     deadline = time.monotonic() + patience
     pause = FIRST_PAUSE
     is_waiting = False
     while True:
-        completed = _run(command)
+        completed = run_client(command)
         answered = completed.returncode == 0 or not is_silent(completed.stderr + completed.stdout)
         if answered or time.monotonic() + pause > deadline or not is_wanted():
             return completed
@@ -61,8 +63,14 @@ def call(
         pause = min(2 * pause, MAX_PAUSE)
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a client once."""
+def run_client(
+    command: Sequence[str], timeout: float = CALL_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run a client of Slurm once, without the variables that would change its options.
+
+    One that is not installed has exit code NOT_INSTALLED, one that takes longer than `timeout`
+    seconds NO_ANSWER; `stderr` says so.
+    """
     try:
         return subprocess.run(
             command,
@@ -71,10 +79,11 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=CALL_SECONDS,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        message = f"socket timed out: no answer within {CALL_SECONDS:g} s"
-        return subprocess.CompletedProcess(command, 124, "", message)
+        message = f"socket timed out: no answer within {timeout:g} s"
+        return subprocess.CompletedProcess(command, NO_ANSWER, "", message)
     except OSError as error:
-        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")
+        message = f"{command[0]}: {error.strerror}"
+        return subprocess.CompletedProcess(command, NOT_INSTALLED, "", message)

@@ -11,16 +11,14 @@ import atexit
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -34,6 +32,7 @@ from harness.core.processes import (
     signal_group,
     start_session,
 )
+from harness.core.scratch import ScratchFolder
 
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
@@ -66,6 +65,8 @@ class ForkRequest:
     folder: str  # its working directory
     log: str  # the file that its output is added to
     cores: Sequence[int] = ()  # CPU cores that it may use; none: those of the forkserver
+    # Packages that nothing on its path may hide: by name, the folder that holds each.
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 class ForkServer:
@@ -89,10 +90,10 @@ class ForkServer:
         Without a `log` it gets one of its own, which is removed when the forkserver is closed,
         unless an error has named it.
         """
-        self._log_folder: Path | None = None  # of a log of its own
+        self._log_folder: ScratchFolder | None = None  # of a log of its own
         if log is None:
-            self._log_folder = Path(tempfile.mkdtemp(prefix="harness-forkserver-"))
-            log = self._log_folder / "forkserver.log"
+            self._log_folder = ScratchFolder("forkserver")
+            log = self._log_folder.path / "forkserver.log"
         self.log = log
         self.has_ended = False
         self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
@@ -144,7 +145,7 @@ class ForkServer:
             stalled_for = stall.seconds()
             if self._forked or (waited < START_TIMEOUT and stalled_for < STALL_TIMEOUT):
                 continue
-            self._log_folder = None  # the user is to find the log
+            self._keep_log()
             raise ForkServerStalled(
                 f"waited {waited:.0f} s for the process that ranks are forked from, which used no"
                 f" CPU time for {stalled_for:.0f} s and was ended; log: {self.log}"
@@ -155,7 +156,7 @@ class ForkServer:
 
         It has the last line of the log and names the log, which stays from now on.
         """
-        self._log_folder = None  # the user is to find the log
+        self._keep_log()
         return HarnessError(
             f"the process that ranks are forked from ended: {last_log_line(self.log)}; log: {self.log}"
         )
@@ -195,7 +196,12 @@ class ForkServer:
         self.connection.close()
         end_process_group(self.process)
         if self._log_folder is not None:
-            shutil.rmtree(self._log_folder, ignore_errors=True)
+            self._log_folder.remove()
+
+    def _keep_log(self) -> None:
+        """Leave the log for the user, whom an error sends there."""
+        if self._log_folder is not None:
+            self._log_folder.keep()
 
     def _send(self, message: object) -> None:
         """Send a line; raises ForkServerStalled if there is no room for it in the socket."""

@@ -33,7 +33,9 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -141,14 +143,15 @@ def become_process(
     folder: str,
     log: str,
     cores: Sequence[int],
+    packages: Mapping[str, str],
     common_path: Sequence[str],
 ) -> NoReturn:
     """Run `module` as `python -P -m` would, in a forked process; end with its exit code.
 
-    It runs in `folder` with `variables` as its whole environment. It imports from its own
-    PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports
-    from. It uses `cores` only (those of the forkserver if there are none) and
-    adds its output to `log`. It leads a process group.
+    It runs in `folder` with `variables` as its whole environment. It imports each of `packages`
+    from the folder that holds it, and all else from its own PYTHONPATH, then from `common_path`,
+    which is where any process of this interpreter imports from. It uses `cores` only (those of the
+    forkserver if there are none) and adds its output to `log`. It leads a process group.
     """
     exit_code = 1
     try:
@@ -165,6 +168,7 @@ def become_process(
         os.environ.clear()
         os.environ.update(variables)
         sys.path[:] = [*_python_path(variables), *common_path]
+        sys.meta_path.insert(0, PackageFinder(packages))
         importlib.invalidate_caches()
         sys.argv[1:] = arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -181,6 +185,24 @@ def become_process(
             except OSError:  # the disk does not take its log
                 exit_code = exit_code or 1
         os._exit(exit_code)
+
+
+class PackageFinder:
+    """Finds packages in folders that it is given, whatever comes first on the path; for
+    `sys.meta_path`.
+    """
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        """Find each package in the folder that holds it, by the package's name."""
+        self.folders = folders
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a package is; None for any other module, which Python then looks for."""
+        if name not in self.folders:
+            return None
+        return PathFinder.find_spec(name, [self.folders[name]])
 
 
 def _close_files() -> None:

@@ -1,4 +1,4 @@
-"""Keeps two sweeps from running trials on one machine at a time: each would measure the other.
+"""Keeps two commands from measuring on one machine at a time: each would measure the other.
 
 The lock is a file that all users share. It names its holder, and the kernel releases it however the
 holder ends.
@@ -21,9 +21,9 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.locks import lock_file
 
 LOCK_PATH = Path("/tmp/harness-host.lock")  # whatever TMPDIR says, which may differ among users
-TIMEOUT = 24 * 3600.0  # seconds that another sweep is waited for
+TIMEOUT = 24 * 3600.0  # seconds that another command is waited for
 MAX_BYTES = 4096  # of what the file says of its holder; any user may have written it
-REMEDY = "`validity.contention: null` in the profile runs both side by side"
+REMEDY = "`validity.contention: null` in the profile allows both side by side"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +32,29 @@ class Holder:
 
     pid: int
     command: str
-    sweep: str
+    activity: str  # what it does, as in `running trials of matrix`
     since: float  # seconds since the epoch
 
 
 @contextmanager
 def host_lock(
-    sweep: str,
+    activity: str,
     *,
     wait: bool,
     on_message: Callable[[str], None],
     should_wait: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """Hold this machine for the trials of a sweep, as long as the block lasts.
+    """Hold this machine for a measurement, as long as the block lasts.
 
-    While another process holds it, that one is waited for, and `on_message` gets a sentence that
+    `activity` says what it is to whoever waits, as in `running trials of matrix`. While another
+    process holds it, that one is waited for, and `on_message` gets a sentence that
     names it; without `wait`, BadInput is raised instead. The block begins without the lock once
     `should_wait` says so. Raises HarnessError after TIMEOUT.
     """
     try:
         file = _open()
     except OSError as error:
-        on_message(f"{LOCK_PATH}: {error.strerror}, so another sweep may run beside this one")
+        on_message(f"{LOCK_PATH}: {error.strerror}, so another command may measure beside this one")
         yield
         return
     with file:
@@ -64,7 +65,7 @@ def host_lock(
             on_message(f"waiting, because {holder}; {REMEDY}")
             if not lock_file(file, TIMEOUT, should_wait) and should_wait():
                 raise HarnessError(f"waited {TIMEOUT / 3600:g} h; {holder}; {REMEDY}")
-        _write_holder(file, sweep)
+        _write_holder(file, activity)
         yield
 
 
@@ -83,13 +84,13 @@ def _open() -> BufferedRandom:
     return os.fdopen(handle, "r+b")
 
 
-def _write_holder(file: BufferedRandom, sweep: str) -> None:
+def _write_holder(file: BufferedRandom, activity: str) -> None:
     """Say in the file who holds the lock.
 
     Only the command's name goes there, as its arguments may have a password.
     """
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-    holder = Holder(pid=os.getpid(), command=command, sweep=sweep, since=time.time())
+    holder = Holder(pid=os.getpid(), command=command, activity=activity, since=time.time())
     file.seek(0)
     file.truncate()
     file.write(msgspec.json.encode(holder))
@@ -103,8 +104,8 @@ def _describe_holder(file: BufferedRandom) -> str:
         holder = msgspec.json.decode(file.read(MAX_BYTES), type=Holder)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     except (msgspec.MsgspecError, ValueError, OverflowError, OSError):
-        return f"another process has been running trials on this machine ({LOCK_PATH})"
+        return f"another process has been measuring on this machine ({LOCK_PATH})"
     return one_line(
-        f"process {holder.pid} (`{holder.command}`) has been running trials of {holder.sweep}"
+        f"process {holder.pid} (`{holder.command}`) has been {holder.activity}"
         f" on this machine since {since}"
     )

@@ -134,7 +134,8 @@ def run(
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
         if planned.pending and profile.validity.contention is not None:
-            this_machine = host_lock(sweep.name, wait=wait, on_message=listener.on_message)
+            activity = f"running trials of {sweep.name}"
+            this_machine = host_lock(activity, wait=wait, on_message=listener.on_message)
             stack.enter_context(this_machine)
         stop_reason = stack.enter_context(deferred_interrupts(listener.on_message))
         runner = Runner(

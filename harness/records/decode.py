@@ -84,9 +84,15 @@ class FileFormat:
         return BadFile(self._message(source, problem))
 
     def unavailable(self, source: object, error: OSError) -> FileUnavailable:
-        """Return the error for a file that could not be read, which says nothing of its content."""
-        problem = f"can't be read as a {self.name}: {error.strerror or error}"
-        return FileUnavailable(self._message(source, problem))
+        """Return the error for a file that could not be read, which says nothing of its content.
+
+        So the format's remedy is left out: whoever removed the file might lose a good one.
+        """
+        problem = one_line(error.strerror or error, LONGEST_PROBLEM)
+        return FileUnavailable(
+            f"{source}: can't be read as a {self.name}: {problem}; try again, and look at the disk"
+            " and the permissions if that does not help"
+        )
 
     def _message(self, source: object, problem: str) -> str:
         """Return the problem in one line, with the remedy if there is any."""

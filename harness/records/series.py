@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
+from harness.spec.cell import MAX_STEPS
 from workloads.options import Between
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ Numbers: TypeAlias = "NDArray[Any]"
 DType = Literal[
     "<f8", "<f4", "<f2", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "<u2", "|u1", "|b1"
 ]  # fmt: skip
-# Zeros pack to a thousandth of their size, so that a small file could fill the memory. A trial of a
-# millisecond a step gets here in four and a half hours.
-MAX_COUNT = 2**24
+# Zeros pack to a thousandth of their size, so that a small file could fill the memory.
+MAX_COUNT = MAX_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)

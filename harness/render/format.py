@@ -35,12 +35,6 @@ LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its 
 # Counts, times and sizes.
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 trial`, `2 trials`."""
-    plural = "" if count == 1 else "s"
-    return f"{count} {noun}{plural}"
-
-
 def counts(occurrences: Iterable[str]) -> str:
     """Return how often each text occurs, in order of appearance: `3 done, 1 failed`."""
     return ", ".join(f"{count} {text}" for text, count in Counter(occurrences).items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
-from harness.render.format import MISSING, counted
+from harness.core.text import counted
+from harness.render.format import MISSING
 
 UNKNOWN = "can't tell"
 COLUMNS = ("cell", "rung", "they part in", "likely cause", "error", "over seeds")

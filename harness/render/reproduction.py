@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.evidence import Agreement, FirstDifference
 from harness.analysis.rungs import Rung
+from harness.core.text import counted
 from harness.records.differences import Difference, shown
-from harness.render.format import counted
 from harness.reproduce.verdict import Outcome, SeedVerdict, TrialVerdict, Verdict
 
 RUNG_TEXTS: Mapping[Rung | None, str] = {

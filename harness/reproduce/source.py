@@ -18,6 +18,7 @@ from typing import Literal
 from harness.core.errors import BadInput, one_line
 from harness.core.git import run_git
 from harness.core.import_path import ROOT
+from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.records.code import Code, Repository, training_digest
 from harness.spec.cell import WorkloadRef
@@ -216,11 +217,7 @@ def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iter
     `choices` are those of `harness` and `workload`. Raises BadInput where git can't.
     """
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="harness-code-", ignore_cleanup_errors=True)
-            )
-        )
+        folder = stack.enter_context(ScratchFolder("code")).path
         trees: dict[str, Tree] = {}
         for name, choice in choices.items():
             if choice.choice == "recorded":

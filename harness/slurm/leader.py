@@ -11,19 +11,21 @@ life of a job:
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
 - If a node dies, Slurm kills and requeues the job by itself. The leader has a moment to exclude
   that node, or else the next start finds the attempt without a record.
-- If the leader itself is killed, the script's shell runs `... leader revive ...` instead, which has
-  Slurm requeue the job.
+- If the leader itself is killed, or hangs and is killed by the script's shell, that shell runs
+  `... leader revive ...` instead, which has Slurm requeue the job.
 - While Slurm's controller does not answer, the leader waits for it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
 from harness.core.private import refuse_foreign
+from harness.core.text import counted
 from harness.hardware import machine
 from harness.launch import controller
+from harness.launch.host_lock import host_lock
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.records.record import Record, read_record_if_exists
@@ -53,6 +57,8 @@ RETRIES = 2  # of a trial that was lost through no fault of its own
 # one that was killed, the batch script has the job requeued.
 DECIDED = 1
 CRASHED = 70  # EX_SOFTWARE in sysexits.h
+BEAT_SECONDS = 20.0  # at least, between two signs of life for the batch script's shell
+SHELL_VARIABLE = "HARNESS_BATCH_SHELL"  # its process id, set by the script
 
 
 class JobIsOver(HarnessError):
@@ -98,7 +104,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     job_array = submission.arrays[array]
     refuse_cancelled(submission, array)
 
-    listener = JobListener(signal_due=time.time() + slurm.time_limit_seconds - slurm.warning)
+    listener = JobListener(signal_due=time.monotonic() + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, listener.on_signal)
     runner = runner_of(sweep_folder, submission, job_array.ranks_per_node, listener)
@@ -107,7 +113,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     pending = pending_trials(runner, job_trials)
     log(
         f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
-        f" {len(pending)} of {len(job_trials)} trials are pending"
+        f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
     record_lost_attempts(runner, pending, submission_folder)
     restarts = Restarts(submission_folder.restarts(_job_id()))
@@ -116,7 +122,8 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     if _finish_exclusion(submission_folder, job_slurm, restarts):
         return
 
-    interruption = _run_until_interrupted(runner, pending, restarts)
+    with _node_held(submission, listener):
+        interruption = _run_until_interrupted(runner, pending, restarts)
     undone = pending_trials(runner, job_trials)
     if not undone:
         return
@@ -136,7 +143,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
             submission_folder.exclusion(_job_id()).unlink()
     if not to_be_requeued:
         reason = f": {interruption}" if interruption else ""
-        raise JobIsOver(f"{len(undone)} trials are left undone{reason}")
+        raise JobIsOver(f"left undone: {counted(len(undone), 'trial')}{reason}")
 
 
 def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
@@ -174,6 +181,26 @@ class Restarts:
         """Remember that a trial has ended in this start of the job."""
         if self.fruitless():
             write_atomically(self.path, str(restart_count()))
+
+
+@contextmanager
+def _node_held(submission: Submission, listener: JobListener) -> Iterator[None]:
+    """Hold this node for the job's trials, where other jobs may run on it.
+
+    Slurm shares out the cores of such a node, and not its memory and caches. Other nodes of the job
+    are not held: two jobs that wait for a node of each other would wait for ever.
+    """
+    profile = submission.profile
+    if profile.slurm.exclusive or profile.validity.contention is None:
+        yield
+        return
+    with host_lock(
+        f"running trials of {submission.sweep.name}",
+        wait=True,
+        on_message=log,
+        should_wait=listener.goes_on,
+    ):
+        yield
 
 
 def _run_until_interrupted(
@@ -287,7 +314,7 @@ def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
     fruitless = restarts.fruitless()
     if fruitless > slurm.requeues:
         raise JobIsOver(
-            f"job {_job_id()} was started again {fruitless} times without finishing a trial;"
+            f"job {_job_id()} was started again {counted(fruitless, 'time')} without finishing a trial;"
             f" slurm.requeues: {slurm.requeues}"
         )
 
@@ -408,14 +435,15 @@ def log(text: str) -> None:
 class JobListener:
     """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
 
-    `signal_due` is the time, in seconds since the epoch, at which Slurm sends the signal that
-    precedes the time limit.
+    `signal_due` is the time, in seconds of the monotonic clock, at which Slurm sends the signal
+    that precedes the time limit.
     """
 
     def __init__(self, signal_due: float) -> None:
         self.signal_due = signal_due
         self.signals: set[int] = set()
-        self.first_signal_at: float | None = None  # seconds since the epoch
+        self.last_beat = -math.inf  # seconds of the monotonic clock
+        self.first_signal_at: float | None = None  # seconds of the monotonic clock
 
     def stop_reason(self) -> str | None:
         """Return why the running trial has to stop, None as long as it may go on.
@@ -431,6 +459,24 @@ class JobListener:
             return "time limit"
         return "preempted"
 
+    def beat(self) -> None:
+        """Give the batch script's shell a sign of life, which kills a leader that hangs.
+
+        Without such a shell nothing happens.
+        """
+        now = time.monotonic()
+        shell = os.environ.get(SHELL_VARIABLE)
+        if shell is None or now < self.last_beat + BEAT_SECONDS:
+            return
+        self.last_beat = now
+        with suppress(ProcessLookupError):
+            os.kill(int(shell), signal.SIGUSR1)
+
+    def goes_on(self) -> bool:
+        """Return whether there is no reason to stop; whoever asks again and again is well."""
+        self.beat()
+        return self.stop_reason() is None
+
     def on_signal(self, number: int, frame: object) -> None:
         """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
         trial.
@@ -440,7 +486,7 @@ class JobListener:
         if number in self.signals:
             return
         if self.first_signal_at is None:
-            self.first_signal_at = time.time()
+            self.first_signal_at = time.monotonic()
         self.signals.add(number)
         log(f"{signal.Signals(number).name}: the running trial is to save and stop")
 
@@ -449,10 +495,12 @@ class JobListener:
 
     def on_trial_start(self, trial: Trial) -> None:
         """Log which trial starts."""
+        self.beat()
         log(f"{trial.id} starts: {trial.cell.label}")
 
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
-        """Do nothing: `harness status` reads the trial's own report."""
+        """Give a sign of life; `harness status` reads the trial's own report."""
+        self.beat()
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Log how the trial ended."""
@@ -474,7 +522,7 @@ def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
     fruitless = restarts.fruitless()
     if fruitless >= slurm.requeues:
         raise JobIsOver(
-            f"job {_job_id()} was interrupted again after {fruitless} requeues without finishing"
+            f"job {_job_id()} was interrupted again after {counted(fruitless, 'requeue')} without finishing"
             f" a trial; slurm.requeues: {slurm.requeues}"
         )
     completed = controller.call(["scontrol", "requeue", _job_id()], on_wait=log)

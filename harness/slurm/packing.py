@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
+from harness.core.text import counted
 from harness.spec.cell import Trial
 
 MAX_ARRAY_JOBS = (
@@ -111,8 +112,8 @@ def _complete_estimates(
     for cell_id, label in unmeasured.items():
         completed[cell_id] = fmean(measured[label]) if label in measured else mean_seconds
     remark = (
-        f"{len(unmeasured)} cells were never measured, and are taken to need what the measured ones"
-        f" do: {mean_seconds:,.0f} s a trial on average"
+        f"{counted(len(unmeasured), 'cell')} never measured: taken to need what the measured ones"
+        f" do, {mean_seconds:,.0f} s a trial on average"
     )
     return completed, [remark]
 

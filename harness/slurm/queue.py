@@ -11,13 +11,12 @@ has ended; how its trials ended is in their records.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
-from harness.core.slurm_environment import client_variables
+from harness.launch import controller
 from harness.slurm.submission import Submission, SubmittedJob, read_all
 
 ANSWER_SECONDS = 30.0  # that the controller has to answer
@@ -173,21 +172,9 @@ def query(users: Iterable[str]) -> dict[str, QueuedJob]:
     names = sorted(set(users))
     if not names:
         return {}
-    # Variables such as SQUEUE_STATES change what squeue prints, and would hide jobs.
-    try:
-        completed = subprocess.run(
-            squeue_command(names),
-            env=client_variables(),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise NoSlurm(f"squeue: {one_line(error)}") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmDown(f"squeue: {one_line(error)}") from None
+    completed = controller.run_client(squeue_command(names), ANSWER_SECONDS)
+    if completed.returncode == controller.NOT_INSTALLED:
+        raise NoSlurm(one_line(completed.stderr))
     if completed.returncode:
         message = completed.stderr or f"exit code {completed.returncode}"
         raise SlurmDown(f"squeue: {one_line(message)}")

@@ -18,10 +18,11 @@ from harness.records.record import Failure
 from harness.slurm.leader import RETRIES
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
-# held: its job does not start until somebody does something.
+# held: its job does not start until somebody does something; unreadable: nobody can say, as its
+# record is broken.
 State = Literal[
     "queued", "held", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost",
-    "missing",
+    "missing", "unreadable",
 ]  # fmt: skip
 # The trial goes on if its job still exists.
 OPEN_STATES = {"queued", "held", "running", "interrupted"}
@@ -66,6 +67,7 @@ class TrialFacts:
     record: RecordHeader | None  # of its last attempt, if the present submission made it
     phase: str | None  # what it did by its last report, such as `train`; None if there is none
     is_submitted: bool
+    unreadable: str | None = None  # why its record can't be read
     is_cancelled: bool = False
     job: JobState = "ended"
     job_id: str | None = None  # None where whoever submitted was killed before it was written down
@@ -159,6 +161,11 @@ def _phase_detail(facts: TrialFacts) -> str:
 
 RULES = (
     Rule("running", TrialFacts.is_running, _phase_detail),
+    Rule(
+        "unreadable",
+        lambda facts: facts.unreadable is not None,
+        lambda facts: facts.unreadable or "",
+    ),
     Rule(
         "held",
         TrialFacts.is_held,

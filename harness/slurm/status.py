@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness.core.errors import one_line
+from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
@@ -43,6 +43,7 @@ class TrialFiles:
     """What lies in a trial's folder and counts for its state."""
 
     record: RecordHeader | None = None
+    unreadable: str | None = None  # why there is a record that can't be read
     progress: Mapping[str, Any] | None = None  # of a running trial, or of one that was killed
     is_begun: bool = False  # an attempt has begun that has left no record yet
     # Seconds since its last report of progress, or since it began; None where that is short.
@@ -124,6 +125,11 @@ class SweepStatus:
         return durations
 
     @property
+    def unreadable(self) -> list[str]:
+        """The records that can't be read, each with the reason and what to do."""
+        return [trial.detail for trial in self.trials if trial.state == "unreadable"]
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is left to wait for.
 
@@ -196,6 +202,7 @@ def _local_state(trial: Trial, files: TrialFiles, runs_locally: bool) -> TrialSt
         record=files.record,
         phase=_phase(files.progress),
         is_submitted=False,
+        unreadable=files.unreadable,
         runs_locally=runs_locally,
     )
     state = _trial_state(trial, facts, files)
@@ -226,6 +233,7 @@ def _submitted_state(
         record=record,
         phase=phase,
         is_submitted=True,
+        unreadable=files.unreadable,
         is_cancelled=submission.cancelled_at is not None,
         job=job_state,
         job_id=job.id,
@@ -399,28 +407,34 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
     not grow with the number of ranks.
 
-    Raises BadInput for a record that can't be read.
+    A record that can't be read is named in `unreadable`.
     """
     path = trial_folder.record_path
     record = None
     recorded_at = 0
+    unreadable = None
     try:
         recorded_at = path.stat().st_mtime_ns
         record = _read_header(path, recorded_at)
     except FileNotFoundError:
         pass  # the trial has no record yet
+    except BadInput as error:
+        unreadable = str(error)
     except OSError as error:
-        raise RECORD_FORMAT.unavailable(path, error) from None
+        unreadable = str(RECORD_FORMAT.unavailable(path, error))
     # Both files are the work of the machine that runs the trial, so their times can be compared.
     begun_at = _modified_at(trial_folder.assignment_path)
     if begun_at * 1e9 <= recorded_at:
-        return TrialFiles(record=record)
+        return TrialFiles(record=record, unreadable=unreadable)
     progress = read_progress(trial_folder)
     silent_seconds = time.time() - progress.get("at", begun_at)
     if silent_seconds < STALE_SECONDS:
-        return TrialFiles(record=record, progress=progress or None, is_begun=True)
+        return TrialFiles(
+            record=record, unreadable=unreadable, progress=progress or None, is_begun=True
+        )
     return TrialFiles(
         record=record,
+        unreadable=unreadable,
         progress=progress or None,
         is_begun=True,
         silent_seconds=silent_seconds,

@@ -34,7 +34,7 @@ from harness.records.record import Record, read_record_if_exists
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.leader import DECIDED
+from harness.slurm.leader import DECIDED, SHELL_VARIABLE
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
 from harness.spec import partitions
@@ -47,22 +47,37 @@ if TYPE_CHECKING:
 
 # Begins a line of the job's log which reports that a line of the profile's setup has failed.
 SETUP_FAILED = "setup: "
-WAKE_SECONDS = 60  # between two SIGCONT to the leader, which do nothing unless it was stopped
+WATCH_SECONDS = 60  # between two looks at the leader
+MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that for a controller
 # The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
-# returns early when a signal is passed on, and is called again until the leader has ended. Whatever
-# stops the leader and not this shell is no suspension of the job, so the leader is woken. After
+# returns early when a signal is passed on, and is called again until the leader has ended. After
 # SIGTERM, Slurm is cancelling the job, or requeues it by itself.
+# A second shell watches the leader. Whatever stops the leader and not this shell is no suspension of
+# the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
+# the first line on, that signal ends neither shell.
 LEADER_LINES = """\
+export {shell_variable}=$$
+trap : USR1
 (exec {lead}) &
 leader=$!
-(while sleep {wake_seconds}; do kill -CONT $leader; done) 2>/dev/null &
-waker=$!
+trap '' USR1
+(
+    trap 'silence=0' USR1
+    silence=0
+    while sleep {watch_seconds}; do
+        kill -CONT $leader
+        silence=$((silence + 1))
+        [ $silence -le {max_silence} ] || kill -KILL $leader
+    done
+) 2>/dev/null &
+watcher=$!
+trap 'kill -USR1 $watcher' USR1
 trap 'kill -USR2 $leader' USR2
 trap 'is_ended_by_slurm=1; kill -TERM $leader' TERM
 while kill -0 $leader 2>/dev/null; do wait $leader; done
 wait $leader
 code=$?
-kill $waker
+kill $watcher
 [ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; the job is to be requeued"
 exec {revive}"""
@@ -297,7 +312,9 @@ def leader_lines(sweep_folder: SweepFolder, submission: Submission, number: int)
         lead=shlex.join([*leader, "lead", *which_job]),
         revive=shlex.join([*leader, "revive", *which_job]),
         last_code=DECIDED,
-        wake_seconds=WAKE_SECONDS,
+        watch_seconds=WATCH_SECONDS,
+        max_silence=round(MAX_SILENCE / WATCH_SECONDS),
+        shell_variable=SHELL_VARIABLE,
     )
 
 

@@ -32,12 +32,17 @@ LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers",
 IDENTITY = 1
 
 
+# A record has the time and the loss of every step, and is read as a whole.
+MAX_STEPS = 2**24
+StepCount = Annotated[int, Between(1, MAX_STEPS)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Length(Strict):
     """A length of training, in optimizer steps or in epochs, of which exactly one is set."""
 
-    steps: Count | None = None
-    epochs: Count | None = None
+    steps: StepCount | None = None
+    epochs: StepCount | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError unless exactly one of the two is set."""

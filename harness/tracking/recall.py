@@ -6,21 +6,32 @@ runs do not use metrics: every trial's run has its record as a file, and that is
 
 from __future__ import annotations
 
-import json
-import tempfile
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.errors import BadInput
+import msgspec
+
+from harness.core.errors import BadInput, one_line
+from harness.core.scratch import ScratchFolder
 from harness.records.record import Record, parse_record
 from harness.tracking.artifacts import RECORD_FILE
 from harness.tracking.connect import errors_in_one_line
 from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
 
+# Ids and digests, which `filter_string` takes between quotes.
+SAFE_TAG = re.compile(r"[A-Za-z0-9._:/-]+")
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+
+class _TrialList(msgspec.Struct):
+    """What is read of a sweep.json in MLflow."""
+
+    trials: list[str]
 
 
 def records_of(client: MlflowClient, run_id: str) -> list[Record]:
@@ -48,17 +59,40 @@ def records_of(client: MlflowClient, run_id: str) -> list[Record]:
     if kind == "trial":
         return [_read_record(client, run)]
     filter_string = (
-        f"tags.`harness.origin` = '{tags['harness.origin']}' AND tags.`harness.kind` = 'trial'"
+        f"tags.`harness.origin` = '{_tag(run, 'harness.origin')}' AND tags.`harness.kind` = 'trial'"
     )
     if kind == "cell":
-        filter_string += f" AND tags.`harness.cell` = '{tags['harness.cell']}'"
+        filter_string += f" AND tags.`harness.cell` = '{_tag(run, 'harness.cell')}'"
     trial_runs: dict[str, Run] = {}
     for trial_run in search(client, run.info.experiment_id, filter_string):
-        trial_runs[trial_run.data.tags["harness.trial"]] = trial_run
+        trial_runs[_tag(trial_run, "harness.trial")] = trial_run
     trial_ids: Iterable[str] = sorted(trial_runs)
     if SPEC_TAG in tags:
-        trial_ids = json.loads(_read_file(client, run, "sweep.json"))["trials"]
+        trial_ids = _read_trial_ids(client, run)
     return [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
+
+
+def _tag(run: Run, name: str) -> str:
+    """Return a tag of a run as the harness writes it; raises BadInput if anybody changed it."""
+    value = run.data.tags.get(name)
+    if value is None or not SAFE_TAG.fullmatch(value):
+        raise BadInput(
+            f"MLflow run {run.info.run_id}: {name}: found {value!r};"
+            " allowed: what `harness collect` writes there"
+        )
+    return str(value)
+
+
+def _read_trial_ids(client: MlflowClient, run: Run) -> list[str]:
+    """Return the trials of a sweep's run in their order; raises BadInput."""
+    text = _read_file(client, run, "sweep.json")
+    try:
+        return msgspec.json.decode(text, type=_TrialList).trials
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput(
+            f"MLflow run {run.info.run_id}: sweep.json: {one_line(error)};"
+            " allowed: what `harness collect` writes there"
+        ) from None
 
 
 def _read_record(client: MlflowClient, run: Run) -> Record:
@@ -82,6 +116,6 @@ def _read_file(client: MlflowClient, run: Run, name: str) -> str:
     trouble = f"does not give {name} of run {run.info.run_id}"
     with (
         errors_in_one_line(client.tracking_uri, trouble, BadInput),
-        tempfile.TemporaryDirectory() as aside,
+        ScratchFolder("record") as aside,
     ):
-        return Path(files.download_artifacts(name, aside)).read_text(encoding="utf-8")
+        return Path(files.download_artifacts(name, str(aside.path))).read_text(encoding="utf-8")

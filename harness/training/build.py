@@ -13,13 +13,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
 from harness.measure.clock import StepClock, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import Telemetry, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
+from harness.spec.cell import MAX_STEPS, Length
 from harness.training.checkpoint import Checkpointer
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_target
@@ -119,7 +120,7 @@ def build_trial(
         clock = step_clock(mesh.device)
         strategy = strategy_class(axes.strategy)(axes, mesh)
         training_module = strategy.prepare(model, workload, compiler, clock)
-        total_steps = cell.length.in_steps(order.steps)
+        total_steps = count_steps(cell.length, order.steps)
         optimizer = make_optimizer(workload, model, axes)
         schedule = make_schedule(workload, optimizer, axes, total_steps)
         scaler = Scaler(axes, mesh.device)
@@ -222,3 +223,17 @@ def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
         # The first forward has compiled the model, in the time of "build".
         state.add_seconds("compile", compile_seconds)
         state.add_seconds("build", -compile_seconds)
+
+
+def count_steps(length: Length, steps_per_epoch: int) -> int:
+    """Return how many steps a trial trains.
+
+    Raises BadInput for more than a record can hold, which of epochs only the data can tell.
+    """
+    total = length.in_steps(steps_per_epoch)
+    if total > MAX_STEPS:
+        raise BadInput(
+            f"length: found {length}, which with this data is {total:,} steps;"
+            f" allowed: at most {MAX_STEPS:,} steps"
+        )
+    return total

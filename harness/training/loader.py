@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import secrets
 import sys
 from collections.abc import Iterable, Iterator
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ def make_loader(
         prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
         persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
         timeout=WORKER_TIMEOUT if axes.num_workers else 0,
-        worker_init_fn=_end_with_rank,
+        worker_init_fn=_prepare_worker,
         pin_memory=device.type == "cuda" and axes.pin_memory != "never",
         generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
     )
@@ -101,10 +103,25 @@ def _seed_worker(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _end_with_rank(worker: int) -> None:
-    """Have a worker process end with its rank at once, which torch's own would notice in 5 s."""
+def _prepare_worker(worker: int) -> None:
+    """Have a worker process end with its rank at once, and leave nothing behind.
+
+    Torch's own workers notice the end of their rank in 5 s. Torch passes batches on by a socket,
+    for which multiprocessing makes a folder `pymp-*` that would stay if the worker is killed.
+    """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
+    if sys.platform == "linux":
+        # multiprocessing has no setting for it.
+        connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
+
+
+def _socket_name(family: str) -> str:
+    """Return a new name for a socket, of Linux's abstract ones, which are no files (man 7 unix).
+
+    Whoever connects must know multiprocessing's key of the worker all the same.
+    """
+    return f"\0harness-{secrets.token_hex(16)}"
 
 
 def _identity(fetched: Any) -> Any:

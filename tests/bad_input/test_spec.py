@@ -265,6 +265,11 @@ COMBINATIONS = [
         "sweep.yaml:4: length: found both steps and epochs; allowed: one of them",
     ),
     param(
+        "more-steps-than-a-record-holds",
+        GOOD + "length: {steps: 1000000000000}\n",
+        "sweep.yaml:4: length.steps: found 1000000000000; allowed: at most 16777216",
+    ),
+    param(
         "neither-steps-nor-epochs",
         GOOD + "evaluate: {}\n",
         "sweep.yaml:4: evaluate: found neither steps nor epochs; allowed: one of them",

@@ -39,7 +39,14 @@ RANDOM_NAMES = re.compile(
 LIVE_RUNS = """select tags.value from tags join runs using (run_uuid)
                where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
 # A line that says that something has gone wrong: an error, a failed trial, MLflow's refusal.
-COMPLAINTS = ("harness: ", "✗", "MLflow at ", "MLflow: ", "MLflow has not got everything")
+COMPLAINTS = (
+    "harness: ",
+    "✗",
+    "MLflow at ",
+    "MLflow: ",
+    "MLflow has not got everything",
+    "left out, because of",
+)
 
 
 @dataclass(frozen=True)

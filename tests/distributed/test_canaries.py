@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +140,21 @@ def write_sweep(folder: Path, canaries: Canaries) -> tuple[Path, Path]:
     return folder / "leaky.yaml", folder / "leaky-profile.yaml"
 
 
+def gate(sweep: Path, profile: Path, files: list[Path], command: Callable[..., str]) -> list[Path]:
+    """Gate a cell that raises secrets, as a pull request's comment and JUnit; return its logs."""
+    for arguments in (
+        ["init", "--quiet", "--initial-branch=main"],
+        ["add", "--all"],
+        ["-c", "user.name=Test", "-c", "user.email=t@localhost", "commit", "--quiet", "-m", "all"],
+    ):
+        subprocess.run(["git", "-C", str(sweep.parent), *arguments], check=True)
+    summary, junit = map(str, files)
+    options = ["--summary", summary, "--junit", junit, "--budget", "1"]
+    printed = command("gate", "--against", "HEAD", str(sweep), "--cluster", str(profile), *options)
+    assert "[redacted]" in printed
+    return [Path(path) for path in set(re.findall(r"log: (\S+\.log)", printed))]
+
+
 def test_no_secret_comes_out(
     canaries: Canaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +170,15 @@ def test_no_secret_comes_out(
         ended = harness(*arguments)
         canaries.look(f"harness {arguments[0]}", (ended.out + ended.err).encode())
         return ended.out + ended.err
+
+    gate_files = [tmp_path / "gate.md", tmp_path / "gate.xml"]
+    with canaries.watched_arguments():
+        logs = gate(sweep, profile, gate_files, command)
+    for path in (*gate_files, *logs):
+        canaries.look(path.name, path.read_bytes())
+    assert b"[redacted]" in logs[0].read_bytes()
+    for log in logs:
+        shutil.rmtree(log.parents[2])
 
     password, token = canaries.new("password of the tracker"), canaries.new("token of the tracker")
     address = f"127.0.0.1:{free_port()}"

@@ -110,9 +110,9 @@ def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_pa
     repository.merge()
     done = bash(github_step("Measure"), tmp_path)
     assert done.returncode == 1, done.stderr + done.stdout
-    assert done.stdout.splitlines()[-1] == "The gate fails: 1 of 1 cells."
+    assert done.stdout.splitlines()[-1] == "The gate fails: 1 of 1 cell."
     summary = (tmp_path / "gate.md").read_text(encoding="utf-8")
-    assert summary.startswith("### Training speed of spiral: fails: 1 of 1 cells")
+    assert summary.startswith("### Training speed of spiral: fails: 1 of 1 cell")
     assert "% slower than base (" in summary
     suite = parse(tmp_path / "gate.xml").getroot()
     assert suite.get("tests") == "1"

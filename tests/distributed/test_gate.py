@@ -37,7 +37,7 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     )
     assert ended.code == 1, ended.err + ended.out
     assert "slower than main" in ended.out.splitlines()[-2]
-    assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cells."
+    assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cell."
     assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
     assert '<failure message="own eager' in junit.read_text(encoding="utf-8")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
@@ -46,6 +46,10 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
 
 def test_the_same_code_passes_with_the_same_bits_and_its_control(tmp_path: Path) -> None:
     repository = Repository(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    for name in ("harness", "workloads"):  # folders of the user's hide nothing of ours
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')")
+    repository.commit("folders that are called like ours")
     ended = harness(
         "gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--control", "--bits", "--json"
     )

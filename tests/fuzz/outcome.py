@@ -7,10 +7,10 @@ from collections.abc import Callable
 from harness.core.errors import HarnessError
 
 
-def refusal(action: Callable[[], object]) -> str | None:
-    """Return the line that refuses an input which `action` reads, None if it is read.
+def assert_read_or_refused(action: Callable[[], object]) -> str | None:
+    """Assert that an input is read by `action`, or refused in one printable line.
 
-    Any other exception passes, and fails the test.
+    Returns that line, None if the input is read. Any other exception passes, and fails the test.
     """
     try:
         action()

@@ -36,7 +36,7 @@ from harness.spec.cluster import Profile
 from harness.tracking.contents import TrialOutline, trial_contents
 from tests.factories import make_cell, make_machine, make_record, write_sweep
 from tests.fuzz.changes import SEEDS, changed_bytes, changed_content
-from tests.fuzz.outcome import refusal
+from tests.fuzz.outcome import assert_read_or_refused
 from tests.hardware.test_certificate import made
 from tests.support.results import make_result
 
@@ -183,7 +183,7 @@ def check_refused_or_equal(kind: str, original: Sample, content: bytes) -> None:
     """Check that a changed file is refused in a line that names it, or read as before."""
     original.path.write_bytes(content)
     read: list[Any] = []
-    message = refusal(lambda: read.append(KINDS[kind].read(original.path)))
+    message = assert_read_or_refused(lambda: read.append(KINDS[kind].read(original.path)))
     if message is None:
         assert read == [original.read]
     else:
@@ -215,7 +215,7 @@ def test_file_that_was_sealed_after_the_change(
     content = changed_content(json.loads(original.content), seed)
     if isinstance(content, dict):
         original.path.write_text(sealed_text(content), encoding="utf-8")
-        refusal(lambda: KINDS[kind].read(original.path))
+        assert_read_or_refused(lambda: KINDS[kind].read(original.path))
 
 
 @given(seed=SEEDS)
@@ -237,7 +237,7 @@ def test_failed_ranks(trial_folder: TrialFolder, seed: int) -> None:
         json.dumps(changed_content(FAILED, seed)).encode(),
     ):
         trial_folder.failures_path.write_bytes(content)
-        refusal(lambda: read_failed_ranks(trial_folder.failures_path))
+        assert_read_or_refused(lambda: read_failed_ranks(trial_folder.failures_path))
         Torchrun(environment={}).observed_failures(trial_folder, "")
 
 

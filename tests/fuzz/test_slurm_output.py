@@ -10,7 +10,7 @@ from harness.slurm.queue import SlurmDown, parse_squeue, recover_job_ids
 from harness.spec.partitions import find_mismatch, parse_sinfo
 from harness.spec.slurm import SlurmOptions
 from tests.fuzz.changes import SEEDS, changed_bytes
-from tests.fuzz.outcome import refusal
+from tests.fuzz.outcome import assert_read_or_refused
 from tests.slurm.test_status import SQUEUE
 
 SINFO = """\
@@ -33,7 +33,7 @@ TABLE = st.lists(st.lists(COLUMN, max_size=8).map("|".join), max_size=6).map("\n
 
 
 def check_squeue(text: str) -> None:
-    refusal(lambda: recover_job_ids([], parse_squeue(text)))
+    assert_read_or_refused(lambda: recover_job_ids([], parse_squeue(text)))
 
 
 def check_sinfo(text: str) -> None:

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import did_you_mean
+from harness.core.text import counted
 from harness.gate.limits import read_gate
-from harness.render.format import counted
 from harness.spec import partitions
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.cluster import Profile, load_profile
@@ -26,7 +26,7 @@ from harness.spec.document import parse_document, parse_value
 from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import SWEEP_KEYS, load_sweep
 from harness.spec.validity import ValidityRules
-from tests.fuzz.outcome import refusal
+from tests.fuzz.outcome import assert_read_or_refused
 
 Strategy = st.SearchStrategy[Any]
 
@@ -232,52 +232,52 @@ def use(path: Path, sets: list[str] | None = None, data: list[str] | None = None
 @given(content=WHOLE_SWEEP)
 def test_sweep_by_structure(path: Path, content: Any) -> None:
     write(path, content)
-    refusal(lambda: use(path))
+    assert_read_or_refused(lambda: use(path))
 
 
 @given(text=SYNTAX | st.text())
 def test_any_text(path: Path, text: str) -> None:
-    refusal(lambda: parse_document(text, "file.yaml"))
-    refusal(lambda: parse_value(text, "--set x"))
+    assert_read_or_refused(lambda: parse_document(text, "file.yaml"))
+    assert_read_or_refused(lambda: parse_value(text, "--set x"))
     path.write_bytes((GOOD_SWEEP + text).encode("utf-8", "surrogatepass"))
-    refusal(lambda: use(path))
+    assert_read_or_refused(lambda: use(path))
 
 
 @given(content=st.binary(max_size=40), at=st.integers(0, len(GOOD_SWEEP)))
 def test_any_bytes(path: Path, content: bytes, at: int) -> None:
     good = GOOD_SWEEP.encode()
     path.write_bytes(good[:at] + content + good[at + len(content) // 2 :])
-    refusal(lambda: use(path))
+    assert_read_or_refused(lambda: use(path))
 
 
 @given(sets=SETS)
 def test_set(path: Path, sets: list[str]) -> None:
     path.write_text(GOOD_SWEEP, encoding="utf-8")
-    refusal(lambda: use(path, sets))
+    assert_read_or_refused(lambda: use(path, sets))
 
 
 @given(data=st.lists(st.text(max_size=10) | st.sampled_from(["mlp=x", "no=x", "=", "x"])))
 def test_data(path: Path, data: list[str]) -> None:
     path.write_text(GOOD_SWEEP, encoding="utf-8")
-    refusal(lambda: use(path, data=data))
+    assert_read_or_refused(lambda: use(path, data=data))
 
 
 @given(content=PROFILE)
 def test_profile(path: Path, content: Any) -> None:
     write(path, content)
-    refusal(lambda: load_profile(str(path)))
+    assert_read_or_refused(lambda: load_profile(str(path)))
 
 
 @given(content=GATE, pattern=TEXTS)
 def test_gate(path: Path, content: Any, pattern: str) -> None:
     write(path, content)
-    refusal(lambda: read_gate(path))
+    assert_read_or_refused(lambda: read_gate(path))
 
 
 @given(name=st.text() | TEXTS)
 def test_names_of_files(name: str) -> None:
-    refusal(lambda: load_profile(name))
-    refusal(lambda: read_gate(Path(name)))
+    assert_read_or_refused(lambda: load_profile(name))
+    assert_read_or_refused(lambda: read_gate(Path(name)))
 
 
 @given(value=VALUES, choices=st.lists(st.text(max_size=5)), count=st.integers(0, 3))

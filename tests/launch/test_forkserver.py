@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,18 @@ def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
         log=str(log),
         cores=cores,
     )
+
+
+def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('not ours')")
+    (tmp_path / "program.py").write_text("import harness.core.errors\nprint(harness.__path__[0])")
+    log = tmp_path / "log"
+    found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
+    server = shared_server(os.environ, preload=TORCH)
+    codes = [server.fork([process])[0].wait(60) for process in (request(tmp_path, log, []), found)]
+    assert codes == [1, 0]
+    assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
 
 
 def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ import pytest
 from harness.core.errors import BadInput, HarnessError
 from harness.launch import host_lock as module
 from harness.launch.host_lock import host_lock
+from harness.spec.cluster import SHARED_HOST
+from tests.support.commands import harness
+from tests.support.repository import Repository
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ class Waiting:
 
     def run(self, *, wait: bool = True) -> None:
         with host_lock(
-            "second",
+            "running trials of second",
             wait=wait,
             on_message=self.messages.append,
             should_wait=lambda: not self.messages,
@@ -40,7 +43,7 @@ class Waiting:
 
 def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
     second = Waiting()
-    with host_lock("first", wait=True, on_message=second.messages.append):
+    with host_lock("running trials of first", wait=True, on_message=second.messages.append):
         assert second.messages == []
         assert path.stat().st_mode & 0o777 == 0o666
         second.run()
@@ -49,13 +52,13 @@ def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
         f"waiting, because process {os.getpid()} (`harness run`) has been running trials of first"
         " on this machine since "
     )
-    assert message.endswith("; `validity.contention: null` in the profile runs both side by side")
+    assert message.endswith("; `validity.contention: null` in the profile allows both side by side")
 
 
 def test_without_waiting_it_is_refused(path: Path) -> None:
     second = Waiting()
     with (
-        host_lock("first", wait=True, on_message=print),
+        host_lock("running trials of first", wait=True, on_message=print),
         pytest.raises(
             BadInput, match=r"^--no-wait: process \d+ \(`harness run`\) has been running"
         ),
@@ -84,7 +87,7 @@ def test_whatever_the_file_says_it_is_waited_for(path: Path, content: bytes) -> 
     with host_lock("first", wait=True, on_message=print):
         path.write_bytes(content)
         second.run()
-    assert second.messages[0].startswith("waiting, because another process has been running trials")
+    assert second.messages[0].startswith("waiting, because another process has been measuring")
 
 
 def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
@@ -92,4 +95,21 @@ def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
     second = Waiting()
     second.run()
     assert second.ran
-    assert "so another sweep may run beside this one" in second.messages[0]
+    assert "so another command may measure beside this one" in second.messages[0]
+
+
+@pytest.mark.parametrize("command", ["gate --against HEAD", "bisect HEAD HEAD", "certify", "peak"])
+def test_what_measures_on_this_machine_holds_it_too(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Each is refused beside a sweep, before it starts anything."""
+    monkeypatch.delenv(SHARED_HOST)
+    repository = Repository(tmp_path / "repository")
+    name, *options = command.split()
+    sweep = [] if name == "peak" else [str(repository.sweep)]
+    with host_lock("running trials of first", wait=True, on_message=print):
+        ended = harness(name, *options, *sweep, "--no-wait", "--results", str(tmp_path))
+    assert ended.code == 2, ended.out
+    assert ended.err.startswith("harness: --no-wait: process ")
+    assert "has been running trials of first on this machine since" in ended.err
+    assert len(ended.err.splitlines()) == 1

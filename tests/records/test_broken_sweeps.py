@@ -41,10 +41,12 @@ def test_status_goes_on_after_a_broken_sweep(results: Results, content: str) -> 
 def test_status_goes_on_after_a_sweep_with_a_broken_record(results: Results) -> None:
     (path,) = results.sweep_folder("first").record_paths()
     path.write_text("{}", encoding="utf-8")
-    ended = harness("status", "--results", str(results.path))
-    assert ended.code == 2
-    assert ended.out.startswith("second: ")
-    assert ended.err.startswith(f"harness: {path}: schema: found null")
+    for arguments in ((), ("--watch",), ("first",), ("first", "--watch")):
+        ended = harness("status", *arguments, "--results", str(results.path))
+        assert ended.code == 2
+        assert ended.out.startswith("first: 1 trial: 1 unreadable") or "first" in arguments
+        assert ("second: " in ended.out) == ("first" not in arguments)
+        assert ended.err.startswith(f"harness: {path}: schema: found null")
 
 
 def test_sweep_in_the_folder_of_another_is_refused(results: Results) -> None:

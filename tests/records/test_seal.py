@@ -181,7 +181,9 @@ def test_deeply_nested_json_is_refused(path: Path, text: str) -> None:
 
 def test_file_that_is_not_handed_out_is_no_damaged_one(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(FileUnavailable, match="can't be read as a record: Is a directory"):
+    with pytest.raises(
+        FileUnavailable, match="as a record: Is a directory; try again, and look at the disk"
+    ):
         read_record(path)
 
 

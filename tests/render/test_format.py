@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.text import counted
 from harness.render import format as fmt
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
@@ -28,7 +29,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_counts() -> None:
-    assert [fmt.counted(count, "cell") for count in (0, 1, 2)] == ["0 cells", "1 cell", "2 cells"]
+    assert [counted(count, "cell") for count in (0, 1, 2)] == ["0 cells", "1 cell", "2 cells"]
     assert fmt.counts(["done", "failed", "done"]) == "2 done, 1 failed"
 
 

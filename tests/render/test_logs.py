@@ -103,3 +103,16 @@ def test_terminal_gets_symbols_for_control_characters(
     assert view._printable("\x1b]0;title\x07\t1/2\r2/2 \x9b2J\n") == (
         "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}\t1/2\r2/2 \N{REPLACEMENT CHARACTER}2J\n"
     )
+
+
+def test_a_runner_of_github_takes_no_line_of_a_log_for_a_command(
+    trial: TrialFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.launch_log.write_text("::error::not ours\n", encoding="utf-8")
+    assert logs(trial).out == "::error::not ours\n"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    first, line, empty, last = logs(trial).out.splitlines()
+    assert (line, empty) == ("::error::not ours", "")
+    word = first.removeprefix("::stop-commands::")
+    assert (len(word), last) == (32, f"::{word}::")
+    assert logs(trial).out.splitlines()[0] != first, "nobody can foresee the word"

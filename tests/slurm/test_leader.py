@@ -4,6 +4,7 @@ it requeues.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch import controller, watchdog
+from harness.launch import controller, host_lock, watchdog
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import Failure, RankResult, Record, read_record, write_record
@@ -39,7 +40,7 @@ NODE_LOST = Failure(kind="NodeFailure", message="n2")
 @pytest.fixture
 def listener() -> JobListener:
     """In a job whose time limit is an hour away."""
-    return JobListener(time.time() + 3600)
+    return JobListener(time.monotonic() + 3600)
 
 
 def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
@@ -187,13 +188,49 @@ class TestSignals:
         assert listener.stop_reason() is None
         listener.on_signal(SIGNAL, None)
         assert listener.stop_reason() == "preempted"
-        near_limit = JobListener(time.time() + leader.EARLY_SECONDS / 2)
+        near_limit = JobListener(time.monotonic() + leader.EARLY_SECONDS / 2)
         near_limit.on_signal(SIGNAL, None)
         assert near_limit.stop_reason() == "time limit"
+
+    def test_of_life_go_to_the_batch_script_now_and_then(
+        self, listener: JobListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listener.beat()  # without a shell that waits for it
+        beats: list[int] = []
+        previous = signal.signal(signal.SIGUSR1, lambda number, frame: beats.append(number))
+        try:
+            monkeypatch.setenv(leader.SHELL_VARIABLE, str(os.getpid()))
+            for _ in range(3):
+                assert listener.goes_on()
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+        assert beats == [signal.SIGUSR1]
 
     def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
         listener.on_signal(signal.SIGTERM, None)
         assert listener.stop_reason() == "ended by Slurm"
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_node_that_others_may_use_is_measured_on_by_one_job_at_a_time(
+    exclusive: bool,
+    runner: Runner,
+    listener: JobListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A job waits for the other one until Slurm wants its nodes back."""
+    monkeypatch.setattr(host_lock, "LOCK_PATH", tmp_path / "host.lock")
+    profile = replace(PROFILE, slurm=replace(PROFILE.slurm, exclusive=exclusive))
+    submitted = replace(make_submission(runner.sweep, {}), profile=profile)
+    listener.on_signal(signal.SIGTERM, None)
+    with (
+        host_lock.host_lock("running trials of first", wait=True, on_message=print),
+        leader._node_held(submitted, listener),
+    ):
+        printed = capsys.readouterr().out
+    assert ("waiting, because process" in printed) is not exclusive
 
 
 class TestLead:

@@ -17,6 +17,7 @@ import yaml
 from harness.core.paths import Results
 from harness.records.record import Failure
 from harness.slurm import submission as submissions
+from harness.slurm.leader import SHELL_VARIABLE
 from harness.slurm.submission import Submission
 from harness.spec import partitions
 from tests.factories import make_record, write_trial
@@ -381,6 +382,9 @@ def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_
     assert len(status(results, "demo", "--all").out.splitlines()) > 120
 
 
+BEAT = f"kill -USR1 ${SHELL_VARIABLE}"
+
+
 class TestTheEndOfABatchScript:
     """The shell that runs the leader, which a script in place of Python plays."""
 
@@ -393,7 +397,8 @@ class TestTheEndOfABatchScript:
         monkeypatch: pytest.MonkeyPatch,
     ) -> Path:
         """A batch script whose leader does what the variable LEADER says, and is then revived."""
-        monkeypatch.setattr("harness.slurm.submit.WAKE_SECONDS", 0.1)
+        monkeypatch.setattr("harness.slurm.submit.WATCH_SECONDS", 0.1)
+        monkeypatch.setattr("harness.slurm.submit.MAX_SILENCE", 1)
         python = tmp_path / "python"
         python.write_text(
             f'#!/bin/bash\necho "$4" >>{tmp_path}/actions\n[ "$4" = revive ] || eval "$LEADER"\n'
@@ -411,6 +416,8 @@ class TestTheEndOfABatchScript:
             ("exit 70", 0, ["lead", "revive"]),
             ("kill -STOP $$; exit 1", 1, ["lead"]),  # it is woken
             ("sleep 0.3; kill -TERM $PPID; sleep 9", 143, ["lead"]),  # Slurm ends the job
+            ("exec sleep 99", 0, ["lead", "revive"]),  # it hangs, and is killed
+            (f"for beat in {{1..20}}; do {BEAT}; sleep 0.1; done; exit 1", 1, ["lead"]),
         ],
     )
     def test_requeues_a_job_whose_leader_did_not_mean_to_end(

@@ -143,3 +143,35 @@ def test_only_runs_need_a_store(tmp_path: Path) -> None:
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "mlflow.db: no such database" in ended.err
     assert not results.database.exists()
+
+
+@pytest.mark.parametrize(
+    ("tags", "problem"),
+    [
+        ({"harness.kind": "sweep"}, "harness.origin: found None"),
+        ({"harness.kind": "cell", "harness.origin": "x' OR '1"}, "harness.origin: found \"x' OR"),
+        ({"harness.kind": "cell", "harness.origin": "x"}, "harness.cell: found None"),
+    ],
+)
+def test_tags_that_somebody_changed_are_refused(
+    results: Results, tags: dict[str, str], problem: str
+) -> None:
+    tracker = Tracker(results)
+    with quiet():
+        client = connect(tracker.uri)
+        experiment = client.create_experiment("changed")
+        run = client.create_run(experiment, tags=tags).info.run_id
+    with pytest.raises(BadInput) as caught:
+        tracker.recall(run)
+    assert str(caught.value).startswith(f"MLflow run {run}: {problem}")
+
+
+def test_a_list_of_trials_that_somebody_changed_is_refused(results: Results) -> None:
+    write_sweep(results.sweep_folder("demo"), [make_record()])
+    tracker = Tracker(results)
+    tracker.deliver(results.sweep_folder("demo"))
+    run = by_name(tracker.uri, "demo")["demo"].info.run_id
+    with quiet():
+        connect(tracker.uri).log_text(run, '{"trials": 3}', "sweep.json")
+    with pytest.raises(BadInput, match=r"sweep\.json: Expected `array`, got `int`"):
+        tracker.recall(run)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
+from harness.spec.cell import MAX_STEPS, Length
+from harness.training.build import count_steps
 from harness.training.execution import Compiler
 from harness.training.loader import make_loader
 from harness.training.model import build_model, place_batch
@@ -166,3 +168,9 @@ def test_gradients_are_clipped_to_the_norm_before_the_step(precision: Any) -> No
     scaler.backward((halved * torch.tensor([0.375, 0.5])).sum())
     scaler.step(optimizer, max_grad_norm=0.1)
     assert parameter.tolist() == pytest.approx([-0.06, -0.08], abs=1e-5)
+
+
+def test_epochs_of_more_steps_than_a_record_holds_are_refused() -> None:
+    assert count_steps(Length(epochs=2**20), 16) == MAX_STEPS
+    with pytest.raises(BadInput, match="found 1048576 epochs, which with this data is 17,825,792"):
+        count_steps(Length(epochs=2**20), 17)

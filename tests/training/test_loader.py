@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,3 +108,21 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
         match=r"^waited 0\.2 s for a batch of a loader's worker; .* set num_workers to 0$",
     ):
         fetch(1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_worker_that_is_killed_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # forked workers inherit it
+    order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
+    axes = Axes(batch_size=8, num_workers=1)
+    loader = make_loader(RandomSamples(), order, axes, seed=0, device=torch.device("cpu"))
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        for _ in batches:
+            pass
+    assert list(tmp_path.iterdir()) == []

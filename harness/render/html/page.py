@@ -21,6 +21,7 @@ from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import Comparison, Side
 from harness.core.paths import Results, write_atomically
 from harness.core.redaction import redact_text, secret_values
+from harness.core.text import counted
 from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
@@ -113,9 +114,9 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     started = min(record.started for record in report.records)
     ended = max(record.ended for record in report.records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
-    workloads = fmt.counted(len(report.workloads), "workload")
-    seeds = fmt.counted(len(shown_seeds(report.sweep, report.records)), "seed")
-    repeats = fmt.counted(report.repeats, "repeat")
+    workloads = counted(len(report.workloads), "workload")
+    seeds = counted(len(shown_seeds(report.sweep, report.records)), "seed")
+    repeats = counted(report.repeats, "repeat")
     hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
     # A dict keeps the order in which the machines were used.
     return [

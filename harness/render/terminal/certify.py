@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.gate.certify import certify, prepare
 from harness.hardware.certificate import (
     MAX_FALSE_ALARMS,
@@ -49,7 +50,7 @@ def run(
         certificate = _measure(results, sweep, profile, certificate, count)
     else:
         console.print(
-            f"[dim]{previous_count} comparisons are there already; --anew makes new ones[/]"
+            f"[dim]{counted(previous_count, 'comparison')} there already; --anew makes new ones[/]"
         )
     for line in summary_lines(certificate):
         console.print(escape(line), soft_wrap=True)

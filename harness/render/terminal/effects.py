@@ -13,6 +13,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.markup import escape
 
+from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
@@ -63,7 +64,7 @@ def _print_attribution(console: Console, label: str, attribution: Attribution) -
     show(console, table)
     console.print(
         f"[dim]a trial deviates by {attribution.deviation:.1%} from the model;"
-        f" {fmt.counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
+        f" {counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
     )
     for term in attribution.unknown:
         axes = escape(" and ".join(term))

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import one_line
+from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
@@ -67,7 +68,7 @@ def _add_row(table: Table, label: str, paired: PairedResult) -> None:
     verdict = "failed" if paired.failure else paired.verdict
     cost = UNKNOWN
     if paired.pairs:
-        cost = f"{paired.seconds:.1f} s, {paired.pairs} pairs"
+        cost = f"{paired.seconds:.1f} s, {counted(paired.pairs, 'pair')}"
     styled_verdict = Text(verdict, style=STYLES.get(verdict, ""))
     table.add_row(
         Text(_printable(label)),
@@ -126,12 +127,11 @@ def _count_problems(outcome: GateOutcome) -> list[str]:
     inconclusive_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
     problems = []
     if lost_count:
-        unit = "cell" if lost_count == 1 else "cells"
-        problems.append(f"the sweep lost or changed {lost_count} {unit}")
+        problems.append(f"the sweep lost or changed {counted(lost_count, 'cell')}")
     if failed_count:
-        problems.append(f"{failed_count} of {cell_count} cells")
+        problems.append(f"{failed_count} of {counted(cell_count, 'cell')}")
     if inconclusive_count and outcome.exit_code == EXIT_INCONCLUSIVE:
-        problems.append(f"{inconclusive_count} of {cell_count} cells")
+        problems.append(f"{inconclusive_count} of {counted(cell_count, 'cell')}")
     elif inconclusive_count:
         problems.append(f"{inconclusive_count} inconclusive")
     return problems

@@ -10,8 +10,10 @@ from __future__ import annotations
 import codecs
 import difflib
 import os
+import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 
@@ -81,10 +83,11 @@ def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
         logs = trial_folder.log_folder.glob("*.log")
         raise BadInput(f"{path}: no such log; {did_you_mean(path.name, _names(logs))}")
     printer = _Printer(path)
-    printer.print_new()
-    while follow and _is_running(trial_folder):
-        sleep(FOLLOW_SECONDS)
+    with _without_ci_commands():
         printer.print_new()
+        while follow and _is_running(trial_folder):
+            sleep(FOLLOW_SECONDS)
+            printer.print_new()
     if printer.position == 0:
         filled = _names(filter(_has_content, trial_folder.log_folder.glob("*.log")))
         listed = ", ".join(filled) or "none"
@@ -111,6 +114,24 @@ def _is_running(trial_folder: TrialFolder) -> bool:
         return True
     assigned_at = trial_folder.assignment_path.stat().st_mtime_ns
     return record_path.stat().st_mtime_ns < assigned_at
+
+
+@contextmanager
+def _without_ci_commands() -> Iterator[None]:
+    """Have GitHub's runner take no line of the log for a command, such as `::error::`.
+
+    Anything that a rank prints could otherwise annotate the pull request or set variables of the
+    job. The runner heeds no command until it reads a word that nobody can foresee.
+    """
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        yield
+        return
+    word = secrets.token_hex(16)
+    print(f"::stop-commands::{word}", flush=True)
+    try:
+        yield
+    finally:
+        print(f"\n::{word}::", flush=True)
 
 
 class _Printer:

@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.launch import probe
 from harness.render import chart
-from harness.render.format import MISSING, byte_size, counted
+from harness.render.format import MISSING, byte_size
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile

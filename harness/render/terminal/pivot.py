@@ -13,6 +13,7 @@ from rich.table import Table
 from harness.analysis.cells import varying_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.text import counted
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
@@ -122,7 +123,7 @@ def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: 
     if not ratios:
         return fmt.MISSING
     ratio = geometric_mean_interval(ratios)
-    pairs = fmt.counted(ratio.count, "pair")
+    pairs = counted(ratio.count, "pair")
     if ratio.bounds is None:
         return f"{ratio.mean:.2f}, {pairs}"
     low, high = ratio.bounds

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from harness.core.errors import HarnessError
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.preflight.flight import examine_sweep
 from harness.preflight.report import (
     Finding,
@@ -22,7 +23,7 @@ from harness.preflight.report import (
     WorkloadReport,
     write_preflight,
 )
-from harness.render.format import MISSING, counted
+from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
 from harness.spec.cluster import Profile

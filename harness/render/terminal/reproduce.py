@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from harness.core.errors import one_line
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.launch.runner import TrialListener
 from harness.records.differences import Value, shown
 from harness.records.record import Record
-from harness.render.format import counted
 from harness.render.reproduction import remedies, seeds_text, unique_differences, verdict_line
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.run import RunView

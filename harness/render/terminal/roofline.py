@@ -16,13 +16,14 @@ from rich.markup import escape
 
 from harness.analysis.cells import group_by_cell
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import RooflinePoint, machine_of, roofline_point, with_mfu
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION
 from harness.records.record import Record
 from harness.render import chart
-from harness.render.format import counted, rate
+from harness.render.format import rate
 from harness.render.terminal.peak import title
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep

@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from harness.analysis.cells import shown_seeds
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
+from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
-from harness.render.format import counted, duration, interruption_note, nondeterminism_notes
+from harness.render.format import duration, interruption_note, nondeterminism_notes
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import marks_legend, result_table

@@ -26,9 +26,10 @@ from rich.text import Text
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.records.record import read_record
 from harness.records.store import read_recorded_sweep
-from harness.render.format import counted, duration
+from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import STATUS_STYLE, make_table
 from harness.render.terminal.table import show as show_table
@@ -42,11 +43,12 @@ STYLE = STATUS_STYLE | {  # Rich's, by the state of a trial
     "held": "yellow",
     "interrupted": "yellow",
     "lost": "red",
+    "unreadable": "red",
     "cancelled": "dim",
 }
 # The order in which trials are listed while a sweep is watched, the most interesting first.
 # Any other state follows.
-ORDER = ("running", "failed", "lost", "invalid", "held", "interrupted", "queued")
+ORDER = ("running", "failed", "lost", "unreadable", "invalid", "held", "interrupted", "queued")
 ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
 MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.core.paths import Results, SweepFolder
+from harness.core.text import counted
 from harness.launch.sweep import Redo
-from harness.render.format import counted, duration
+from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.plan import estimate_cells
 from harness.render.terminal.table import make_table, show
