@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +43,8 @@ from harness.reproduce.source import (
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_fits
 from harness.spec.sweep import Sweep
+from workloads.catalog import BUILT_IN
+from workloads.importing import forget
 
 # Returns what shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
@@ -162,38 +164,56 @@ class Preparer:
     def prepare(self, original: Original) -> Prepared:
         """Return a trial ready to run; raises BadInput for code, data or ranks that can't be had."""
         workload = original.trial.cell.workload
-        base = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
-        here = self._rebuild(original, base.absolute())
+        named = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
+        base = named.absolute()
+        here, problem = self._plan_here(original, base)
         sources = self._choose(original, here, base)
-        checked_out = self._check_out(sources, base.absolute())
-        if checked_out.base_folder != base.absolute():
-            here = self._rebuild(original, checked_out.base_folder)
-        profile = rebuild_profile(original.settings, here.cell.axes.world_size)
-        check_fits(profile, {here.cell.label: here.cell})
+        if problem is not None and sources["workload"].choice == "here":
+            raise problem
+        checked_out = self._check_out(sources, base)
+        trial = here
+        if trial is None or checked_out.base_folder != base:
+            trial = self._rebuild(original, checked_out.base_folder)
+        trial = _with_code_of_ranks(trial, original, sources)
+        profile = rebuild_profile(original.settings, trial.cell.axes.world_size)
+        check_fits(profile, {trial.cell.label: trial.cell})
         return Prepared(
             original=original,
-            trial=here,
+            trial=trial,
             sources=sources,
             checked_out=checked_out,
             profile=profile,
-            differences=self._differences(original, here, profile, sources),
+            differences=self._differences(original, trial, profile, sources),
         )
+
+    def _plan_here(self, original: Original, base: Path) -> tuple[Trial | None, BadInput | None]:
+        """Return the trial as it is planned here, or why it can't be.
+
+        The workload here may have lost an option that the recorded one has. That is no error where
+        the recorded code can be had.
+        """
+        try:
+            return self._rebuild(original, base), None
+        except BadInput as error:
+            return None, error
 
     def _rebuild(self, original: Original, base: Path) -> Trial:
         """Return the trial as it is planned from the files at `base`."""
-        cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
+        with looked_at(base):
+            cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
         return replace(original.trial, cell=cell)
 
-    def _choose(self, original: Original, here: Trial, base: Path) -> dict[str, SourceChoice]:
+    def _choose(
+        self, original: Original, here: Trial | None, base: Path
+    ) -> dict[str, SourceChoice]:
         """Return whose code the trial runs with."""
         environment = original.environment
         repository = environment.repository if environment is not None else None
         source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
         recorded = original.trial.cell.workload
+        present = None if here is None else here.cell.workload
         return {
-            "workload": choose_workload(
-                source, recorded, here.cell.workload, base, self._options.code
-            ),
+            "workload": choose_workload(source, recorded, present, base, self._options.code),
             "harness": choose_harness(
                 environment.code if environment is not None else None, self._options.code
             ),
@@ -238,6 +258,33 @@ class Preparer:
             code=code_of_ranks(original, sources),
             mlflow=metadata.version("mlflow"),
         )
+
+
+@contextmanager
+def looked_at(base: Path) -> Iterator[None]:
+    """Import a user's code for as long as the context lasts, and forget it then.
+
+    The same modules may be imported again from another folder, as of the recorded commit.
+    """
+    try:
+        yield
+    finally:
+        forget(base)
+
+
+def _with_code_of_ranks(
+    trial: Trial, original: Original, sources: Mapping[str, SourceChoice]
+) -> Trial:
+    """Return the trial with the code that its ranks import, if that is the recorded harness's.
+
+    Built-in workloads are part of the harness, so what is planned here is this harness's. The ranks
+    check it.
+    """
+    workload = trial.cell.workload
+    if sources["harness"].choice == "here" or workload.uses not in BUILT_IN:
+        return trial
+    recorded = replace(workload, code=original.trial.cell.workload.code)
+    return replace(trial, cell=replace(trial.cell, workload=recorded))
 
 
 def code_of_ranks(original: Original, sources: Mapping[str, SourceChoice]) -> Code:

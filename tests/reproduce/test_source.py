@@ -1,0 +1,149 @@
+"""Recorded code is taken where the code here is another one and git has it; nothing here changes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.paths import SweepFolder
+from harness.records.code import Code, Repository as RecordedRepository, training_digest
+from harness.reproduce.source import (
+    CheckedOut,
+    SourceChoice,
+    choose_harness,
+    choose_workload,
+    locate_base,
+    read_diff,
+    recorded_workload,
+    sources_checked_out,
+)
+from harness.spec.cell import WorkloadCode, WorkloadRef
+from tests.factories import make_cell
+from tests.support.repository import Repository
+
+THERE = WorkloadCode(files={"own.py": "1" * 64})
+OTHER = WorkloadCode(files={"own.py": "2" * 64})
+OWN = replace(make_cell().workload, uses="own.py:Slowed", code=THERE)
+EDITED = replace(OWN, code=OTHER)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "user")
+
+
+def recorded(repository: Repository, **changes: object) -> RecordedRepository:
+    commit = repository.git("rev-parse", "HEAD")
+    return RecordedRepository(**{"commit": commit, "dirty": False, **changes})  # type: ignore[arg-type]
+
+
+def choose(
+    repository: Repository, source: RecordedRepository | None, here: WorkloadRef, **options: object
+) -> SourceChoice:
+    diff = options.pop("diff", None)
+    return choose_workload(
+        recorded_workload(source, diff),  # type: ignore[arg-type]
+        OWN,
+        here,
+        repository.path,
+        options.pop("code", None),  # type: ignore[arg-type]
+    )
+
+
+def checkout(choice: SourceChoice, base: Path):  # type: ignore[no-untyped-def]
+    return sources_checked_out({"workload": choice}, base)
+
+
+def test_the_same_code_is_not_checked_out(repository: Repository) -> None:
+    choice = choose(repository, recorded(repository), OWN)
+    assert (choice.choice, choice.reason) == ("here", "the same as recorded")
+    with checkout(choice, repository.path) as found:
+        assert found == CheckedOut(base_folder=repository.path, python_path=None)
+
+
+def test_other_code_is_checked_out_beside_the_working_tree(repository: Repository) -> None:
+    source = recorded(repository)
+    before = (repository.path / "own.py").read_text(encoding="utf-8")
+    repository.write(0.5)
+    choice = choose(repository, source, EDITED)
+    assert choice.choice == "recorded"
+    with checkout(choice, repository.path) as found:
+        assert found.base_folder != repository.path
+        assert (found.base_folder / "own.py").read_text(encoding="utf-8") == before
+    assert not found.base_folder.exists()
+    assert repository.git("worktree", "list").count("\n") == 0
+    assert choose(repository, source, EDITED, code="here").choice == "here"
+
+
+def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) -> None:
+    repository.write(0.5)
+    dirty = (repository.path / "own.py").read_text(encoding="utf-8")
+    text = repository.git("diff", "HEAD") + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = SweepFolder(tmp_path / "runs" / "own")
+    folder.diff_path(digest).parent.mkdir(parents=True)
+    folder.diff_path(digest).write_text(text, encoding="utf-8")
+    source = recorded(repository, dirty=True, diff=digest)
+    repository.git("checkout", "--quiet", ".")
+    choice = choose(repository, source, EDITED, diff=read_diff(source, folder))
+    assert "with its uncommitted changes" in choice.reason
+    with checkout(choice, repository.path) as found:
+        assert (found.base_folder / "own.py").read_text(encoding="utf-8") == dirty
+    folder.diff_path(digest).write_text(text + "more\n", encoding="utf-8")
+    assert read_diff(source, folder) is None  # it was changed since
+    assert read_diff(source, None) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commit": None}, "no commit was recorded"),
+        ({"commit": "0" * 40}, "has no commit 000000000000 (git fetch may bring it)"),
+        ({"dirty": True}, "had uncommitted changes that were not kept"),
+    ],
+)
+def test_code_that_is_not_to_be_had_is_that_here_or_refused(
+    repository: Repository, changes: dict[str, object], message: str
+) -> None:
+    source = recorded(repository, **changes)
+    choice = choose(repository, source, EDITED)
+    assert choice.choice == "here"
+    assert message in choice.reason
+    with pytest.raises(BadInput, match="--code recorded: workload: ") as error:
+        choose(repository, source, EDITED, code="recorded")
+    assert message in str(error.value)
+
+
+def test_changes_that_were_cut_are_no_code(repository: Repository) -> None:
+    cut = b"diff --git a/own.py b/own.py\n[cut: 9 more characters]\n"
+    source = recorded(repository, dirty=True, diff=hashlib.sha256(cut).hexdigest())
+    assert choose(repository, source, EDITED, diff=cut).choice == "here"
+
+
+def test_the_harness_is_the_recorded_one_where_it_trains_the_same() -> None:
+    same = Code(version="0", commit="0" * 40, training=training_digest())
+    assert choose_harness(same, None).reason == "the same as recorded"
+    other = replace(same, training="f" * 64)
+    assert choose_harness(other, None).choice == "here"
+    assert "has no commit" in choose_harness(other, None).reason
+    assert choose_harness(None, None).choice == "here"
+
+
+def test_the_folder_of_a_clone_comes_before_the_recorded_one(
+    repository: Repository, tmp_path: Path
+) -> None:
+    nested = repository.path / "experiments" / "one"
+    nested.mkdir(parents=True)
+    (nested / "own.py").touch()
+    gone = Path("/gone/clone/experiments/one")
+    assert locate_base(OWN, gone, repository.path) == nested
+    assert locate_base(OWN, nested, tmp_path) == nested  # the user is in no repository
+    other = Repository(tmp_path / "other")
+    assert locate_base(OWN, nested, other.path) == other.path
+    with pytest.raises(BadInput, match="own.py:Slowed: found no own.py in /gone"):
+        locate_base(OWN, Path("/gone"), tmp_path)
+    assert locate_base(make_cell().workload, gone, tmp_path) == tmp_path  # built in: any will do
