@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,9 +112,8 @@ def test_a_changed_bundle_is_refused(
     folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
-    with pytest.raises(BadInput, match=".") as error:
+    with pytest.raises(BadInput, match=re.escape(message)):
         bundle.check(folder)
-    assert message in str(error.value)
     assert harness("reproduce", str(folder), "--check").code == 2
 
 

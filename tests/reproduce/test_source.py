@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
-from harness.records.code import Code, Repository as RecordedRepository, training_digest
+from harness.records.code import Code, training_digest
+from harness.records.code import Repository as RecordedRepository
 from harness.reproduce.source import (
     CheckedOut,
+    Choice,
     SourceChoice,
     choose_harness,
     choose_workload,
@@ -42,19 +45,18 @@ def recorded(repository: Repository, **changes: object) -> RecordedRepository:
 
 
 def choose(
-    repository: Repository, source: RecordedRepository | None, here: WorkloadRef, **options: object
+    repository: Repository,
+    source: RecordedRepository | None,
+    here: WorkloadRef,
+    *,
+    diff: bytes | None = None,
+    code: Choice | None = None,
 ) -> SourceChoice:
-    diff = options.pop("diff", None)
-    return choose_workload(
-        recorded_workload(source, diff),  # type: ignore[arg-type]
-        OWN,
-        here,
-        repository.path,
-        options.pop("code", None),  # type: ignore[arg-type]
-    )
+    recorded_source = recorded_workload(source, diff)
+    return choose_workload(recorded_source, OWN, here, repository.path, code)
 
 
-def checkout(choice: SourceChoice, base: Path):  # type: ignore[no-untyped-def]
+def checkout(choice: SourceChoice, base: Path) -> AbstractContextManager[CheckedOut]:
     return sources_checked_out({"workload": choice}, base)
 
 
@@ -144,6 +146,6 @@ def test_the_folder_of_a_clone_comes_before_the_recorded_one(
     assert locate_base(OWN, nested, tmp_path) == nested  # the user is in no repository
     other = Repository(tmp_path / "other")
     assert locate_base(OWN, nested, other.path) == other.path
-    with pytest.raises(BadInput, match="own.py:Slowed: found no own.py in /gone"):
+    with pytest.raises(BadInput, match=r"own\.py:Slowed: found no own\.py in /gone"):
         locate_base(OWN, Path("/gone"), tmp_path)
     assert locate_base(make_cell().workload, gone, tmp_path) == tmp_path  # built in: any will do
