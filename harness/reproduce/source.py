@@ -26,6 +26,7 @@ from workloads.catalog import BUILT_IN
 
 Choice = Literal["recorded", "here"]
 ARGUMENT = "--code recorded"
+CUT = b"\n[cut: "  # begins the last line of changes that were too long to be kept whole
 SHOWN_DIGITS = 12  # of a commit, in text
 
 
@@ -142,7 +143,7 @@ def _find_commit(source: RecordedSource, inside: Path) -> tuple[Path | None, str
     """Return the repository that has the recorded code, or None and why there is none."""
     if source.commit is None:
         return None, "no commit was recorded"
-    if source.dirty and source.diff is None:
+    if source.dirty and (source.diff is None or CUT in source.diff):
         return (
             None,
             f"commit {source.commit[:SHOWN_DIGITS]} had uncommitted changes that were not kept",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import BadInput
-from harness.core.paths import SweepFolder
+from harness.core.git import run_git
 from harness.records.code import Code, training_digest
 from harness.records.code import Repository as RecordedRepository
 from harness.reproduce.source import (
@@ -84,18 +84,19 @@ def test_other_code_is_checked_out_beside_the_working_tree(repository: Repositor
 def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) -> None:
     repository.write(0.5)
     dirty = (repository.path / "own.py").read_text(encoding="utf-8")
-    text = repository.git("diff", "HEAD") + "\n"
+    text = run_git(repository.path, "diff", "HEAD").stdout
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = SweepFolder(tmp_path / "runs" / "own")
-    folder.diff_path(digest).parent.mkdir(parents=True)
-    folder.diff_path(digest).write_text(text, encoding="utf-8")
+    folder = tmp_path / "runs" / "own"
+    path = folder / "environments" / f"{digest}.diff"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
     source = recorded(repository, dirty=True, diff=digest)
     repository.git("checkout", "--quiet", ".")
     choice = choose(repository, source, EDITED, diff=read_diff(source, folder))
     assert "with its uncommitted changes" in choice.reason
     with checkout(choice, repository.path) as found:
         assert (found.base_folder / "own.py").read_text(encoding="utf-8") == dirty
-    folder.diff_path(digest).write_text(text + "more\n", encoding="utf-8")
+    path.write_text(text + "more\n", encoding="utf-8")
     assert read_diff(source, folder) is None  # it was changed since
     assert read_diff(source, None) is None
 

@@ -1,0 +1,114 @@
+"""A trial is rebuilt from its record alone: the same cell, whatever moved; what changed is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.records.differences import trial_differences
+from harness.records.record import RunSettings
+from harness.reproduce.rebuild import (
+    moved_roots,
+    public_environment,
+    rebuild_cell,
+    rebuild_profile,
+    rebuild_sweep,
+)
+from harness.spec.cell import Trial
+from harness.spec.sweep import Sweep
+from tests.support import sweeps
+
+SETTINGS = RunSettings(
+    sweep_file="/gone/sweep.yaml", base_folder="/gone", seeds=[0], repeats=1, checkpoint="none",
+    profiling=None, timeout=60.0, launcher="slurm", device="cpu",
+    profile={"environment": {"MALLOC_CONF": "a", "TOKEN": "[redacted]"}, "slurm": {"nodes": 2}},
+)  # fmt: skip
+CSV = "text,label\n" + "".join(f"word{n % 7} other{n % 3},{n % 2}\n" for n in range(64))
+
+
+def planned(folder: Path) -> Sweep:
+    """A sweep whose data is a file in the folder `data` beside it."""
+    (folder / "data").mkdir(parents=True)
+    for name in ("train.csv", "test.csv"):
+        (folder / "data" / name).write_text(CSV, encoding="utf-8")
+    workloads = {
+        "distilbert": {
+            "options": {"dropout": 0.2, "padding": "fixed"},
+            "data": {"source": "csv", "path": "data", "text": "text", "label": "label"},
+        },
+        "mlp": {"data": {"source": "digits"}},
+    }
+    return sweeps.load(folder, workloads, matrix={"precision": ["bf16"], "batch_size": [16]})
+
+
+def test_the_same_cells_come_back_without_the_sweep_file(tmp_path: Path) -> None:
+    sweep = planned(tmp_path)
+    sweep.source.unlink()
+    for cell in sweep.cells:
+        rebuilt = rebuild_cell(cell, tmp_path, (), tmp_path)
+        assert rebuilt == cell
+        assert rebuilt.id == cell.id
+
+
+def test_data_is_found_in_a_clone_or_where_the_user_says(tmp_path: Path) -> None:
+    sweep = planned(tmp_path / "old" / "experiments")
+    text_cell = sweep.cells[0]
+    clone = tmp_path / "new" / "experiments"
+    clone.parent.mkdir()
+    sweep.base_folder.rename(clone)
+    with pytest.raises(BadInput, match=r"data\.path"):
+        rebuild_cell(text_cell, tmp_path, (), None)
+    moved = rebuild_cell(text_cell, clone, (), sweep.base_folder)
+    assert moved.id == text_cell.id
+    assert moved.workload.data["path"] == str(clone / "data")
+    named = rebuild_cell(text_cell, tmp_path, (str(clone / "data"),), None)
+    assert named.id == text_cell.id
+
+
+def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
+    cell = planned(tmp_path).cells[0]
+    file = tmp_path / "data" / "train.csv"
+    file.write_text(CSV.replace("word3", "wort3", 1), encoding="utf-8")
+    rebuilt = rebuild_cell(cell, tmp_path, (), tmp_path)
+    found = trial_differences(Trial(cell=cell, seed=0), Trial(cell=rebuilt, seed=0))
+    assert [entry.field for entry in found] == ["data.digest"]
+    assert rebuilt.id != cell.id
+
+
+def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) -> None:
+    cell = planned(tmp_path).cells[1]
+    options = {**cell.workload.options, "dropout": 0.7}  # the default when it was recorded
+    recorded = replace(cell, workload=replace(cell.workload, options=options))
+    rebuilt = rebuild_cell(recorded, tmp_path, (), tmp_path)
+    found = trial_differences(Trial(cell=recorded, seed=0), Trial(cell=rebuilt, seed=0))
+    assert [entry.field for entry in found] == ["options.dropout"]
+    assert rebuilt.workload.options["dropout"] == 0.7
+
+
+def test_a_setting_that_is_gone_is_bad_input(tmp_path: Path) -> None:
+    cell = planned(tmp_path).cells[1]
+    options = {**cell.workload.options, "former": 1}
+    recorded = replace(cell, workload=replace(cell.workload, options=options))
+    with pytest.raises(BadInput, match=r"options\.former: unknown key"):
+        rebuild_cell(recorded, tmp_path, (), tmp_path)
+
+
+def test_roots_of_a_clone_end_where_the_paths_part() -> None:
+    assert moved_roots(Path("/a/x/y"), Path("/b/x/y")) == (Path("/a"), Path("/b"))
+    assert moved_roots(Path("/a/x"), Path("/a/x")) is None
+    assert moved_roots(None, Path("/a/x")) is None
+
+
+def test_a_trial_of_a_cluster_runs_again_on_this_machine(tmp_path: Path) -> None:
+    cell = planned(tmp_path).cells[1]
+    profile = rebuild_profile(SETTINGS, 4)
+    assert (profile.launcher, profile.device, profile.slots) == ("torchrun", "cpu", 4)
+    assert profile.environment == public_environment(SETTINGS.profile) == {"MALLOC_CONF": "a"}
+    trials = [Trial(cell=cell, seed=7, repeat=2), Trial(cell=cell, seed=3)]
+    sweep = rebuild_sweep(trials, SETTINGS, "demo", tmp_path)
+    assert sweep.base_folder == tmp_path
+    assert (list(sweep.seeds), sweep.repeats, sweep.timeout) == ([3, 7], 3, 60.0)
+    assert {trial.id for trial in trials} <= {trial.id for trial in sweep.trials()}
