@@ -5,16 +5,21 @@ torch is imported only when a class is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from workloads.importing import import_file, import_module, make_importable, suggestion, user_files
+from workloads import code
+from workloads.importing import import_file, import_module, make_importable, suggestion
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
 from workloads.sources import ImageData, TextData
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from workloads.base import Workload
 
 ENTRY_POINT_GROUP = "harness.workloads"
@@ -69,23 +74,110 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     return _workload_in(module, class_name)
 
 
-def source_files(workload_class: type[Workload]) -> list[Path]:
-    """Return the files of the user's code that have been imported for a workload; none of ours."""
-    return user_files(workload_class.__module__.partition(".")[0])
+@dataclass(frozen=True)
+class Source:
+    """Where the code of a workload is: in files, or in an installed distribution."""
+
+    files: Mapping[str, Path]  # by the path relative to the folder that they are imported from
+    distribution: str | None = None
+    version: str | None = None  # of the distribution
+
+
+def find_source(uses: str, base: Path | None = None) -> Source:
+    """Return where the code of a workload is; the arguments are those of `load_class`.
+
+    A user's workload must have been loaded; a built-in one need not be. An installed one is its
+    distribution, unless that is installed in editable mode: then its files can change as any other.
+    """
+    if uses in BUILT_IN:
+        return Source(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
+    location, _, _ = uses.rpartition(":")
+    if location.endswith(".py"):
+        path = (base or Path.cwd()).absolute() / Path(location).expanduser()
+        return Source(code.files_of_file(path))
+    if location.partition(".")[0] == __package__:
+        return Source(code.files_of_built_in(location))
+    distribution = None
+    if not location:
+        entry_point = _entry_points()[uses]
+        location = entry_point.value.partition(":")[0]
+        if entry_point.dist is not None:
+            distribution = entry_point.dist.name
+    files = code.files_of_module(location)
+    if files:
+        return Source(files)
+    distribution = distribution or distribution_of(location.partition(".")[0])
+    if distribution is None:
+        return Source({})
+    return Source({}, distribution, version_of(distribution))
+
+
+def imported_distributions(uses: str, base: Path) -> list[str]:
+    """Return the installed distributions that a user's code imports, sorted; none of a built-in's.
+
+    Loads no workload. Searching for distributions that have another name than what is imported from
+    them takes a second, once per process.
+    """
+    if uses in BUILT_IN:
+        return []
+    make_importable(base)
+    location, _, _ = uses.rpartition(":")
+    if location.endswith(".py"):
+        make_importable((base / Path(location).expanduser()).parent)
+    names = code.imported_packages(find_source(uses, base).files)
+    distributions = {distribution_of(name) for name in names}
+    return sorted(name for name in distributions if name is not None)
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, None if it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def distribution_of(package: str) -> str | None:
+    """Return the installed distribution that has a top-level package, None if none says so.
+
+    Most have the package's name. Searching all takes a second.
+    """
+    from importlib import metadata
+
+    try:
+        return metadata.distribution(package).name
+    except metadata.PackageNotFoundError:
+        names = _distributions_by_package().get(package)
+    return names[0] if names else None
+
+
+@cache
+def _distributions_by_package() -> Mapping[str, list[str]]:
+    """Return the installed distributions that have each top-level package."""
+    from importlib import metadata
+
+    return metadata.packages_distributions()
 
 
 def _load_by_name(name: str) -> type[Workload]:
     """Return a built-in workload or one that an installed package declares as an entry point."""
     if name in BUILT_IN:
         return _load_installed(BUILT_IN[name].path)
-    from importlib.metadata import entry_points  # takes 50 ms, as long as planning does
-
-    plugins = entry_points(group=ENTRY_POINT_GROUP)
+    plugins = _entry_points()
     if name in plugins.names:
         return _load_installed(plugins[name].value)
     names = sorted({*BUILT_IN, *plugins.names})
     allowed = ", ".join([*names, "package.module:Class", "path/to/file.py:Class"])
     raise ValueError(f"found no workload {name!r}{suggestion(name, names)}; allowed: {allowed}")
+
+
+def _entry_points() -> EntryPoints:
+    """Return the workloads that installed packages declare."""
+    from importlib.metadata import entry_points  # takes 50 ms, as long as planning does
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _load_installed(path: str) -> type[Workload]:

@@ -114,20 +114,17 @@ def forget(folder: Path) -> None:
             sys.path.remove(entry)
 
 
-def user_files(package: str) -> list[Path]:
-    """Return the files of users' modules that were imported, and those of one package, sorted.
-
-    None of them is ours.
-    """
-    paths = set()
-    for name, module in list(sys.modules.items()):
+def user_files() -> dict[str, Path]:
+    """Return the files of users' modules that were imported, by the path below their folder."""
+    paths: dict[str, Path] = {}
+    for name, module in sorted(sys.modules.items()):
         file = _file_of(module)
-        top = name.partition(".")[0]
-        if not file or top in OUR_PACKAGES:
+        if name.partition(".")[0] in OUR_PACKAGES or not _is_users(file):
             continue
-        if top == package or _is_users(file):
-            paths.add(Path(file))
-    return sorted(paths)
+        folder = next(entry for entry in _user_folders if file.startswith(entry + os.sep))
+        path = Path(file)
+        paths[path.relative_to(folder).as_posix()] = path
+    return paths
 
 
 def suggestion(name: str, candidates: list[str]) -> str:

@@ -1,8 +1,9 @@
 """Baselines: what later runs are compared with, one small file a cell.
 
-They are under `results/baselines/<hardware>/<cell id>.json` and meant to be committed. A baseline
-holds a `CellResult` as JSON: of every trial the throughput with its standard error, the target
-metric and the digests, but no steps, so that it stays small and reads well in a diff.
+They are under `results/baselines/<hardware>/<id>.json` and meant to be committed. The id is that of
+the cell's settings: later runs have other code, which is what a baseline is for. A baseline holds a
+`CellResult` as JSON: of every trial the throughput with its standard error, the target metric and
+the digests, but no steps, so that it stays small and reads well in a diff.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _path(results: Results, cell: CellResult) -> Path:
     code = cell.conditions["code"]
     if len(code) > 1:
         raise BadInput(f"{label}: found trials of code {' and '.join(code)}; allowed: one")
-    return results.baselines / hardware[0] / f"{cell.cell.id}.json"
+    return results.baselines / hardware[0] / f"{cell.cell.settings_id}.json"
 
 
 def dump(cell: CellResult) -> str:
@@ -90,7 +91,12 @@ def dump(cell: CellResult) -> str:
     identity_data = cell.cell.workload.identity.get("data") or {}
     workload = replace(cell.cell.workload, data=identity_data)
     portable = replace(cell, cell=replace(cell.cell, workload=workload))
-    header = {"kind": KIND, "schema": SCHEMA, "id": cell.cell.id, "label": cell.cell.label}
+    header = {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "id": cell.cell.settings_id,
+        "label": cell.cell.label,
+    }
     text = sealed_text({**header, **asdict(portable)})
     return NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text)
 
@@ -120,9 +126,9 @@ def parse(content: Any, path: Path) -> CellResult:
         _check_numbers(result)
     except ValueError as error:
         raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None
-    if result.cell.id != cell_id:
+    if result.cell.settings_id != cell_id:
         raise BadFile(
-            f"{path}: id: found {cell_id!r}; allowed: {result.cell.id}, its cell's own;"
+            f"{path}: id: found {cell_id!r}; allowed: {result.cell.settings_id}, its cell's own;"
             " save it anew"
         )
     return result
@@ -143,7 +149,7 @@ def files(results: Results, hardware: str | None = None) -> list[Path]:
 
 
 def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:
-    """Remove baselines of cells whose id is not in `keep`, and those that are damaged.
+    """Remove baselines of cells whose id of settings is not in `keep`, and damaged ones.
 
     Returns their paths; with `dry_run` the files stay. Raises FileUnavailable, before anything is
     removed, for a file that can't be read now: it may be a baseline that is wanted.
@@ -167,7 +173,7 @@ def _is_damaged(path: Path) -> bool:
     Raises FileUnavailable if the file system does not hand it out.
     """
     try:
-        return read(path).cell.id != path.stem
+        return read(path).cell.settings_id != path.stem
     except FileUnavailable:
         raise
     except BadInput:

@@ -32,9 +32,10 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import certificate
+from harness.records.differences import as_text, cell_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
-from harness.spec.environment import PREFIX
+from harness.spec.environment import PREFIX, variable_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
@@ -42,6 +43,19 @@ CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part 
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
+# Differences that say that the code is another, which is often the question.
+CODE_FIELDS = ("code", "harness.", "repository.")
+# What trials run with because of an axis: where cells differ in the axis, that is said already.
+FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
+    "num_threads": ("settings.threads", "variables.OMP_NUM_THREADS"),
+    "precision": ("settings.float32_matmul_precision",),
+    "env.ATEN_CPU_CAPABILITY": ("settings.cpu_capability",),
+    "deterministic": (
+        "settings.deterministic_algorithms",
+        "variables.CUBLAS_WORKSPACE_CONFIG",
+        "variables.NCCL_NVLS_ENABLE",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,26 +390,66 @@ def _shortened(value: Any) -> str:
 def _condition_differences(
     a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
 ) -> list[str]:
-    """Return the conditions that two cells ran under and that are not known to be the same.
+    """Return what two cells ran with that is not known to be the same.
 
-    Each as in `code: 0.1.0 c0ffee (A), 0.1.0 d00d (B)`. Without trials there are no conditions.
-    Raises BadInput for other hardware, unless that is the question.
+    Each as in `software.torch: 2.12.0 (A), 2.13.0 (B)`, the likeliest cause of another result
+    first. Without trials there is nothing to compare. Raises BadInput for other hardware, unless
+    that is the question.
     """
-    differences: list[str] = []
     if not a.trials or not b.trials:
-        return differences
-    for kind in CONDITIONS:
+        return []
+    lines: list[str] = []
+    has_details = bool(a.environment and b.environment)
+    for kind in ("hardware",) if has_details else CONDITIONS:
         condition_a, condition_b = _condition(a, kind), _condition(b, kind)
         if _is_same_condition(kind, condition_a, condition_b):
             continue
-        difference = f"{kind}: {condition_a} ({a_name}), {condition_b} ({b_name})"
+        line = f"{kind}: {condition_a} ({a_name}), {condition_b} ({b_name})"
         if kind == "hardware" and kind not in across:
             raise BadInput(
-                f"{a.cell.label}: other hardware: {difference};"
+                f"{a.cell.label}: other hardware: {line};"
                 " if that is the question: --across hardware"
             )
-        differences.append(difference)
-    return differences
+        lines.append(line)
+    if has_details:
+        lines += _detailed_differences(a_name, a, b_name, b)
+    return lines
+
+
+def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult) -> list[str]:
+    """Return the fields of code and environment in which two cells differ for no axis of theirs."""
+    fields_of_axes = _fields_of_differing_axes(a.cell, b.cell)
+    lines = []
+    for difference in differences(_code_and_environment(a), _code_and_environment(b)):
+        if difference.field not in fields_of_axes:
+            value_a, value_b = shown(difference.a), shown(difference.b)
+            lines.append(f"{difference.field}: {value_a} ({a_name}), {value_b} ({b_name})")
+    return lines
+
+
+def _code_and_environment(cell: CellResult) -> dict[str, str]:
+    """Return the code of a cell's workload and what its trials ran with, as a flat table.
+
+    A field of which its trials had several values has them all.
+    """
+    table: dict[str, str] = {}
+    for name, value in cell_fields(cell.cell).items():
+        if name.startswith("code."):
+            table[name] = as_text(value)
+    for name, values in cell.environment.items():
+        table[name] = " and ".join(sorted(values))
+    return table
+
+
+def _fields_of_differing_axes(a: Cell, b: Cell) -> set[str]:
+    """Return the fields of an environment that follow from axes in which two cells differ."""
+    fields: set[str] = set()
+    for axis in _differing_axes(a, b, axis_names([a, b])):
+        fields.update(FIELDS_OF_AXES.get(axis, ()))
+        variable = variable_of(axis)
+        if variable is not None:
+            fields.add(f"variables.{variable}")
+    return fields
 
 
 def _condition(cell: CellResult, kind: str) -> str:

@@ -8,9 +8,10 @@ cell. MLflow keeps the parts and joins them again whenever a trial is added.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +21,7 @@ from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, unpack
 from harness.records.checks import Amount, Moment, Number
 from harness.records.code import Code
+from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Software
 from harness.records.record import Record, Target
 from harness.records.series import Numbers
@@ -30,6 +32,12 @@ from harness.statistics.trials import independent_values, mean_by_seed
 
 FEWEST_BATCHES = 10  # batch means that a trial keeps at least, where it has so many steps
 UNKNOWN = "unknown"
+# Fields of environments that comparisons leave out: what the key of the hardware has in it, what
+# bears on no number, and lists whose content other fields have.
+UNCOMPARED = re.compile(
+    r"hardware\.(cores|cpu|cpu_version|gpus|memory_bytes|usable_cores)"
+    r"|software\.(platform|packages\.(mlflow|submitit))|installed|mlflow|repository\.(dirty|diff)"
+)
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
 STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # of trials, the worst first
 
@@ -65,6 +73,9 @@ class CellResult:
     conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
     trials: Sequence[TrialResult]  # those that are done
     left_out: Mapping[str, Number]  # the number of trials that are not done, by status
+    # What trials ran with, in detail: each value of each field of `harness.records.differences`
+    # once. Empty in baselines that were saved before they had it.
+    environment: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def measured_trials(self) -> list[TrialResult]:
@@ -153,12 +164,15 @@ def join(parts: Sequence[CellResult]) -> list[CellResult]:
 def _merge(parts: Sequence[CellResult]) -> CellResult:
     """Return one cell's result from parts of it; conditions that differ are all kept."""
     conditions: dict[str, dict[str, None]] = {}
+    environment: dict[str, dict[str, None]] = {}
     left_out: Counter[str] = Counter()
     trials: list[TrialResult] = []
     target = None
     for part in parts:
         for kind, values in part.conditions.items():
             conditions.setdefault(kind, {}).update(dict.fromkeys(values))
+        for name, values in part.environment.items():
+            environment.setdefault(name, {}).update(dict.fromkeys(values))
         left_out.update(part.left_out)
         trials.extend(part.trials)
         target = target or part.target
@@ -168,6 +182,7 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
         conditions={kind: list(values) for kind, values in conditions.items()},
         trials=trials,
         left_out=dict(left_out),
+        environment={name: list(values) for name, values in environment.items()},
     )
 
 
@@ -187,6 +202,7 @@ def of_trial(record: Record) -> CellResult:
         conditions={kind: [value] for kind, value in _conditions(record).items()},
         trials=[_trial_result(record)],
         left_out={},
+        environment={name: [value] for name, value in _environment(record).items()},
     )
 
 
@@ -264,6 +280,21 @@ def _conditions(record: Record) -> dict[str, str]:
         "code": _code_version(environment.code),
         "software": _software_versions(environment.software),
     }
+
+
+def _environment(record: Record) -> dict[str, str]:
+    """Return the fields of a trial's environment that comparisons name, as text.
+
+    Without paths, which belong to one machine: baselines are meant to be committed.
+    """
+    if record.rank0 is None:
+        return {}
+    texts = {}
+    for name, value in environment_fields(record.rank0.environment).items():
+        text = as_text(value)
+        if not UNCOMPARED.fullmatch(name) and "/" not in text:
+            texts[name] = text
+    return texts
 
 
 def _code_version(code: Code | None) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from harness.records.store import (
     read_recorded_spec,
     read_recorded_sweep,
     recorded_sweep_names,
+    trials_of_other_code,
 )
 from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
@@ -33,6 +34,7 @@ FORMS = (
     "a sweep that has run, SWEEP/CELL, a cell's id or label, a trial's id, baseline,"
     " baseline:HARDWARE, the id of an MLflow run, mlflow:RUN_ID, or a path of records or baselines"
 )
+CELL_ID = re.compile(r".+-[0-9a-f]{10}")
 MLFLOW_RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
 
 # Returns the records that an MLflow run was made from, by the run's id.
@@ -129,11 +131,9 @@ def _records_of_cell(results: Results, name: str) -> Named:
     """
     sweep_name, _, cell_name = name.rpartition("/")
     cells_by_folder = _recorded_cells(results, sweep_name)
-    holders: dict[Path, list[Cell]] = {}
-    for folder, cells in cells_by_folder.items():
-        for cell in cells:
-            if _is_named(cell, cell_name):
-                holders.setdefault(folder, []).append(cell)
+    holders = _holders(cells_by_folder, cell_name) or _holders_of_other_code(
+        cells_by_folder, cell_name
+    )
     if not holders:
         raise BadInput(_unknown_name(results, name, cell_name, cells_by_folder))
     if len(holders) > 1:
@@ -142,6 +142,31 @@ def _records_of_cell(results: Results, name: str) -> Named:
         raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: {choices}")
     ((folder, cells),) = holders.items()
     return Named(records=_read_records(folder, cells, cell_name), folder=folder)
+
+
+def _holders(cells_by_folder: Mapping[Path, Sequence[Cell]], name: str) -> dict[Path, list[Cell]]:
+    """Return the cells with this name, by the sweeps' folders that have any."""
+    holders: dict[Path, list[Cell]] = {}
+    for folder, cells in cells_by_folder.items():
+        for cell in cells:
+            if _is_named(cell, name):
+                holders.setdefault(folder, []).append(cell)
+    return holders
+
+
+def _holders_of_other_code(
+    cells_by_folder: Mapping[Path, Sequence[Cell]], name: str
+) -> dict[Path, list[Cell]]:
+    """Return the same of the cells as they were with earlier code of their workloads.
+
+    Only an id names one of them: its label is that of the present cell too.
+    """
+    former: dict[Path, list[Cell]] = {}
+    if CELL_ID.match(name):
+        for folder, cells in cells_by_folder.items():
+            others = trials_of_other_code(SweepFolder(folder), cells)
+            former[folder] = [other.cell for other in others]
+    return _holders(former, name)
 
 
 def _recorded_cells(results: Results, sweep_name: str) -> dict[Path, list[Cell]]:

@@ -76,7 +76,7 @@ def show_baselines_of_cell(
     matching: list[tuple[Path, CellResult]] = []
     for path, result in _read_baselines(results):
         ids.add(path.stem)
-        if cell in (result.cell.id, result.cell.label):
+        if cell in (result.cell.settings_id, result.cell.id, result.cell.label):
             matching.append((path, result))
     if not matching:
         raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
@@ -107,12 +107,12 @@ def prune(
     from harness.core.paths import Results
     from harness.spec import sweep as spec
 
-    # A cell's id changes with anything that it trains with, so that a changed sweep leaves behind
+    # The id changes with any setting that a cell trains with, so that a changed sweep leaves behind
     # the baselines of its former cells.
     ids_to_keep: set[str] = set()
     for name in sweeps:
         sweep = spec.load_sweep(spec.find_sweep_file(name))
-        ids_to_keep.update(cell.id for cell in sweep.cells)
+        ids_to_keep.update(cell.settings_id for cell in sweep.cells)
     removed = baseline.prune(Results(results), ids_to_keep, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
     for path in removed:

@@ -221,11 +221,11 @@ class SweepFile(pytest.File):
 
         Raises BadInput if no baseline is of a selected cell.
         """
-        ids = {cell.id for cell in self.selected_cells}
+        ids = {cell.settings_id for cell in self.selected_cells}
         of_cells: list[CellResult] = []
         of_hardware: list[CellResult] = []
         for result in self.baselines:
-            if result.cell.id not in ids:
+            if result.cell.settings_id not in ids:
                 continue
             of_cells.append(result)
             if self.measured.hardware & set(hardware_keys(result)):
@@ -418,13 +418,14 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
 def lost_cells(sweep: Sweep, baselines: Sequence[CellResult]) -> list[Cell]:
     """Return the cells that the baselines of this sweep, by its name, have and the sweep has not.
 
-    A cell that was changed counts as one that was lost and one that is new: its id has changed.
+    A cell whose settings were changed counts as one that was lost and one that is new. One whose
+    code was changed is the same: that is what a baseline is for.
     """
-    ids = {cell.id for cell in sweep.cells}
+    ids = {cell.settings_id for cell in sweep.cells}
     lost: dict[str, Cell] = {}  # by id: a cell may have a baseline for each kind of hardware
     for result in baselines:
-        if result.cell.id not in ids and _is_of_sweep(result, sweep):
-            lost[result.cell.id] = result.cell
+        if result.cell.settings_id not in ids and _is_of_sweep(result, sweep):
+            lost[result.cell.settings_id] = result.cell
     return list(lost.values())
 
 

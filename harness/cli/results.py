@@ -73,7 +73,7 @@ def show(
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
-    _print_unreadable(recorded)
+    _print_left_out(recorded)
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
         from harness.render.terminal.phases import show_phases
@@ -293,7 +293,7 @@ def report(
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
-    _print_unreadable(recorded)
+    _print_left_out(recorded)
     reference = None
     if against:
         # The sweep is selected too because `baseline` means those of the hardware of the others.
@@ -306,6 +306,7 @@ def report(
         recorded.records,
         reference,
         unreadable_count=len(recorded.unreadable),
+        other_code_count=recorded.other_code_count,
     )
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
@@ -326,7 +327,7 @@ def collect(
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
-    _print_unreadable(recorded)
+    _print_left_out(recorded)
     sweep_folder = results_folder.sweep_folder(recorded.sweep.name)
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
     delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, recorded.records)
@@ -360,11 +361,11 @@ def ui(
     serve(Results(results), tracking_uri, port=port)
 
 
-def _print_unreadable(recorded: RecordedSweep) -> None:
-    """Name on stderr the records that are left out, each with what to do about it."""
-    from harness.render.terminal.run import unreadable_lines
+def _print_left_out(recorded: RecordedSweep) -> None:
+    """Name on stderr the records that are left out, and why."""
+    from harness.render.terminal.run import left_out_lines
 
-    for line in unreadable_lines(recorded.unreadable):
+    for line in left_out_lines(recorded):
         print(line, file=sys.stderr)
 
 

@@ -80,6 +80,13 @@ class NotDeterministic(HarnessError):
     """An operation for which torch has no deterministic implementation, under `deterministic: true`."""
 
 
+class CodeChanged(HarnessError):
+    """The code of a workload was edited between the plan of a trial and its start.
+
+    The trial would be recorded as one of a cell that it is not.
+    """
+
+
 class LoaderTimeout(HarnessError):
     """A loader's worker delivered no batch for so long that it probably never will."""
 

@@ -149,6 +149,17 @@ class SweepFolder:
         """Return the key by which values that records withhold are compared."""
         return self.path / "comparison.key"
 
+    def packages_path(self, digest: str) -> Path:
+        """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.
+
+        Trials of one environment share it.
+        """
+        return self.path / "environments" / f"{digest}.txt"
+
+    def diff_path(self, digest: str) -> Path:
+        """Return how the user's repository differed from its commit, in the file of that SHA-256."""
+        return self.path / "environments" / f"{digest}.diff"
+
     def trial_folder(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial, which need not exist."""
         return TrialFolder(self.path / trial_id)

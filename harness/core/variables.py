@@ -137,9 +137,21 @@ LIBRARY_VARIABLE = re.compile(
 )
 # Variables that are another's at every trial, or that only say where something is kept.
 INCIDENTAL_VARIABLE = re.compile(
-    r"(SLURM|SLURMD|TORCHELASTIC|HARNESS)_.*|.*_CACHE_(DIR|PATH)|(CUDA|TORCH|PYTHON)_?HOME|CUDA_PATH"
+    r"(SLURM|SLURMD|TORCHELASTIC|HARNESS)_.*|.*_CACHE_(DIR|PATH)|CUDA_VISIBLE_DEVICES|(CUDA|TORCH|PYTHON)_?HOME|CUDA_PATH"
     r"|PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|IOENCODING|UNBUFFERED|WARNINGS)"
 )
+
+# Variables by which libraries choose their kernels, and so the order of their sums.
+KERNEL_VARIABLE = re.compile(
+    r"(ATEN|BLIS|MKL|DNNL|ONEDNN|NPY|OPENBLAS|CUBLAS|CUBLASLT|CUDNN|TORCHINDUCTOR)_.*"
+    r"|NVIDIA_TF32_OVERRIDE|NCCL_(ALGO|PROTO)|OMP_(DYNAMIC|NUM_THREADS|SCHEDULE|THREAD_LIMIT)"
+    r"|TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|BLAS_PREFER_CUBLASLT)"
+)
+
+
+def chooses_kernels(name: str) -> bool:
+    """Return whether libraries choose their kernels by a variable."""
+    return KERNEL_VARIABLE.fullmatch(name) is not None and not is_incidental(name)
 
 
 def is_incidental(name: str) -> bool:

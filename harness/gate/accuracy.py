@@ -98,7 +98,7 @@ class RevisionTrainer:
             for number, seed in enumerate(seeds, start=1):
                 on_progress(f"training seed {number} of {len(seeds)}")
                 for key, of_tree in trials.items():
-                    result = self._run(key, Trial(cell=cell, seed=seed))
+                    result = self._run(key, Trial(cell=cell.with_any_code(), seed=seed))
                     of_tree.append(_trial_result(result, seed))
                     parts[key] = _cell_result(cell, result, of_tree)
         except HarnessError as error:

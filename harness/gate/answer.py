@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.compare import Comparison, Match, Row
+from harness.analysis.compare import CODE_FIELDS, Comparison, Match, Row
 from harness.analysis.questions import SPEED
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
@@ -139,7 +139,7 @@ def _warnings(match: Match, comparison: Comparison) -> list[Reason]:
     Other code is no such difference: it is what a gate is for.
     """
     prefix = f"{match.b.cell.label}: "
-    texts = [text for text in comparison.differences if not text.startswith("code: ")]
+    texts = [text for text in comparison.differences if not text.startswith(CODE_FIELDS)]
     texts += [note for note in comparison.notes if note.startswith(prefix)]
     return [Reason(outcome="warn", text=text) for text in texts]
 

@@ -366,7 +366,7 @@ class PairStarter:
         tree = self.trees[key]
         folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
-        endless = replace(self.cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        endless = replace(self.cell.with_any_code(), length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         assignment = Assignment(
             trial=Trial(cell=endless, seed=self.seed),
             base_folder=str(tree.counterpart(self.base)),

@@ -118,8 +118,11 @@ def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
 
 
 def _matches(pattern: str, cell: Cell) -> bool:
-    """Whether a pattern is a cell's id or matches its label."""
-    return pattern == cell.id or fnmatchcase(cell.label, pattern)
+    """Whether a pattern is an id of a cell or matches its label.
+
+    The file lives longer than any code, so that an id of settings is best.
+    """
+    return pattern in (cell.id, cell.settings_id) or fnmatchcase(cell.label, pattern)
 
 
 def _names(kind: Any) -> list[str]:

@@ -16,6 +16,7 @@ from harness.analysis.compare import setting_differences
 from harness.core.errors import BadInput, one_line
 from harness.core.worktree import Tree
 from harness.spec.cell import Cell
+from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep, load_sweep
 from workloads.importing import forget
 
@@ -80,20 +81,20 @@ def _describe_unreadable(name: str, source: Path, error: Exception) -> str:
 def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
     """Compare a sweep with that of the revision `name`.
 
-    Cells are the same if they have the same id, which hashes all that decides a result. Cells of
-    one label are the same cell, changed.
+    Cells are the same if they have the same settings. Other code of their workloads, which is what
+    a gate is for, is only noted. Cells of one label are the same cell, changed.
     """
-    ids_before = {cell.id for cell in before.cells}
-    ids_now = {cell.id for cell in now.cells}
-    lost = {cell.label: cell for cell in before.cells if cell.id not in ids_now}
+    ids_before = {cell.settings_id for cell in before.cells}
+    ids_now = {cell.settings_id for cell in now.cells}
+    lost = {cell.label: cell for cell in before.cells if cell.settings_id not in ids_now}
     cells, new, changes = [], [], []
     for cell in now.cells:
-        if cell.id not in ids_before and cell.label not in lost:
+        if cell.settings_id not in ids_before and cell.label not in lost:
             text = f"{cell.label}: new, so {name} has nothing to compare it with"
             new.append(SweepChange(kind="new", text=text))
             continue
         cells.append(cell)
-        old = lost.pop(cell.label, cell) if cell.id not in ids_before else cell
+        old = lost.pop(cell.label, cell) if cell.settings_id not in ids_before else cell
         differences = _cell_differences(old, cell)
         differences += _trial_differences(before, old, now, cell)
         if differences:
@@ -102,7 +103,21 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
     for label in lost:
         text = f"{label}: in the sweep of {name}, and no longer in this one"
         changes.append(SweepChange(kind="dropped", text=text))
-    return ComparedSweeps(cells=cells, changes=changes + new)
+    notes = _code_notes(before, now, name)
+    return ComparedSweeps(cells=cells, changes=changes + new + notes)
+
+
+def _code_notes(before: Sweep, now: Sweep, name: str) -> list[SweepChange]:
+    """Return a note for each workload whose code differs between the revisions, with its files."""
+    codes_before = {cell.workload.label: cell.workload.code for cell in before.cells}
+    notes = []
+    for label, code in {cell.workload.label: cell.workload.code for cell in now.cells}.items():
+        code_before = codes_before.get(label)
+        if code is None or code_before is None or code == code_before:
+            continue
+        text = f"{label}: other code than {name}: {', '.join(changed_parts(code_before, code))}"
+        notes.append(SweepChange(kind="note", text=text))
+    return notes
 
 
 def _cell_differences(before: Cell, now: Cell) -> list[str]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
@@ -21,9 +20,10 @@ from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
+from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.records.assignment import Assignment, read_assignment, write_assignment
-from harness.records.code import Code, describe_code
+from harness.records.code import Code
 from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
@@ -102,12 +102,12 @@ class Runner:
     stop_reason: Callable[[], str | None] = never_stop
 
     @cached_property
-    def code(self) -> Code:
-        """Return which code of the harness runs here.
+    def provenance(self) -> Provenance:
+        """Return what trials are launched from.
 
         It is found out once and handed to the ranks, which then need no git.
         """
-        return describe_code()
+        return describe_launch(self.sweep, self.folder)
 
     @cached_property
     def secrets(self) -> list[str]:
@@ -278,8 +278,11 @@ class Runner:
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
-            code=self.rank_code or self.code,
-            mlflow=metadata.version("mlflow"),
+            code=self.rank_code or self.provenance.code,
+            mlflow=self.provenance.mlflow,
+            repository=self.provenance.repository,
+            installed=self.provenance.installed,
+            packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 
     def _wait(self, process: Process, folder: TrialFolder, trial: Trial) -> Failure | None:

@@ -5,12 +5,13 @@ The runner, or a gate's arm, writes it before an attempt starts, and every rank 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from harness.core.paths import write_atomically
-from harness.records.code import Code
+from harness.records.code import Code, Repository
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
@@ -40,6 +41,9 @@ class Assignment:
     # What only the launcher knows: ranks need neither git nor MLflow.
     code: Code | None = None
     mlflow: str | None = None  # its version
+    repository: Repository | None = None
+    installed: str | None = None  # SHA-256 of the list of packages in the sweep's folder
+    packages: Sequence[str] = ()  # distributions that the workload imports, beside the usual ones
 
 
 def write_assignment(path: Path, assignment: Assignment) -> None:

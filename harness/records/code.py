@@ -7,6 +7,9 @@ Only the launcher does so: ranks need no git. The files of the workload itself a
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +18,15 @@ import harness
 from harness.core.errors import HarnessError
 from harness.core.git import run_git
 from harness.core.import_path import ROOT
+from harness.core.redaction import scrub
 
 # The code that decides what a trial computes, besides that of the workload.
 DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
+# Differences as `git apply` takes them, without the user's own tools and colors.
+DIFF = (
+    "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+MAX_DIFF = 64 * 1024  # characters that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +45,8 @@ class Repository:
 
     commit: str | None  # None before the first one
     dirty: bool | None  # whether its files differ from the commit; None where git could not say
-    # SHA-256 of the differences from the commit, which the sweep's folder has in a file of that
-    # name; None where there are none.
+    # SHA-256 of the differences from the commit, which are in the sweep's folder
+    # (`SweepFolder.diff_path`); None where there are none.
     diff: str | None = None
 
 
@@ -73,6 +82,54 @@ def training_digest() -> str:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{name}\0{content}\0".encode())
     return digest.hexdigest()
+
+
+def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository | None, str]:
+    """Describe the repository that a folder is in; return it with its differences from the commit.
+
+    `files` are those of workloads and of the sweep. Git may not know some of them: they are part of
+    the differences as tracked files are. The text has no secrets and at most MAX_DIFF characters;
+    where it was cut, its end says so. Returns None where there is no repository.
+    """
+    top = git_output(folder, "rev-parse", "--show-toplevel")
+    if not top:
+        return None, ""
+    checkout = Path(top)
+    commit = git_output(checkout, "rev-parse", "--verify", "HEAD")
+    changes = ""
+    if commit:
+        completed = run_git(checkout, *DIFF, "HEAD")
+        if completed.returncode != 0:
+            return Repository(commit=commit, dirty=None), ""
+        changes = completed.stdout
+    text = _bounded("".join([changes, *_untracked_files(checkout, files)]))
+    digest = hashlib.sha256(text.encode()).hexdigest() if text else None
+    return Repository(commit=commit, dirty=bool(text), diff=digest), text
+
+
+def _bounded(text: str) -> str:
+    """Return differences without secrets, cut to MAX_DIFF characters."""
+    encodable = text.encode(errors="replace").decode()  # names of files need not be UTF-8
+    # Cut only roughly before: of a secret that is cut in two, neither half would be recognized.
+    clean = scrub(encodable[: 4 * MAX_DIFF])
+    if len(clean) <= MAX_DIFF:
+        return clean
+    return f"{clean[:MAX_DIFF]}\n[cut: {len(text) - MAX_DIFF} more characters]\n"
+
+
+def _untracked_files(checkout: Path, files: Sequence[Path]) -> Iterator[str]:
+    """Yield the content of those files in a checkout that git does not track, as differences."""
+    names = []
+    for path in files:
+        with suppress(ValueError):  # a file outside of the checkout
+            names.append(path.resolve().relative_to(checkout.resolve()).as_posix())
+    if not names:
+        return
+    tracked = git_output(checkout, "ls-files", "-z", "--", *names) or ""
+    for name in sorted({*names} - {*tracked.split("\0")}):
+        # Its exit code is 1, which says that there are differences.
+        completed = run_git(checkout, *DIFF, "--no-index", "--", os.devnull, name)
+        yield completed.stdout
 
 
 def git_output(checkout: Path, *arguments: str) -> str | None:

@@ -95,11 +95,16 @@ class Difference:
 
 def shown(value: Value) -> str:
     """Return a value as messages show it: a digest shortened, and a missing one as `none`."""
+    return HEX_DIGEST.sub(lambda match: match[0][:SHOWN_DIGITS], as_text(value))
+
+
+def as_text(value: Value) -> str:
+    """Return a value as text, a missing one as `none`."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return HEX_DIGEST.sub(lambda match: match[0][:SHOWN_DIGITS], str(value))
+    return str(value)
 
 
 def environment_differences(a: Environment, b: Environment) -> list[Difference]:

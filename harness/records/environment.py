@@ -121,37 +121,31 @@ def relevant_variables(
 
 
 def describe_environment(
-    code: Code | None = None,
-    mlflow: str | None = None,
-    repository: Repository | None = None,
-    *,
-    axes: Collection[str] = (),
+    packages: Sequence[str] = (), *, axes: Collection[str] = ()
 ) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    `axes` are variables that the sweep sets as axes. The other arguments are known to the launcher
-    only: ranks need neither git nor MLflow.
+    `packages` are distributions whose versions are wanted beside those of PACKAGES, and `axes`
+    variables that the sweep sets as axes. What only a
+    launcher knows is left out: ranks need neither git nor MLflow.
     """
     return Environment(
-        software=describe_software(),
+        software=describe_software(packages),
         hardware=describe_hardware(),
         settings=describe_settings(),
         variables=relevant_variables(os.environ, axes),
-        code=code,
-        mlflow=mlflow,
-        repository=repository,
     )
 
 
-def describe_software() -> Software:
-    """Describe Python, torch and the packages beside it; loads torch.
+def describe_software(more: Sequence[str] = ()) -> Software:
+    """Describe Python, torch and the packages beside it, and `more` of them; loads torch.
 
     Packages that are not installed are left out.
     """
     import torch
 
     packages: dict[str, str] = {}
-    for name in PACKAGES:
+    for name in dict.fromkeys([*PACKAGES, *more]):
         version = _version(name)
         if version:
             packages[name] = version

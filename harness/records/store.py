@@ -30,7 +30,7 @@ from harness.records.decode import (
     read_json,
     unsealed,
 )
-from harness.records.record import Record, read_record_if_exists
+from harness.records.record import Record, read_record_header, read_record_if_exists
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
@@ -45,12 +45,26 @@ CONTENT_FORMAT = replace(SWEEP_FORMAT, sealed_since=None)  # of what is left wit
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherCode:
+    """Trials with the settings of a sweep's cell, whose workload had other code than it has now."""
+
+    cell: Cell  # as it was
+    trials: Sequence[str]  # their ids
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordedSweep:
     """A sweep that has run, with all that was recorded of its cells."""
 
     sweep: Sweep  # as the last command asked for it
     records: Sequence[Record]  # of all trials of its cells, earlier commands' at the end
     unreadable: Sequence[str]  # for each record that can't be read, which and what to do: a line
+    other_code: Sequence[OtherCode] = ()  # left out of the records, as it is another program
+
+    @property
+    def other_code_count(self) -> int:
+        """How many trials are left out because their workload had other code."""
+        return sum(len(other.trials) for other in self.other_code)
 
 
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
@@ -204,6 +218,35 @@ def recorded_trials(folder: SweepFolder, cells: Iterable[Cell]) -> list[Trial]:
     return trials
 
 
+def trials_of_other_code(folder: SweepFolder, cells: Iterable[Cell]) -> list[OtherCode]:
+    """Return the recorded trials that have the settings of one of these cells and other code.
+
+    One record of each cell is read. Records that can't be read count for nothing.
+    """
+    cells = list(cells)
+    present_ids = {cell.id for cell in cells}
+    settings_ids = {cell.settings_id for cell in cells}
+    paths_by_cell: dict[str, list[Path]] = {}
+    for path in folder.record_paths():
+        name = TRIAL_ID.fullmatch(path.parent.name)
+        if name is not None and name["cell"] not in present_ids:
+            paths_by_cell.setdefault(name["cell"], []).append(path)
+    others = []
+    for paths in paths_by_cell.values():
+        cell = _first_readable_cell(paths)
+        if cell is not None and cell.settings_id in settings_ids:
+            others.append(OtherCode(cell=cell, trials=[path.parent.name for path in paths]))
+    return others
+
+
+def _first_readable_cell(paths: Iterable[Path]) -> Cell | None:
+    """Return the cell of the first record that can be read, None of none."""
+    for path in paths:
+        with suppress(BadInput):
+            return read_record_header(path).trial.cell
+    return None
+
+
 def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """Read a sweep that has run, and the records of all trials of its cells.
 
@@ -224,7 +267,12 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
             continue
         if record is not None:
             records.append(record)
-    return RecordedSweep(sweep=sweep, records=records, unreadable=unreadable)
+    return RecordedSweep(
+        sweep=sweep,
+        records=records,
+        unreadable=unreadable,
+        other_code=trials_of_other_code(folder, sweep.cells),
+    )
 
 
 @contextmanager

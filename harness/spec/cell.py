@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -153,6 +153,13 @@ class Cell:
         variables that are set, the lengths and the warm-up.
         """
         return self._id_of(self._settings)
+
+    def with_any_code(self) -> Cell:
+        """Return the cell as it may be trained with whatever code its workload has then.
+
+        A gate's arms train it in two revisions.
+        """
+        return replace(self, workload=replace(self.workload, code=None))
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from typing import Annotated, Any
 
 from harness.core.errors import BadInput
 from harness.spec.axes import Axes, find_conflict
-from harness.spec.cell import Length, WorkloadRef, digest_files, without_defaults
+from harness.spec.cell import (
+    Length,
+    WorkloadCode,
+    WorkloadRef,
+    digest_files,
+    without_defaults,
+)
+from harness.spec.code import describe_workload_code
 from harness.spec.document import Document, Key, choose, dotted
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
@@ -62,7 +69,7 @@ def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> Plann
     """Return the workload of a sweep's entry.
 
     Raises BadInput for a wrong setting or an unusable file. Its data files are read for their
-    digest, which is part of the identity of its cells.
+    digest, which is part of the identity of its cells, and so are the files of its code.
     """
     uses = entry.uses or label
     key: Key = ("workloads", label)
@@ -89,6 +96,7 @@ def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> Plann
         options=_as_json(options),
         data=_as_json(data),
         identity=identity,
+        code=_find_code(document, uses, base_folder, uses_key),
     )
     return PlannedWorkload(declaration=declaration, options=options, data=data, reference=reference)
 
@@ -107,6 +115,14 @@ def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key
         if error.filename:
             source = f"{error.filename}:{error.lineno}"
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
+
+
+def _find_code(document: Document, uses: str, base_folder: Path, key: Key) -> WorkloadCode:
+    """Return the code of a workload that was found; raises BadInput for a file that is unreadable."""
+    try:
+        return describe_workload_code(uses, base_folder)
+    except OSError as error:
+        raise document.error(key, f"{error.filename}: can't be read: {error.strerror}") from None
 
 
 def workload_declaration(uses: str, base_folder: Path) -> Declaration:

@@ -153,7 +153,7 @@ def build_trial(
             workload, _restored_objects(model, training_module, optimizer, schedule)
         )
         checkpointer = Checkpointer(
-            origin=describe_origin(assignment.trial.id, workload),
+            origin=describe_origin(assignment.trial.id),
             folder=folder,
             mesh=mesh,
             strategy=strategy,

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from harness.core.errors import BadInput
-from harness.core.import_path import ROOT
+from harness.core.variables import chooses_kernels
+from harness.records.code import training_digest
 from harness.records.decode import FileFormat, decode_file
-from harness.records.environment import describe_software
-from workloads.base import Workload
-from workloads.catalog import source_files
+from harness.records.environment import describe_settings, describe_software, relevant_variables
 
 WEIGHTS_FILE = "model.safetensors"
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA = "1.0"
+MANIFEST_SCHEMA = "1.1"
 MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA)
-# The code that decides what a trial computes, besides the user's own.
-DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
 # Packages that have no part in what ranks compute.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")
 SHOWN_DIGITS = 12  # of a digest, in errors
@@ -37,9 +35,12 @@ SHOWN_DIGITS = 12  # of a digest, in errors
 class Origin:
     """What must be the same for a trial to go on where another attempt ended."""
 
-    trial: str  # its id, which stands for the whole cell, the seed and the repeat
-    code: str  # SHA-256 of the training code and of the workload's
+    # Its id, which stands for the whole cell with the workload's code, the seed and the repeat.
+    trial: str
+    code: str  # SHA-256 of the harness's training code
     software: Mapping[str, str]  # Python and the packages that compute, by name
+    # What else kernels are chosen by: the instruction set that torch uses, and variables.
+    limits: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Manifest:
     not_resumable: str | None = None
 
 
-def describe_origin(trial_id: str, workload: Workload) -> Origin:
+def describe_origin(trial_id: str) -> Origin:
     """Return what this process would write into a checkpoint of the trial.
 
     Of the harness, only the code that trains counts: another version of the report changes no
@@ -73,7 +74,18 @@ def describe_origin(trial_id: str, workload: Workload) -> Origin:
     for name, version in software.packages.items():
         if name not in LAUNCHER_PACKAGES:
             versions.setdefault(name, version)
-    return Origin(trial=trial_id, code=_digest_code(type(workload)), software=versions)
+    return Origin(
+        trial=trial_id, code=training_digest(), software=versions, limits=_describe_limits()
+    )
+
+
+def _describe_limits() -> dict[str, str]:
+    """Return what kernels are chosen by in this process, beside the software."""
+    limits = {"cpu_capability": str(describe_settings().cpu_capability)}
+    for name, value in relevant_variables(os.environ).items():
+        if chooses_kernels(name):
+            limits[name] = value
+    return limits
 
 
 def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> None:
@@ -108,13 +120,18 @@ def _find_mismatch(found: Origin, expected: Origin) -> str | None:
     if found.code != expected.code:
         return (
             f"code: found {found.code[:SHOWN_DIGITS]}; allowed: {expected.code[:SHOWN_DIGITS]}:"
-            " the code of the training or of the workload has changed"
+            " the code of the training has changed"
         )
-    for name in sorted({*found.software, *expected.software}):
-        version, needed = found.software.get(name), expected.software.get(name)
-        if version != needed:
-            return f"{name}: found {version}; allowed: {needed}"
+    present, needed = _conditions(found), _conditions(expected)
+    for name in sorted({*present, *needed}):
+        if present.get(name) != needed.get(name):
+            return f"{name}: found {present.get(name)}; allowed: {needed.get(name)}"
     return None
+
+
+def _conditions(origin: Origin) -> dict[str, str]:
+    """Return the versions and limits of an origin in one table."""
+    return {**origin.software, **origin.limits}
 
 
 def _find_damage(checkpoint: Path, manifest: Manifest) -> str | None:
@@ -148,15 +165,3 @@ def _describe_file(path: Path) -> SealedFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return SealedFile(size=file.tell(), sha256=digest)
-
-
-def _digest_code(workload_class: type[Workload]) -> str:
-    """Return the SHA-256 of the code that trains: the harness's and the workload's."""
-    digest = hashlib.sha256()
-    paths = list(source_files(workload_class))
-    for folder in DECISIVE_FOLDERS:
-        paths += sorted(folder.rglob("*.py"))
-    for path in paths:
-        # Without their folders, as a copy of the code in another folder computes the same.
-        digest.update(f"{path.name}\0{_describe_file(path).sha256}\0".encode())
-    return digest.hexdigest()

@@ -35,9 +35,9 @@ from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, Storag
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
-from harness.records import environment
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.decode import decode_value
+from harness.records.environment import Environment, describe_environment
 from harness.records.record import (
     Failure,
     Rank0Report,
@@ -46,6 +46,7 @@ from harness.records.record import (
     write_record,
 )
 from harness.records.series import Series
+from harness.spec.code import check_code, describe_dynamic_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.determinism import naming_refusals, prepare_environment
@@ -173,9 +174,14 @@ def joined(
 
 
 def load_workload(assignment: Assignment) -> Workload:
-    """Return the cell's workload with its settings: a built-in one, or a class of the user's."""
+    """Return the cell's workload with its settings: a built-in one, or a class of the user's.
+
+    Raises CodeChanged if its code is not that of the cell.
+    """
     reference = assignment.trial.cell.workload
-    workload_class = load_class(reference.uses, Path(assignment.base_folder))
+    base_folder = Path(assignment.base_folder)
+    workload_class = load_class(reference.uses, base_folder)
+    check_code(reference, base_folder)
     options = decode_value(workload_class.Options, reference.options)
     data = decode_value(workload_class.Data, reference.data)
     return workload_class(options, data)
@@ -245,13 +251,21 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         flops_per_sample=parts.workload.flops_per_sample(),
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
-        environment=environment.describe_environment(
-            parts.assignment.code,
-            parts.assignment.mlflow,
-            axes=parts.assignment.trial.cell.environment,
-        ),
+        environment=_environment(parts.assignment),
         checkpoint=_relative_path(checkpoint_path, parts.folder),
         bytes_per_sample=_bytes_per_sample(parts),
+    )
+
+
+def _environment(assignment: Assignment) -> Environment:
+    """Return what this process sees of the environment, with what the launcher knows of it."""
+    return replace(
+        describe_environment(assignment.packages, axes=assignment.trial.cell.environment),
+        code=assignment.code,
+        mlflow=assignment.mlflow,
+        repository=assignment.repository,
+        installed=assignment.installed,
+        dynamic_files=describe_dynamic_files(assignment.trial.cell.workload),
     )
 
 

@@ -285,7 +285,7 @@ def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     assert itself.code == 3
     assert "both sides are the same trials" in itself.out
     listed = harness("baseline", "list").out
-    assert fp32.id in listed
+    assert fp32.settings_id in listed  # whatever code comes later
     assert bf16.label in listed
     shown = harness("baseline", "show", fp32.id).out
     assert fp32.label in shown
@@ -295,7 +295,7 @@ def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     pruned = harness("baseline", "prune", str(less.source))
     assert (pruned.code, pruned.out.count("removed ")) == (0, 1)
     assert harness("baseline", "prune", str(less.source)).out.startswith("nothing to remove")
-    assert [path.stem for path in baseline.files(results)] == [bf16.id]
+    assert [path.stem for path in baseline.files(results)] == [bf16.settings_id]
 
 
 def test_a_baseline_of_one_trial_warns(results: Results) -> None:

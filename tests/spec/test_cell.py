@@ -26,7 +26,7 @@ from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions
 
-# Records, baselines and MLflow runs are found by these ids: an id that changes orphans all that was
+# Baselines and comparisons match by these ids of settings: an id that changes orphans all that was
 # ever measured under it. If one has to change, what it stands for has changed, and IDENTITY in
 # harness/spec/cell.py counts that.
 GOLDEN = [
@@ -55,16 +55,20 @@ GOLDEN = [
 ]
 
 
-def only_id(path: Path) -> str:
+def only_cell(path: Path) -> Cell:
     (cell,) = spec.load_sweep(path).cells
-    return cell.id
+    return cell
+
+
+def only_id(path: Path) -> str:
+    return only_cell(path).id
 
 
 @pytest.mark.parametrize(("golden", "workloads", "keys"), GOLDEN)
 def test_golden_ids(tmp_path: Path, golden: str, workloads: str, keys: str) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(f"name: demo\nworkloads: {{{workloads}}}\n{keys}\n", encoding="utf-8")
-    assert only_id(path) == golden
+    assert only_cell(path).settings_id == golden
 
 
 def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:

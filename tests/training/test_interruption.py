@@ -105,7 +105,7 @@ def load_assignment(folder: Path, entry: Mapping[str, Any], checkpoint: str) -> 
 
 def find_sound(folder: TrialFolder, assignment: Assignment) -> tuple[Path | None, list[str]]:
     """Return the checkpoint that the trial would go on from, and why it would not from others."""
-    origin = describe_origin(assignment.trial.id, worker.load_workload(assignment))
+    origin = describe_origin(assignment.trial.id)
     return checkpoint.find_sound(origin, folder.best_checkpoints, folder.resume_checkpoints)
 
 
@@ -357,8 +357,12 @@ def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Pat
         ({"trial": "line-0123456789-s0-r0"}, "trial: found .*; allowed: line-0123456789-s0-r0$"),
         ({"code": "00" * 32}, "code: found .*; allowed: 000000000000: the code of the training"),
         ({"software": {"torch": "1.0"}}, r"numpy: found \d.*; allowed: None$"),
+        (
+            {"limits": {"cpu_capability": "none"}},
+            r"OMP_\w+: .*|cpu_capability: found .*; allowed: none$",
+        ),
     ],
-    ids=["trial", "code", "software"],
+    ids=["trial", "code", "software", "limits"],
 )
 def test_a_checkpoint_of_something_else_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], message: str
@@ -367,7 +371,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
     trial_folder = TrialFolder(tmp_path / "trial")
     with pytest.raises(Interrupted):
         attempt(trial_folder, assignment, 3)
-    origin = describe_origin(assignment.trial.id, worker.load_workload(assignment))
+    origin = describe_origin(assignment.trial.id)
     (path,) = trial_folder.resume_checkpoints.iterdir()
     assert find_fault(path, origin) is None
     fault = find_fault(path, replace(origin, **change))

@@ -12,7 +12,7 @@ import pytest
 import workloads
 from workloads import importing
 from workloads.base import Classifier, Workload
-from workloads.catalog import BUILT_IN, load_class, source_files
+from workloads.catalog import BUILT_IN, find_source, load_class
 
 OWN = """
 from dataclasses import dataclass
@@ -153,7 +153,8 @@ def test_a_workload_imports_modules_beside_it_and_beside_the_sweep(
     (tmp_path / "models" / "mine.py").write_text(SIBLING)
     workload: Any = load_class(uses, tmp_path)
     assert workload.depth == 5
-    assert {path.name for path in source_files(workload)} >= {"mine.py", "sibling.py"}
+    files = find_source(uses, tmp_path).files
+    assert {path.name for path in files.values()} == {"mine.py", "sibling.py"}
 
 
 def test_two_folders_with_modules_of_the_same_name_get_their_own(tmp_path: Path) -> None:

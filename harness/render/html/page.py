@@ -60,15 +60,18 @@ def write(
     records: Sequence[Record],
     against: Side | None = None,
     unreadable_count: int = 0,
+    other_code_count: int = 0,
 ) -> None:
     """Write the report of a sweep that has run; the same records give the same bytes.
 
-    `unreadable_count` is the number of further records, which the page says are left out.
+    `unreadable_count` and `other_code_count` are the numbers of further records, which the page says
+    are left out.
 
     Raises BadInput if there are no records, or if `against` cannot be compared with them.
     """
     report = make_report(results, sweep, records, against)
-    write_atomically(path, render(replace(report, unreadable_count=unreadable_count)))
+    report = replace(report, unreadable_count=unreadable_count, other_code_count=other_code_count)
+    write_atomically(path, render(report))
 
 
 def render(report: Report) -> str:
@@ -136,6 +139,8 @@ def _trial_counts(report: Report) -> str:
         counts += f", {unrecorded} not run"
     if report.unreadable_count:
         counts += f", {report.unreadable_count} left out because their records can't be read"
+    if report.other_code_count:
+        counts += f", {report.other_code_count} left out because their workload had other code"
     return counts
 
 

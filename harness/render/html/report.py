@@ -86,6 +86,7 @@ class Report:
     parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     unreadable_count: int = 0  # records that are left out
+    other_code_count: int = 0  # and those of trials whose workload had other code
 
     @property
     def repeats(self) -> int:

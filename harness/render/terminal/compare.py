@@ -86,7 +86,7 @@ def _label(match: Match) -> str:
 
     They differ where the question is about an axis, as with `--by`, or across one.
     """
-    if match.a.cell.id == match.b.cell.id:
+    if match.a.cell.settings_id == match.b.cell.settings_id:
         return match.b.cell.label
     differing = []
     for name, (value, _) in setting_differences(match.a.cell, match.b.cell).items():

@@ -60,7 +60,12 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
     """
     cells: list[dict[str, Any]] = []
     for cell in sweep.cells:
-        ids = {"id": cell.id, "label": cell.label, "estimated_seconds": estimates.get(cell.id)}
+        ids = {
+            "id": cell.id,
+            "settings_id": cell.settings_id,
+            "label": cell.label,
+            "estimated_seconds": estimates.get(cell.id),
+        }
         cells.append(ids | asdict(cell))
     trials = [trial.id for trial in sweep.trials()]
     return asdict(sweep) | {"cells": cells, "trials": trials}

@@ -23,6 +23,7 @@ from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
+from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
 from harness.render.format import duration, interruption_note, nondeterminism_notes
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
@@ -30,6 +31,7 @@ from harness.render.terminal.table import marks_legend, result_table
 from harness.render.terminal.table import show as show_table
 from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial
+from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
 from harness.tracking import Tracker
 
@@ -96,6 +98,9 @@ class RunView:
         cells = counted(len(self.sweep.cells), "cell")
         already_done = f", {len(finished)} already there" if finished else ""
         self._print(f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}")
+        folder = self.results.sweep_folder(self.sweep.name)
+        for line in other_code_lines(self.sweep, trials_of_other_code(folder, self.sweep.cells)):
+            self._print(f"[dim]{escape(line)}[/]")
         untraced_count = self._count_untraced(finished)
         if self.sweep.profile and untraced_count:
             self._print(
@@ -234,15 +239,41 @@ def _show_parity(
     show_parity(console, with_seeds(parity, aggregate(records)))
 
 
-def unreadable_lines(unreadable: Sequence[str]) -> list[str]:
-    """Return what to print about records that can't be read: each by its error, and how many.
+def left_out_lines(recorded: RecordedSweep) -> list[str]:
+    """Return what to print about records that are left out of all that is shown beside.
 
-    They are left out of all that is shown beside.
+    Those that can't be read are named by their errors, those of other code by their cells.
     """
+    other_code = other_code_lines(recorded.sweep, recorded.other_code)
+    return unreadable_lines(recorded.unreadable) + other_code
+
+
+def unreadable_lines(unreadable: Sequence[str]) -> list[str]:
+    """Return what to print about records that can't be read: each by its error, and how many."""
     if not unreadable:
         return []
     count = counted(len(unreadable), "record")
     return [*map(one_line, unreadable), f"{count} left out, because of the above"]
+
+
+def other_code_lines(sweep: Sweep, other_code: Sequence[OtherCode]) -> list[str]:
+    """Return a line for each cell that has trials of other code, with the files that differ.
+
+    It names the two ids, by which `harness compare` compares before with after.
+    """
+    cells = {cell.settings_id: cell for cell in sweep.cells}
+    lines = []
+    for other in other_code:
+        cell = cells[other.cell.settings_id]
+        trials = counted(len(other.trials), "trial")
+        changed = "recorded before code was part of ids"
+        if other.cell.workload.code and cell.workload.code:
+            changed = ", ".join(changed_parts(other.cell.workload.code, cell.workload.code))
+        lines.append(
+            f"{cell.label}: {trials} of other code left out ({changed});"
+            f" harness compare {other.cell.id} {cell.id}"
+        )
+    return lines
 
 
 def _cells_of_trials(sweep: Sweep, records: Sequence[Record]) -> list[str]:

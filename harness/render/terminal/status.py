@@ -171,11 +171,11 @@ def watch(
                 break
             time.sleep(interval)
     if len(sweeps) == 1:
-        from harness.render.terminal.run import show_results, unreadable_lines
+        from harness.render.terminal.run import left_out_lines, show_results
 
         recorded = read_recorded_sweep(results, sweeps[0].name)
         show_results(recorded.sweep, recorded.records, results, trouble=deliverer.error)
-        for line in unreadable_lines(recorded.unreadable):
+        for line in left_out_lines(recorded):
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     return statuses
 

@@ -1,0 +1,75 @@
+"""Describes what trials are launched from: code, repository and packages, once per command.
+
+What is large is written into the sweep's folder, where all trials share it: the list of installed
+packages, and how the user's repository differs from its commit. Records have the digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from harness.core.paths import SweepFolder, write_atomically
+from harness.records.code import Code, Repository, describe_code, describe_repository
+from harness.spec.sweep import Sweep
+from workloads.catalog import find_source, imported_distributions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What only the launcher knows of the environment of trials."""
+
+    code: Code  # the harness's
+    mlflow: str  # its version
+    repository: Repository | None  # the user's; None where sweep and workloads are in none
+    installed: str  # SHA-256 of the list of all installed packages
+    packages: Mapping[str, Sequence[str]]  # distributions that a workload imports, by its `uses`
+
+
+def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
+    """Describe what the trials of a sweep are launched from, and write what records refer to."""
+    pins = _pinned_packages()
+    installed = hashlib.sha256(pins.encode()).hexdigest()
+    _write_once(folder.packages_path(installed), pins)
+    repository, diff = _find_repository(sweep)
+    if repository is not None and repository.diff is not None:
+        _write_once(folder.diff_path(repository.diff), diff)
+    packages: dict[str, Sequence[str]] = {}
+    for uses in {cell.workload.uses for cell in sweep.cells}:
+        packages[uses] = imported_distributions(uses, sweep.base_folder)
+    return Provenance(
+        code=describe_code(),
+        mlflow=metadata.version("mlflow"),
+        repository=repository,
+        installed=installed,
+        packages=packages,
+    )
+
+
+def _pinned_packages() -> str:
+    """Return a line `NAME==VERSION` for each installed distribution, as `pip install -r` takes it."""
+    pins = set()
+    for distribution in metadata.distributions():
+        pins.add(f"{distribution.name}=={distribution.version}")
+    return "".join(f"{pin}\n" for pin in sorted(pins, key=str.lower))
+
+
+def _find_repository(sweep: Sweep) -> tuple[Repository | None, str]:
+    """Return the repository of the sweep file, else of a workload, and its differences."""
+    files = [sweep.source.absolute()]
+    for uses in sorted({cell.workload.uses for cell in sweep.cells}):
+        files += find_source(uses, sweep.base_folder).files.values()
+    for parent in dict.fromkeys(path.parent for path in files):
+        repository, diff = describe_repository(parent, files)
+        if repository is not None:
+            return repository, diff
+    return None, ""
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a file that is named after its content, unless it is there."""
+    if not path.exists():
+        write_atomically(path, text)

@@ -1,0 +1,88 @@
+"""Describes the code of a workload, which is part of its cells' ids.
+
+Built-in workloads are identified by their files as users' are, and not by the harness's version: in
+a checkout, they change without it, and a release that leaves them alone leaves their cells alone.
+The harness's own loop is no part of a cell. It is recorded beside it, by commit and by the digest of
+its files, and a checkpoint of another loop is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.core.errors import CodeChanged
+from harness.spec.cell import WorkloadCode, WorkloadRef
+from workloads.catalog import find_source
+from workloads.code import read_source
+from workloads.importing import user_files
+
+REMEDY = "harness run plans it anew"
+SHOWN_DIGITS = 12  # of a digest
+
+
+def describe_workload_code(uses: str, base_folder: Path) -> WorkloadCode:
+    """Return the code of a workload as it is on disk now; a user's must have been loaded.
+
+    Raises OSError for a file that can't be read.
+    """
+    source = find_source(uses, base_folder)
+    digests: dict[str, str] = {}
+    for name, path in sorted(source.files.items()):
+        digests[name] = read_source(path).sha256
+    return WorkloadCode(files=digests, distribution=source.distribution, version=source.version)
+
+
+def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
+    """Return users' files that this process has imported and the workload's code does not have.
+
+    They were imported by names that were computed. Paths relative to the folder that they are
+    imported from, to SHA-256.
+    """
+    planned = reference.code.files if reference.code else {}
+    digests: dict[str, str] = {}
+    for name, path in user_files().items():
+        if name not in planned:
+            digests[name] = read_source(path).sha256
+    return digests
+
+
+def check_code(reference: WorkloadRef, base_folder: Path) -> None:
+    """Raise CodeChanged unless the code of a workload is still that of its cell.
+
+    A cell without code, as a gate trains it in another revision, may have any.
+    """
+    planned = reference.code
+    if planned is None:
+        return
+    present = describe_workload_code(reference.uses, base_folder)
+    if present == planned:
+        return
+    name = changed_parts(planned, present)[0]
+    if name in {*planned.files, *present.files}:
+        now, before = _head(present.files.get(name)), _head(planned.files.get(name))
+        raise CodeChanged(_message(name, f"SHA-256 {now}", before))
+    raise CodeChanged(_message(name, f"version {present.version}", f"{planned.version}"))
+
+
+def changed_parts(before: WorkloadCode, now: WorkloadCode) -> list[str]:
+    """Return the names of the files that differ, or of the distribution, sorted."""
+    parts = set()
+    for name in {*before.files, *now.files}:
+        if before.files.get(name) != now.files.get(name):
+            parts.add(name)
+    if (before.distribution, before.version) != (now.distribution, now.version):
+        parts.update(name for name in (before.distribution, now.distribution) if name)
+    return sorted(parts)
+
+
+def _message(name: str, present: str, planned: str) -> str:
+    """Return the error for a file or a package that is not as it was planned."""
+    return (
+        f"{name}: found {present}; allowed: {planned}, as when the trial was planned: the"
+        f" workload's code has changed since; {REMEDY}"
+    )
+
+
+def _head(digest: str | None) -> str:
+    """Return the head of a digest, `none` for a file that the code does not have."""
+    return "none" if digest is None else digest[:SHOWN_DIGITS]

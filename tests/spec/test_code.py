@@ -1,0 +1,114 @@
+"""A workload's code is part of its cells: edited, they are other cells, and nothing mixes the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.compare import Rules, compare
+from harness.analysis.selection import select
+from harness.analysis.sweep_result import SweepResult
+from harness.core.errors import CodeChanged
+from harness.core.paths import Results
+from harness.launch.sweep import plan
+from harness.records.record import write_record
+from harness.records.store import read_recorded_sweep, write_spec
+from harness.render.terminal.run import left_out_lines
+from harness.spec.cell import WorkloadCode
+from harness.spec.code import check_code, describe_workload_code
+from harness.spec.sweep import Sweep
+from tests.factories import make_record
+from tests.support.sweeps import load
+from workloads import importing
+
+SPIRAL = """
+from layers import WIDTH
+from workloads import Classifier
+
+class Spiral(Classifier):
+    def splits(self): ...
+    def build_model(self): ...
+    def optimizer(self, model): ...
+    def flops_per_sample(self): return 1.0
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    """A sweep of a user's workload in two files, planned."""
+    (tmp_path / "spiral.py").write_text(SPIRAL, encoding="utf-8")
+    (tmp_path / "layers.py").write_text("WIDTH = 32\n", encoding="utf-8")
+    yield planned(tmp_path)
+    importing.forget(tmp_path)
+
+
+def planned(folder: Path) -> Sweep:
+    return load(folder, {"spiral": {"uses": "spiral.py:Spiral"}}, length={"steps": 20}, warmup=2)
+
+
+def run(sweep: Sweep, results: Results) -> None:
+    """Leave what running a sweep leaves."""
+    folder = results.sweep_folder(sweep.name)
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=trial.seed, sweep=sweep.name)
+        write_record(folder.trial_folder(trial.id).record_path, record)
+    write_spec(sweep, folder)
+
+
+def test_an_edited_workload_runs_anew_and_is_not_mixed_with_what_it_was(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder(sweep.name)
+    folder.path.mkdir(parents=True)
+    run(sweep, results)
+    assert not plan(sweep, folder, "missing").pending
+    (tmp_path / "layers.py").write_text("WIDTH = 64\n", encoding="utf-8")
+    edited = planned(tmp_path)
+    (before,), (after,) = sweep.cells, edited.cells
+    assert before.id != after.id
+    assert before.settings_id == after.settings_id
+    assert [trial.cell.id for trial in plan(edited, folder, "missing").pending] == [after.id]
+    run(edited, results)
+    recorded = read_recorded_sweep(results, sweep.name)
+    assert [record.trial.cell.id for record in recorded.records] == [after.id]
+    (result,) = SweepResult.of_records(recorded.sweep, recorded.records).cells
+    assert len(result.trials) == 1
+    (line,) = left_out_lines(recorded)
+    assert line.endswith(
+        f"1 trial of other code left out (layers.py); harness compare {before.id} {after.id}"
+    )
+    # And that command compares the two, and says what differs.
+    a, b = select(results, [before.id, after.id])
+    comparison = compare(a, [b], Rules())
+    (difference,) = comparison.differences
+    assert difference.startswith("code.files.layers.py: ")
+
+
+def test_code_that_was_edited_after_the_plan_is_refused_by_file(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    reference = sweep.cells[0].workload
+    check_code(reference, tmp_path)
+    (tmp_path / "layers.py").write_text("WIDTH = 64\n", encoding="utf-8")
+    with pytest.raises(
+        CodeChanged, match=r"^layers\.py: found SHA-256 \w{12}; allowed: \w{12}, as"
+    ):
+        check_code(reference, tmp_path)
+    (tmp_path / "spiral.py").write_text(SPIRAL.replace("from layers", "from other"), "utf-8")
+    (tmp_path / "other.py").write_text("WIDTH = 32\n", encoding="utf-8")
+    with pytest.raises(CodeChanged, match=r"^layers\.py: found SHA-256 none; allowed: \w{12}, as"):
+        check_code(reference, tmp_path)
+    check_code(replace(reference, code=None), tmp_path)  # as a gate's arm has it
+
+
+def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> None:
+    installed = describe_workload_code("torch.nn:Linear", Path())
+    assert installed == WorkloadCode(distribution="torch", version=installed.version)
+    planned_with = replace(installed, version="1.0")
+    reference = replace(sweep.cells[0].workload, uses="torch.nn:Linear", code=planned_with)
+    with pytest.raises(CodeChanged, match=r"^torch: found version 2.*; allowed: 1\.0, as when"):
+        check_code(reference, Path())

@@ -1,0 +1,229 @@
+"""Lists the files of a workload's code: its module, and what that imports from its own tree.
+
+They are found by reading `import` statements, also those inside functions, without importing
+anything. So the list is the same whatever else a process has imported, and that of a built-in
+workload needs no torch. What is imported by a name that is computed stays unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from workloads.importing import OUR_PACKAGES
+
+# The folder that holds a top-level package or module, None where its code is not the workload's.
+FindRoot = Callable[[str], Path | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """What is known of one file of code."""
+
+    sha256: str
+    # Absolute names of what it imports. `from a import b` gives `a.b`, where b may be no module. A
+    # relative import keeps its leading dots.
+    imports: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walk:
+    """Collects the files of a module and of all that it imports from its own tree."""
+
+    find_root: FindRoot
+    files: dict[str, Path] = field(default_factory=dict)  # by the path relative to its root
+
+    def add_module(self, name: str) -> None:
+        """Add a module by its absolute name, with the packages around it and what they import."""
+        parts = name.split(".")
+        root = self.find_root(parts[0])
+        if root is None:
+            return
+        for path in _module_files(root, parts):
+            self.add_file(path, root)
+
+    def add_file(self, path: Path, root: Path) -> None:
+        """Add a file and all that it imports, unless it was added before."""
+        relative = path.relative_to(root)
+        if relative.as_posix() in self.files:
+            return
+        self.files[relative.as_posix()] = path
+        if path.suffix != ".py":
+            return
+        for name in sorted(read_source(path).imports):
+            self.add_module(_absolute_name(name, relative))
+
+
+def files_of_file(path: Path) -> dict[str, Path]:
+    """Return the files of a workload that is a file by itself, by their relative paths.
+
+    Its folder must have been made importable, as loading the workload does.
+    """
+    walk = _Walk(find_root=_users_root)
+    walk.add_file(path, path.parent)
+    return walk.files
+
+
+def files_of_module(name: str) -> dict[str, Path]:
+    """Return the files of a user's module by their relative paths; none of an installed one."""
+    walk = _Walk(find_root=_users_root)
+    walk.add_module(name)
+    return walk.files
+
+
+def files_of_built_in(name: str) -> dict[str, Path]:
+    """Return the files of a module of this package and of those that it imports from it."""
+    package = Path(__file__).parent
+
+    def find_root(top_level: str) -> Path | None:
+        return package.parent if top_level == package.name else None
+
+    walk = _Walk(find_root=find_root)
+    walk.add_module(name)
+    return walk.files
+
+
+def read_source(path: Path) -> SourceFile:
+    """Return the digest and the imports of a file; raises OSError if it can't be read."""
+    status = path.stat()
+    return _read_source(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _read_source(path: Path, modified: int, size: int) -> SourceFile:
+    """Read a file, once for each state of it that a process sees."""
+    content = path.read_bytes()
+    names: frozenset[str] = frozenset()
+    if path.suffix == ".py":
+        try:
+            names = frozenset(_imports(ast.parse(content).body))
+        except (SyntaxError, ValueError):  # whoever imports it will say so
+            names = frozenset()
+    return SourceFile(sha256=hashlib.sha256(content).hexdigest(), imports=names)
+
+
+def _imports(nodes: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that statements import, those in nested blocks and functions included.
+
+    Only statements are visited, which are a tenth of all nodes. What only type checkers import has
+    no part in any result.
+    """
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            separator = "." if node.module else ""
+            yield from (f"{module}{separator}{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and _is_for_type_checkers(node.test):
+            yield from _imports(node.orelse)
+        else:
+            yield from _imports(_inner_statements(node))
+
+
+def _is_for_type_checkers(condition: ast.expr) -> bool:
+    """Return whether a condition is `TYPE_CHECKING` or `typing.TYPE_CHECKING`."""
+    if isinstance(condition, ast.Attribute):
+        return condition.attr == "TYPE_CHECKING"
+    return isinstance(condition, ast.Name) and condition.id == "TYPE_CHECKING"
+
+
+def _inner_statements(node: ast.stmt) -> list[ast.stmt]:
+    """Return the statements in the blocks of a compound statement."""
+    inner: list[ast.stmt] = []
+    for block in ("body", "orelse", "finalbody"):
+        inner += getattr(node, block, [])
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        inner += part.body
+    return inner
+
+
+def _absolute_name(name: str, importer: Path) -> str:
+    """Return the absolute name of an import in a file, whose path is relative to its root."""
+    module = name.lstrip(".")
+    level = len(name) - len(module)
+    if not level:
+        return name
+    package = importer.parent.parts
+    kept = package[: len(package) - (level - 1)]
+    return ".".join([*kept, module])
+
+
+def _module_files(root: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the files of a module below `root`, those of the packages around it before its own.
+
+    The last part may be a name that the module before it defines.
+    """
+    for count in range(1, len(parts) + 1):
+        path = root.joinpath(*parts[:count])
+        package = path / "__init__.py"
+        if package.is_file():
+            yield package
+        elif not path.is_dir():  # a folder without that file is a package too
+            yield from _single_file(path)
+            return
+
+
+def _single_file(path: Path) -> Iterator[Path]:
+    """Yield the file of a module that is no package, if there is one; `path` has no suffix."""
+    for suffix in (*EXTENSION_SUFFIXES, ".py"):  # in the order in which Python looks
+        candidate = path.with_name(path.name + suffix)
+        if candidate.is_file():
+            yield candidate
+            return
+
+
+def _users_root(top_level: str) -> Path | None:
+    """Return the folder that holds a user's package or module, None for any other.
+
+    Python's own modules, what is installed and what is ours are no user's.
+    """
+    if top_level in OUR_PACKAGES:
+        return None
+    try:
+        spec = importlib.util.find_spec(top_level)
+    except (ImportError, ValueError):  # no valid name, or a module that says nothing of itself
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        root = Path(next(iter(spec.submodule_search_locations))).parent
+    elif spec.has_location and spec.origin:
+        root = Path(spec.origin).parent
+    else:
+        return None  # built into Python
+    return None if is_installed(root) else root
+
+
+def imported_packages(files: Mapping[str, Path]) -> list[str]:
+    """Return the top-level names of installed packages that files of code import, sorted."""
+    names: set[str] = set()
+    for path in files.values():
+        for name in read_source(path).imports:
+            names.add(name.partition(".")[0])
+    names -= {"", *OUR_PACKAGES, *sys.stdlib_module_names}
+    return sorted(name for name in names if _users_root(name) is None)
+
+
+def is_installed(folder: Path) -> bool:
+    """Return whether a folder is one of Python's own, or of installed packages."""
+    if {"site-packages", "dist-packages"} & set(folder.parts):
+        return True
+    text = str(folder) + os.sep
+    return text.startswith(_python_folders())
+
+
+@lru_cache(maxsize=1)
+def _python_folders() -> tuple[str, ...]:
+    """Return the folders of Python's own modules and of installed packages."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(sysconfig.get_path(name) + os.sep for name in names)
