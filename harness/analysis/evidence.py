@@ -77,7 +77,7 @@ class Agreement:
     compared: Sequence[str]  # what both have left
     differing: Sequence[str]  # of these
     has_series: bool  # whether more numbers than one metric were compared
-    first: FirstDifference | None = None
+    first_difference: FirstDifference | None = None
     max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
     # The same as a share of the larger number; None too where one is infinite or NaN.
     max_relative: float | None = None
@@ -164,17 +164,17 @@ def compare_evidence(
     `exact` is a third one, in double precision: without it, only numbers that are close to each
     other can be within the fp64 rule.
     """
-    taken = [key for key in recorded.digests if key in again.digests]
-    unequal = [key for key in taken if recorded.digests[key] != again.digests[key]]
+    common = [key for key in recorded.digests if key in again.digests]
+    unequal = [key for key in common if recorded.digests[key] != again.digests[key]]
     rows = [name for name in recorded.rows if name in again.rows]
     unequal_rows = _unequal_rows(recorded, again, rows)
     distances = [_distance(recorded.rows[name], again.rows[name]) for name in rows]
     return Agreement(
         rung=_rung(recorded, again, exact, rows, is_equal=not unequal and not unequal_rows),
-        compared=_subjects(taken, rows),
+        compared=_subjects(common, rows),
         differing=_subjects(unequal, unequal_rows),
         has_series=_has_series(rows),
-        first=_first_difference(recorded, again, unequal, unequal_rows),
+        first_difference=_earliest_difference(recorded, again, unequal, unequal_rows),
         max_ulp=_largest([distance.ulp for distance in distances]),
         max_relative=_largest([distance.relative for distance in distances]),
     )
@@ -265,7 +265,7 @@ def _rung_of_row(recorded: Numbers, again: Numbers, exact: Numbers | None) -> Ru
     return None
 
 
-def _first_difference(
+def _earliest_difference(
     recorded: Evidence,
     again: Evidence,
     unequal: Sequence[tuple[Moment, str]],
@@ -275,13 +275,13 @@ def _first_difference(
     candidates = [_row_difference(name, recorded, again) for name in unequal_rows]
     for moment, subject in unequal:
         step = moment[0]
-        first = FirstDifference(
+        difference = FirstDifference(
             subject=subject,
             step=None if step in (BEFORE_ALL, AFTER_ALL) else step,
             recorded=recorded.digests[moment, subject],
             again=again.digests[moment, subject],
         )
-        candidates.append((moment, first))
+        candidates.append((moment, difference))
     if not candidates:
         return None
     return min(candidates, key=lambda candidate: candidate[0])[1]
@@ -295,13 +295,13 @@ def _row_difference(
     index = first_difference(before.numbers, now.numbers) or 0
     steps = before.steps if index < len(before.steps) else now.steps
     step = steps[index]
-    first = FirstDifference(
+    difference = FirstDifference(
         subject=name,
         step=None if step == AFTER_ALL else step,
         recorded=_number_at(before, index),
         again=_number_at(now, index),
     )
-    return (step, before.phase), first
+    return (step, before.phase), difference
 
 
 def _number_at(row: Row, index: int) -> str:

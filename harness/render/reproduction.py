@@ -83,16 +83,16 @@ def conditions_text(verdict: Verdict) -> str:
 
 def _first_text(trial: TrialVerdict) -> str:
     """Return where a trial differs first, empty if nothing does."""
-    if trial.agreement is None or trial.agreement.first is None:
+    if trial.agreement is None or trial.agreement.first_difference is None:
         return ""
-    return f"first in {first_text(trial.agreement.first)}"
+    return f"first in {first_text(trial.agreement.first_difference)}"
 
 
-def first_text(first: FirstDifference) -> str:
+def first_text(difference: FirstDifference) -> str:
     """Return the first difference: `loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
-    moment = "" if first.step is None else f" at step {first.step}"
-    again, recorded = _short(first.again), _short(first.recorded)
-    return f"{first.subject}{moment} ({again}, recorded {recorded})"
+    moment = "" if difference.step is None else f" at step {difference.step}"
+    again, recorded = _short(difference.again), _short(difference.recorded)
+    return f"{difference.subject}{moment} ({again}, recorded {recorded})"
 
 
 def _short(value: str) -> str:
@@ -106,7 +106,7 @@ def _cause_text(trial: TrialVerdict) -> str:
     """Return what most likely explains a difference."""
     if trial.cause is not None:
         return f"most likely because of {difference_text(trial.cause)}"
-    if trial.agreement is not None and trial.agreement.first is not None:
+    if trial.agreement is not None and trial.agreement.first_difference is not None:
         return (
             "no recorded condition differs, so the trial is not deterministic, or what differs is"
             " not recorded"
@@ -119,11 +119,11 @@ def difference_text(entry: Difference) -> str:
     return f"{entry.field} ({shown(entry.b)}, recorded {shown(entry.a)})"
 
 
-def remedies(found: Sequence[Difference]) -> list[str]:
+def remedies(differences: Sequence[Difference]) -> list[str]:
     """Return the commands that bring conditions back to what was recorded, where commands can."""
     packages = []
     variables = []
-    for entry in found:
+    for entry in differences:
         section, _, name = entry.field.partition(".")
         if entry.field.startswith("software.packages.") and entry.a is not None:
             packages.append(f"{name.partition('.')[2]}=={entry.a}")
@@ -172,17 +172,17 @@ ACM: Mapping[Outcome, str] = {
 
 def _conditions_section(verdict: Verdict) -> list[str]:
     """Return the conditions that differ, and how to bring them back."""
-    found = unique_differences([trial.differences for trial in verdict.trials])
+    differences = unique_differences([trial.differences for trial in verdict.trials])
     lines = ["## Conditions", ""]
     for name, reason in code_lines(verdict.trials):
         lines.append(f"- {name}: {reason}")
     lines.append("")
-    if not found:
+    if not differences:
         return [*lines, "Nothing that was recorded differs.", ""]
     lines += ["| field | recorded | here |", "| --- | --- | --- |"]
-    lines += [f"| {entry.field} | {_cell(entry.a)} | {_cell(entry.b)} |" for entry in found]
+    lines += [f"| {entry.field} | {_cell(entry.a)} | {_cell(entry.b)} |" for entry in differences]
     lines.append("")
-    commands = remedies(found)
+    commands = remedies(differences)
     if commands:
         lines += ["These commands bring some of it back:", "", "```console", *commands, "```", ""]
     return lines
@@ -202,9 +202,9 @@ def _cell(value: object) -> str:
     return shown(value).replace("|", "\\|").replace("\n", " ")  # type: ignore[arg-type]
 
 
-def unique_differences(found: Sequence[Sequence[Difference]]) -> list[Difference]:
+def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Difference]:
     """Return the differences of several trials, each once."""
-    return list(dict.fromkeys(entry for of_trial in found for entry in of_trial))
+    return list(dict.fromkeys(entry for of_trial in of_trials for entry in of_trial))
 
 
 def _trials_section(verdict: Verdict) -> list[str]:

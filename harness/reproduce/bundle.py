@@ -109,10 +109,10 @@ def check(folder: Path) -> Verdict:
     for name, expected in manifest.files.items():
         if name not in present:
             raise BadInput(f"{folder / name}: missing; the bundle's manifest has it")
-        found = _sha256(present[name])
-        if found != expected:
+        digest = _sha256(present[name])
+        if digest != expected:
             raise BadInput(
-                f"{folder / name}: found SHA-256 {found[:12]}…; allowed: {expected[:12]}…: it was"
+                f"{folder / name}: found SHA-256 {digest[:12]}…; allowed: {expected[:12]}…: it was"
                 " changed after the bundle was sealed"
             )
     for name in present:

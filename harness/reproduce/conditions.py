@@ -51,10 +51,10 @@ def fields_here(
 
 
 def condition_differences(
-    recorded: Mapping[str, Value], here: Mapping[str, Value]
+    recorded: Mapping[str, Value], present: Mapping[str, Value]
 ) -> list[Difference]:
     """Return what differs before anything has run, the likeliest cause of another result first."""
-    return differences(_without(recorded, APPLIED_BY_RANKS), _without(here, APPLIED_BY_RANKS))
+    return differences(_without(recorded, APPLIED_BY_RANKS), _without(present, APPLIED_BY_RANKS))
 
 
 def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
@@ -63,16 +63,15 @@ def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Val
 
 
 def most_likely_cause(
-    found: Sequence[Difference], first: FirstDifference | None
+    candidates: Sequence[Difference], first_difference: FirstDifference | None
 ) -> Difference | None:
     """Return the difference that most likely explains another result, None where none is known.
 
     If the samples came in another order, only what decides the order can be the cause.
     """
-    if first is None or not found:
+    if first_difference is None or not candidates:
         return None
-    candidates = list(found)
-    if first.subject == ORDER:
-        deciding = [entry for entry in found if entry.field.startswith(ORDER_FIELDS)]
+    if first_difference.subject == ORDER:
+        deciding = [entry for entry in candidates if entry.field.startswith(ORDER_FIELDS)]
         candidates = deciding or candidates
     return candidates[0]

@@ -104,10 +104,10 @@ def reproduce(
 
 def _refuse_differences(prepared: Sequence[Prepared]) -> None:
     """Raise BadInput if any condition differs; it names all of them."""
-    found = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
-    if found:
+    texts = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
+    if texts:
         raise BadInput(
-            f"--strict: found {len(found)} differences: {'; '.join(found)}; allowed: none"
+            f"--strict: found {len(texts)} differences: {'; '.join(texts)}; allowed: none"
         )
 
 
@@ -257,15 +257,15 @@ def _judge_trial(
         finished = replace(finished, exact=_path_of(runs.exact, folder))
         exact = evidence_of_record(runs.exact)
     agreement = compare_evidence(original.evidence, evidence_of_record(again), exact)
-    found = _all_differences(runs.prepared, again)
+    all_differences = _all_differences(runs.prepared, again)
     rung = rung_with_seeds(agreement, seeds)
     return replace(
         finished,
-        outcome=outcome_of(agreement, rung, demand.rung, found),
+        outcome=outcome_of(agreement, rung, demand.rung, all_differences),
         rung=rung,
         agreement=agreement,
-        differences=found,
-        cause=most_likely_cause(found, agreement.first),
+        differences=all_differences,
+        cause=most_likely_cause(all_differences, agreement.first_difference),
         failure=None,
     )
 

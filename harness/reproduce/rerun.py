@@ -107,9 +107,9 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
 
     Raises BadInput if none of them has a result.
     """
-    found = [_of_record(record, named.folder) for record in named.records]
+    candidates = [_of_record(record, named.folder) for record in named.records]
     for baseline in named.baselines:
-        found += [
+        candidates += [
             Original(
                 trial=Trial(cell=baseline.cell, seed=trial.seed, repeat=trial.repeat),
                 evidence=evidence_of_baseline(trial),
@@ -119,7 +119,7 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
             )
             for trial in baseline.trials
         ]
-    complete = [original for original in found if original is not None]
+    complete = [original for original in candidates if original is not None]
     if not complete:
         statuses = ", ".join(sorted({record.status for record in named.records}))
         raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
@@ -166,12 +166,12 @@ class Preparer:
         workload = original.trial.cell.workload
         named = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
         base = named.absolute()
-        here, problem = self._plan_here(original, base)
-        sources = self._choose(original, here, base)
+        planned, problem = self._plan_here(original, base)
+        sources = self._choose(original, planned, base)
         if problem is not None and sources["workload"].choice == "here":
             raise problem
         checked_out = self._check_out(sources, base)
-        trial = here
+        trial = planned
         if trial is None or checked_out.base_folder != base:
             trial = self._rebuild(original, checked_out.base_folder)
         trial = _with_code_of_ranks(trial, original, sources)
@@ -204,14 +204,14 @@ class Preparer:
         return replace(original.trial, cell=cell)
 
     def _choose(
-        self, original: Original, here: Trial | None, base: Path
+        self, original: Original, planned: Trial | None, base: Path
     ) -> dict[str, SourceChoice]:
         """Return whose code the trial runs with."""
         environment = original.environment
         repository = environment.repository if environment is not None else None
         source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
         recorded = original.trial.cell.workload
-        present = None if here is None else here.cell.workload
+        present = None if planned is None else planned.cell.workload
         return {
             "workload": choose_workload(source, recorded, present, base, self._options.code),
             "harness": choose_harness(
@@ -230,24 +230,28 @@ class Preparer:
     def _differences(
         self,
         original: Original,
-        here: Trial,
+        trial: Trial,
         profile: Profile,
         sources: Mapping[str, SourceChoice],
     ) -> list[Difference]:
         """Return what is other than it was recorded; of a baseline, only what its cell says."""
         if original.record is None or original.settings is None:
-            return trial_differences(original.trial, here)
-        environment = self._environment(original, here, profile, sources)
+            return trial_differences(original.trial, trial)
+        environment = self._environment(original, trial, profile, sources)
         return condition_differences(
             fields_of_record(original.record),
-            fields_here(here, environment, run_fields(original.settings, profile)),
+            fields_here(trial, environment, run_fields(original.settings, profile)),
         )
 
     def _environment(
-        self, original: Original, here: Trial, profile: Profile, sources: Mapping[str, SourceChoice]
+        self,
+        original: Original,
+        trial: Trial,
+        profile: Profile,
+        sources: Mapping[str, SourceChoice],
     ) -> Environment:
         """Return the environment that rank 0 will have."""
-        threads, assigned = here.cell.axes.num_threads, here.cell.environment
+        threads, assigned = trial.cell.axes.num_threads, trial.cell.environment
         key = (threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
         if key not in self._environments:
             launcher = Torchrun(environment=profile.environment)
@@ -323,10 +327,10 @@ def _run_group(
     make_listener: MakeListener,
 ) -> dict[str, Record]:
     """Run trials that share sweep, code and profile; return their records by id."""
-    first = group[0]
-    settings, profile = first.original.settings, first.profile
-    sweep = rebuild_sweep(trials, settings, first.original.sweep, first.checked_out.base_folder)
-    python_path = first.checked_out.python_path
+    leader = group[0]
+    settings, profile = leader.original.settings, leader.profile
+    sweep = rebuild_sweep(trials, settings, leader.original.sweep, leader.checked_out.base_folder)
+    python_path = leader.checked_out.python_path
     can_fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     launcher = Torchrun(
         environment=profile.environment,
@@ -348,7 +352,7 @@ def _run_group(
             launcher=launcher,
             listener=listener,
             peaks={},
-            rank_code=code_of_ranks(first.original, first.sources),
+            rank_code=code_of_ranks(leader.original, leader.sources),
             stop_reason=stop_reason,
         )
         for record in runner.run(trials):

@@ -102,18 +102,18 @@ def choose_harness(code: Code | None, demanded: Choice | None) -> SourceChoice:
 def choose_workload(
     source: RecordedSource,
     workload: WorkloadRef,
-    here: WorkloadRef | None,
+    present: WorkloadRef | None,
     base: Path,
     demanded: Choice | None,
 ) -> SourceChoice:
     """Return whether a trial runs with the workload's files here or with the recorded ones.
 
-    `here` is the workload as it was planned from the files here, None if it can't be planned.
+    `present` is the workload as it was planned from the files here, None if it can't be planned.
     Raises BadInput if the recorded files are demanded and can't be had.
     """
     if workload.uses in BUILT_IN:
         return SourceChoice(source=source, choice="here", reason="it is built in")
-    is_same = here is not None and workload.code is not None and workload.code == here.code
+    is_same = present is not None and workload.code is not None and workload.code == present.code
     return _choose(source, demanded, is_same=is_same, inside=base)
 
 

@@ -59,14 +59,19 @@ def agreement(again: Record, recorded: Record = RECORD, exact: Evidence | None =
 
 
 def first(again: Record, recorded: Record = RECORD) -> FirstDifference:
-    found = agreement(again, recorded).first
+    found = agreement(again, recorded).first_difference
     assert found is not None
     return found
 
 
 def test_equal_bits_are_bitwise() -> None:
     found = agreement(RECORD)
-    assert (found.rung, found.first, found.differing, found.max_ulp) == ("bitwise", None, [], 0)
+    assert (found.rung, found.first_difference, found.differing, found.max_ulp) == (
+        "bitwise",
+        None,
+        [],
+        0,
+    )
     assert "loss of rank 1" in found.compared
     assert "evaluation's accuracy" in found.compared
 
@@ -75,8 +80,8 @@ def test_equal_bits_are_bitwise() -> None:
 def test_the_distance_decides_the_rung(times: int, rung: str) -> None:
     found = agreement(with_losses(RECORD, 1, next_float(losses_of(1), 7, times)))
     assert (found.rung, found.max_ulp) == (rung, times)
-    assert found.first is not None
-    assert (found.first.subject, found.first.step) == ("loss of rank 1", 7)
+    assert found.first_difference is not None
+    assert (found.first_difference.subject, found.first_difference.step) == ("loss of rank 1", 7)
 
 
 def test_numbers_that_are_far_apart_need_double_precision() -> None:

@@ -34,7 +34,7 @@ def agreement(rung: Rung | None, **changes: Any) -> Agreement:
         "compared": ["loss of rank 0"],
         "differing": [] if rung == "bitwise" else ["loss of rank 0"],
         "has_series": True,
-        "first": None if rung == "bitwise" else FIRST,
+        "first_difference": None if rung == "bitwise" else FIRST,
         "max_ulp": 3,
         "max_relative": 0.25,
     }

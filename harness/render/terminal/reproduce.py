@@ -59,16 +59,18 @@ class ReproductionView:
                 code[f"{name}: {source.choice} ({source.reason})"] = None
         for line in code:
             self._print(f"code of the {line}")
-        found = unique_differences([entry.differences for entry in prepared])
-        if not found:
+        differences = unique_differences([entry.differences for entry in prepared])
+        if not differences:
             self._print("conditions: the same as recorded")
             return
-        self._print(f"conditions: {counted(len(found), 'difference')}, the likeliest cause first")
+        self._print(
+            f"conditions: {counted(len(differences), 'difference')}, the likeliest cause first"
+        )
         table = make_table(["condition", "recorded", "here"], [])
-        for difference in found:
+        for difference in differences:
             table.add_row(difference.field, _fitting(difference.a), _fitting(difference.b))
         show_table(self._console, table)
-        for command in remedies(found):
+        for command in remedies(differences):
             self._print(f"  as recorded: {command}")
 
     def show_verdict(self, verdict: Verdict) -> None:
