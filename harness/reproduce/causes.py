@@ -7,10 +7,10 @@ in the phase in which they part. An earlier phase would have parted first; a lat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from harness.records.trace import PHASES
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_names
 
 OPTIMIZER = ("optimizer state", "optimizer")
 # Phases of arithmetic on a rank.
@@ -58,8 +58,7 @@ SPLITTING = ("world_size", "grad_accum_steps")
 
 def differing_axes(a: Cell, b: Cell) -> list[str]:
     """Return the names of the axes in which two cells differ."""
-    axes_a, axes_b = asdict(a.axes), asdict(b.axes)
-    return [name for name in axes_a if axes_a[name] != axes_b[name]]
+    return [name for name in axis_names([a, b]) if a.level(name) != b.level(name)]
 
 
 def splits_differently(a: Cell, b: Cell) -> bool:

@@ -29,8 +29,8 @@ from harness.reproduce.divergence import Comparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
-from harness.spec.axes import AXES, RECIPE_AXES
-from harness.spec.cell import Cell, Trial, has_settings
+from harness.spec.axes import RECIPE_AXES
+from harness.spec.cell import Cell, Trial, axis_names, has_settings
 from harness.spec.sweep import Sweep
 
 # All steps, with one mark a moment.
@@ -96,7 +96,7 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
 def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
     """Return the cells in groups that are meant to train the same."""
     groups: dict[str, list[Cell]] = {}
-    how_axes = [name for name in AXES if name not in RECIPE_AXES]
+    how_axes = [name for name in axis_names(sweep.cells) if name not in RECIPE_AXES]
     for cell in sweep.cells:
         key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
         groups.setdefault(key, []).append(cell)
