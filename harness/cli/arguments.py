@@ -130,12 +130,18 @@ def examples(*commands: str) -> str:
 
 
 def load_sweep(
-    sweep: str, settings: Sequence[str], data: Sequence[str], cluster: str
+    sweep: str,
+    settings: Sequence[str],
+    data: Sequence[str],
+    cluster: str,
+    *,
+    timed: bool = True,
 ) -> tuple[Sweep, Profile]:
     """Return the sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
-    `cluster` is a profile's name or file. Only files are read: nothing is written or started.
+    `cluster` is a profile's name or file. Where no trial is `timed`, more ranks than cores will do.
+    Only files are read: nothing is written or started.
 
     Raises BadInput for a mistake in any of them, and for a cell that the profile can't run.
     """
@@ -147,7 +153,7 @@ def load_sweep(
     cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
     for cell in loaded.cells:
         cells_by_label[f"{loaded.source}: {cell.label}"] = cell
-    clusters.check_fits(profile, cells_by_label)
+    clusters.check_fits(profile, cells_by_label, timed=timed)
     return loaded, profile
 
 

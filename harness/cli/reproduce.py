@@ -79,7 +79,7 @@ def diff(
     from harness.reproduce.tracing import TracedTrial
     from harness.spec.cell import Trial
 
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
     check_launcher(cluster, profile, "torchrun")
     cells = _choose_cells(loaded, a, b)
     seed_of_both = loaded.seeds[0] if seed is None else seed
@@ -168,7 +168,7 @@ def parity(
     from harness.reproduce.tracing import Tracer
 
     rung = parse_rung("--at-least", lowest)
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
     check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)

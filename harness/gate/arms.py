@@ -257,12 +257,23 @@ class PairStarter:
     """
 
     def __init__(
-        self, cell: Cell, seed: int, trees: Mapping[str, Tree], base: Path, profile: Profile
+        self,
+        cell: Cell,
+        seed: int,
+        trees: Mapping[str, Tree],
+        base: Path,
+        profile: Profile,
+        *,
+        other_cells: Mapping[str, Cell] | None = None,
     ) -> None:
         """Prepare to train a cell from `trees`; `base` is the folder that the cell's paths are
         relative to.
+
+        `other_cells` are what single arms train instead, by their keys. They must have the cell's
+        ranks, threads, loader workers and variables.
         """
         self.cell = cell
+        self.other_cells = other_cells or {}
         self.seed = seed
         self.trees = trees
         self.base = base
@@ -366,7 +377,8 @@ class PairStarter:
         tree = self.trees[key]
         folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
-        endless = replace(self.cell.with_any_code(), length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        cell = self.other_cells.get(key, self.cell).with_any_code()
+        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         assignment = Assignment(
             trial=Trial(cell=endless, seed=self.seed),
             base_folder=str(tree.counterpart(self.base)),

@@ -156,13 +156,16 @@ def check_shared_folder(profile: Profile, results: Path) -> None:
     )
 
 
-def check_fits(profile: Profile, cells: Mapping[str, Cell]) -> None:
+def check_fits(profile: Profile, cells: Mapping[str, Cell], *, timed: bool = True) -> None:
     """Raise BadInput if a cell needs more ranks or another device than the machine or a job has.
 
     So it does for a variable that both the cell and the profile set. `cells` are by what an error
-    begins with, such as the sweep's file and the cell's label.
+    begins with, such as the sweep's file and the cell's label. Ranks that are not `timed` may share
+    cores, unless the profile says how many ranks there may be.
     """
     slots = available_slots(profile)
+    on_cores = profile.launcher == "torchrun" and not profile.gpus and profile.slots is None
+    may_share = on_cores and not timed
     if profile.launcher == "torchrun" and profile.device == "cuda" and not profile.gpus:
         raise BadInput(
             "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
@@ -174,7 +177,7 @@ def check_fits(profile: Profile, cells: Mapping[str, Cell]) -> None:
         setting = setting_that_needs_gpu(axes)
         if setting and not profile.gpus:
             raise BadInput(f"{label}: {setting}; needed: a GPU")
-        if axes.world_size > slots.ranks:
+        if axes.world_size > slots.ranks and not may_share:
             raise BadInput(
                 f"{label}: world_size: found {axes.world_size}; allowed: at most {slots.ranks},"
                 f" {slots.reason}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +27,22 @@ from harness.core.errors import BadInput, NotApplied, NotDeterministic, one_line
 from harness.records import record
 from harness.spec.axes import Axes
 
-# Variables of libraries that read them once, when they start on a GPU, and the values that will do.
+# Variables that libraries read once, when they start, and the values that will do, ours first.
 # cuBLAS would share its workspace among streams. NVLink switches (NVLS) add up gradients in the
 # order in which they arrive.
 GPU_VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
     "NCCL_NVLS_ENABLE": ("0",),
 }
+# MKL would take other paths through a product where a matrix does not begin at an aligned address.
+# Torch aligns its memory, and NumPy, whose arrays a batch may be, does not.
+CPU_VARIABLES = {
+    "MKL_CBWR": (
+        "AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX2,STRICT", "AVX512", "AVX512,STRICT", "AVX512_E1",
+        "AVX512_E1,STRICT",
+    ),
+}  # fmt: skip
+ALIGNMENTS = 16  # floats in a cache line
 # How torch refuses an operation, and how it warns of one.
 REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 WARNED = re.compile(r"deterministic", re.IGNORECASE)
@@ -59,15 +68,20 @@ class Switch:
         )
 
 
-def prepare_environment(axes: Axes) -> None:
-    """Set the variables that libraries need for a deterministic trial on GPUs.
+def _variables(*, on_gpu: bool) -> Mapping[str, Sequence[str]]:
+    """Return the variables that libraries of a device read, and the values that will do."""
+    return GPU_VARIABLES if on_gpu else CPU_VARIABLES
 
-    This must come before the process starts CUDA. Raises BadInput for a variable that the user has
-    set to something else.
+
+def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
+    """Set the variables that libraries need for a deterministic trial.
+
+    This must come before the process starts CUDA or computes its first product. Raises BadInput for
+    a variable that the user has set to something else.
     """
     if not axes.deterministic:
         return
-    for name, allowed in GPU_VARIABLES.items():
+    for name, allowed in _variables(on_gpu=on_gpu).items():
         value = os.environ.setdefault(name, allowed[0])
         if value not in allowed:
             raise BadInput(
@@ -101,11 +115,17 @@ class DeterministicMode:
         if not axes.deterministic:
             return
         self._switches = _switches(axes)
-        if device.type == "cuda":
-            self._variables = {name: os.environ.get(name, "") for name in GPU_VARIABLES}
+        for name in _variables(on_gpu=device.type == "cuda"):
+            self._variables[name] = os.environ.get(name, "")
         for switch in self._switches:
             switch.set()
         self._listen_to_warnings()
+        if device.type == "cpu" and depends_on_placement():
+            raise NotApplied(
+                f"deterministic=true: MKL_CBWR={self._variables['MKL_CBWR']} had no effect: the bits"
+                " of a product depend on where its matrices lie in memory; code that computes while"
+                " it is imported comes before the variable is set"
+            )
 
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
@@ -143,6 +163,24 @@ class DeterministicMode:
             show(message, *context, **more)
 
         warnings.showwarning = note_and_show
+
+
+def depends_on_placement() -> bool:
+    """Return whether a linear layer computes other bits for inputs at other addresses.
+
+    Its sizes are those for which MKL was seen to do so, on an AMD Zen 5.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 128, generator=generator)
+    weight = torch.randn(10, 128, generator=generator)
+    bias = torch.randn(10, generator=generator)
+    expected = torch.nn.functional.linear(inputs, weight, bias)
+    for shift in range(1, ALIGNMENTS):
+        memory = torch.empty(shift + inputs.numel())
+        moved = memory[shift:].view_as(inputs).copy_(inputs)
+        if not torch.equal(torch.nn.functional.linear(moved, weight, bias), expected):
+            return True
+    return False
 
 
 def _switches(axes: Axes) -> list[Switch]:

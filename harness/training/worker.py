@@ -162,8 +162,8 @@ def joined(
     check_variables(assignment.trial.cell.environment)
     axes = assignment.trial.cell.axes
     torch.set_num_threads(axes.num_threads)
-    if assignment.device != "cpu" and torch.cuda.is_available():
-        prepare_environment(axes)
+    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
+    prepare_environment(axes, on_gpu=may_use_gpu)
     device = choose_device(assignment.device, ranks)
     needed = strategy_class(axes.strategy).needs_process_group
     with (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +18,12 @@ from harness.core.errors import BadInput, NotApplied, NotDeterministic
 from harness.core.paths import TrialFolder
 from harness.records.assignment import write_assignment
 from harness.spec.axes import Axes
-from harness.training import worker
+from harness.training import determinism, worker
 from harness.training.determinism import GPU_VARIABLES, DeterministicMode, prepare_environment
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
+from tests.support.tree import TOP
 from workloads import Batch
 from workloads.options import Settings
 
@@ -28,8 +31,13 @@ DETERMINISTIC = Axes(batch_size=32, deterministic=True)
 
 
 @pytest.fixture(autouse=True)
-def settings_of_torch() -> Iterator[None]:
-    """Put torch's settings, which are the whole process's, back as they were."""
+def settings_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put torch's settings, which are the whole process's, back as they were.
+
+    MKL has started long ago in this process, so that its variable comes too late.
+    """
+    monkeypatch.setenv("MKL_CBWR", "AUTO")
+    monkeypatch.setattr(determinism, "depends_on_placement", lambda: False)
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
@@ -84,6 +92,7 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
         "torch.backends.cudnn.benchmark": "False",
         "torch.backends.cuda.cudnn_sdp_enabled()": "False",
         "torch.get_float32_matmul_precision()": "highest",
+        "MKL_CBWR": "AUTO",
     }
     assert account.warnings == []
 
@@ -185,13 +194,13 @@ def test_inductor_is_told_where_the_model_is_compiled() -> None:
 def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in GPU_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    prepare_environment(Axes(batch_size=32))
+    prepare_environment(Axes(batch_size=32), on_gpu=True)
     assert not GPU_VARIABLES.keys() & os.environ.keys()
-    prepare_environment(DETERMINISTIC)
+    prepare_environment(DETERMINISTIC, on_gpu=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # the user's own, and good enough
-    prepare_environment(DETERMINISTIC)
+    prepare_environment(DETERMINISTIC, on_gpu=True)
     mode = DeterministicMode(DETERMINISTIC, torch.device("cuda"))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     message = "deterministic=true was undone: CUBLAS_WORKSPACE_CONFIG is ':0:0'; needed: ':16:8'"
@@ -199,14 +208,39 @@ def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.Monk
         mode.check_effect()
     message = "deterministic=true: CUBLAS_WORKSPACE_CONFIG: found ':0:0'; allowed: :4096:8 or :16:8"
     with pytest.raises(BadInput, match=message):
-        prepare_environment(DETERMINISTIC)
+        prepare_environment(DETERMINISTIC, on_gpu=True)
+
+
+def test_a_variable_that_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(determinism, "depends_on_placement", lambda: True)
+    message = "MKL_CBWR=AUTO had no effect: the bits of a product depend on where its matrices lie"
+    with pytest.raises(NotApplied, match=message):
+        DeterministicMode(DETERMINISTIC, CPU)
+    monkeypatch.setenv("MKL_CBWR", "OFF")
+    with pytest.raises(BadInput, match="deterministic=true: MKL_CBWR: found 'OFF'; allowed: AUTO"):
+        prepare_environment(DETERMINISTIC, on_gpu=False)
+
+
+PROBE = """
+from harness.training.determinism import depends_on_placement, prepare_environment
+from harness.spec.axes import Axes
+prepare_environment(Axes(batch_size=1, deterministic=True), on_gpu=False)
+print(depends_on_placement())
+"""
+
+
+def test_placement_does_not_matter_in_a_fresh_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=TOP, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "False\n"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_scattered_sum_on_a_gpu_is_the_same_in_every_run() -> None:
     """Its atomic additions are unordered without the mode."""
-    prepare_environment(DETERMINISTIC)
+    prepare_environment(DETERMINISTIC, on_gpu=True)
     device = torch.device("cuda")
     DeterministicMode(DETERMINISTIC, device).check_effect()
     generator = torch.Generator(device).manual_seed(0)

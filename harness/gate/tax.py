@@ -1,0 +1,86 @@
+"""Measures what a setting costs: a cell in turn with the same cell that has it.
+
+As in a gate, both arms run in turns, in pairs of fresh processes. But they are of one tree of files,
+and train two cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from harness.core.cores import usable_cores
+from harness.core.worktree import Tree
+from harness.gate.arms import PairStarter
+from harness.gate.paired import Budget, PairedResult, run_paired
+from harness.spec.cell import Cell
+from harness.spec.cluster import Profile, count_gpus
+from harness.statistics.verdict import ALPHA
+
+MIN_EFFECT = 0.01  # a fraction of throughput; a smaller cost is none
+# How much of a cost must be certain before measuring ends: it is the size that is wanted.
+CERTAIN_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tax:
+    """What a setting costs a cell."""
+
+    setting: str  # the name of the axis
+    reference: Cell  # as it was measured, without the setting
+    cell: Cell  # with it
+    measured: PairedResult  # of the cell with the setting, over the reference
+
+
+def ranks_side_by_side(cell: Cell, profile: Profile) -> int:
+    """Return how many of the cell's ranks this machine can run at once, without taking turns.
+
+    A power of two, as the number of ranks of a tree has to be; at least 1, at most the cell's own.
+    """
+    on_gpus = profile.device != "cpu" and count_gpus() > 0
+    slots = count_gpus() if on_gpus else len(usable_cores()) // cell.axes.num_threads
+    ranks = 1
+    while 2 * ranks <= min(slots, cell.axes.world_size):
+        ranks *= 2
+    return ranks
+
+
+def with_ranks(cell: Cell, ranks: int) -> Cell:
+    """Return the cell with another number of ranks, which share its batch."""
+    return replace(cell, axes=replace(cell.axes, world_size=ranks))
+
+
+def measure_tax(
+    setting: str,
+    reference: Cell,
+    cell: Cell,
+    *,
+    seed: int,
+    base: Path,
+    profile: Profile,
+    seconds: float,
+    on_progress: Callable[[str], None],
+) -> Tax:
+    """Measure what the cell's setting costs the reference, for so many seconds at most.
+
+    Both train with as many ranks as the machine can run at once: with more, the setting's own cost
+    drowns in their waiting for cores. `base` is the folder that the cells' paths are relative to.
+    Raises HarnessError if a rank fails.
+    """
+    ranks = ranks_side_by_side(reference, profile)
+    reference, cell = with_ranks(reference, ranks), with_ranks(cell, ranks)
+    folder = Path.cwd()
+    trees = {
+        "a": Tree(name="without", top=folder, path=folder),
+        "b": Tree(name=f"with {setting}", top=folder, path=folder),
+    }
+    budget = Budget(
+        min_effect=MIN_EFFECT, seconds=seconds, alpha=ALPHA, certain_share=CERTAIN_SHARE
+    )
+    rng = np.random.default_rng()
+    with PairStarter(reference, seed, trees, base, profile, other_cells={"b": cell}) as starter:
+        measured = run_paired(reference, starter.pair, budget, rng, on_progress)
+    return Tax(setting=setting, reference=reference, cell=cell, measured=measured)
