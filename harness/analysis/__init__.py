@@ -4,6 +4,7 @@
 - `questions`, `compare`: what is asked of two cells, and the comparison of many.
 - `rungs`: how alike two rows of numbers are, from the same bits down to other results.
 - `distance`: the same for tensors, by figures that a trial has left of them.
+- `convergence`: the steps until the target metric reaches a goal.
 - `effects`: what each axis contributes.
 - `sweep_result`: all that is known of a sweep, the model that every renderer shows.
 - `baseline`: results saved in files, for later runs to be compared with.

@@ -22,7 +22,7 @@ from harness.records.decode import FileFormat, check_schema, decode_value, read_
 from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is
-SCHEMA = "2.2"  # major.minor: another major one can't be read
+SCHEMA = "2.3"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
@@ -90,7 +90,8 @@ def dump(cell: CellResult) -> str:
     """
     identity_data = cell.cell.workload.identity.get("data") or {}
     workload = replace(cell.cell.workload, data=identity_data)
-    portable = replace(cell, cell=replace(cell.cell, workload=workload))
+    trials = [replace(trial, improvements=()) for trial in cell.trials]  # of many evaluations
+    portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
     header = {
         "kind": KIND,
         "schema": SCHEMA,

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
@@ -93,6 +94,8 @@ class Rules:
     min_effect: float = SPEED.min_effect  # smallest change that matters, a fraction of throughput
     accuracy_margin: float = ACCURACY_MARGIN  # and in the target metric's unit
     alpha: float = ALPHA  # chance of a false alarm, over all questions together
+    goal: float | None = None  # of the target metric; the steps to reach it are compared too
+    steps_margin: float = STEPS_MARGIN  # smallest change of them that matters, a fraction
     correction: Correction = "holm"  # how p-values are corrected for many questions
     # min_effect and accuracy_margin of single cells, by the id of B's cell
     overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -146,6 +149,16 @@ class Row:
     def metric(self) -> Metric:
         """The metric that the cells are compared in."""
         return self.verdict.metric
+
+    @property
+    def is_throughput(self) -> bool:
+        """Whether it is throughput that is compared."""
+        return self.metric.name == SPEED.name
+
+    @property
+    def is_target_metric(self) -> bool:
+        """Whether it is the target metric at the end; the steps to a goal are a ratio too."""
+        return not self.metric.relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,10 +274,11 @@ def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[s
     return frozenset(names)
 
 
-def against_first(side: Side) -> Comparison | None:
+def against_first(side: Side, goal: float | None = None) -> Comparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
-    This is the comparison that the report and MLflow show of a sweep. Cells are compared whatever
+    With a goal of the target metric, the steps to reach it are compared too. This is the comparison
+    that the report and MLflow show of a sweep. Cells are compared whatever
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
@@ -273,7 +287,7 @@ def against_first(side: Side) -> Comparison | None:
     if len(workloads) == len(measured_first):
         return None
     ordered = Side(name=side.name, cells=measured_first)
-    return compare_by(ordered, axes, Rules(across=("hardware",)))
+    return compare_by(ordered, axes, Rules(across=("hardware",), goal=goal))
 
 
 def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
@@ -484,7 +498,8 @@ def _judge_matches(
         min_effect, accuracy_margin = rules.limits(match.b.cell)
         speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
         accuracy = metric_difference(match.a, match.b, accuracy_margin)
-        for difference in (speed, accuracy):
+        convergence = _convergence(match, rules, missing)
+        for difference in (speed, accuracy, convergence):
             if difference is not None:
                 questions.append(difference.question)
                 askers.append((match, difference))
@@ -502,6 +517,18 @@ def _judge_matches(
         notes=list(dict.fromkeys(notes)),
         rules=rules,
     )
+
+
+def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDifference | None:
+    """Return the difference in steps to the goal, None without a goal.
+
+    Why there is none in spite of a goal is added to `missing`.
+    """
+    if rules.goal is None:
+        return None
+    for obstacle in obstacles(match.a, match.b, rules.goal):
+        missing.append(f"{match.b.cell.label}: {obstacle}")
+    return convergence_difference(match.a, match.b, rules.goal, rules.steps_margin)
 
 
 def _row(match: Match, difference: MetricDifference, verdict: Verdict) -> Row:

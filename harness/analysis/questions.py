@@ -176,7 +176,7 @@ def _target_metric(target: Target, margin: float) -> Metric:
 
 def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Estimate:
     """Return the estimated difference of the target metric, by pairs of the seeds in common if any."""
-    if _are_identical(a, b):
+    if are_identical(a, b):
         return Estimate(
             value=0.0,
             standard_error=0.0,
@@ -189,10 +189,10 @@ def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Est
         estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])
     else:
         estimate = unpaired(list(seeds_a.values()), list(seeds_b.values()))
-    return _with_smallest_step(estimate, [*seeds_a.values(), *seeds_b.values()])
+    return with_smallest_step(estimate, [*seeds_a.values(), *seeds_b.values()])
 
 
-def _are_identical(a: CellResult, b: CellResult) -> bool:
+def are_identical(a: CellResult, b: CellResult) -> bool:
     """Return whether all trials of both sides are pairs that ended with the same bits and metric.
 
     Their accuracy is the same then, however few seeds there are. The metric is compared too,
@@ -207,7 +207,7 @@ def _are_identical(a: CellResult, b: CellResult) -> bool:
     return same_bits(a, b) == len(pairs)
 
 
-def _with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:
+def with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:
     """Return the estimate with a standard error of at least the smallest step between the values.
 
     A metric counted over samples moves in steps, and a few seeds that moved by the same step do not

@@ -23,7 +23,7 @@ from harness.records.checks import Amount, Moment, Number
 from harness.records.code import Code
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Software
-from harness.records.record import Record, Target
+from harness.records.record import Rank0Report, Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
@@ -43,6 +43,14 @@ STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # of trials
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricPoint:
+    """A value of the target metric, and the step after which it was evaluated."""
+
+    step: Number  # optimizer steps
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialResult:
     """One trial that is done."""
 
@@ -59,6 +67,9 @@ class TrialResult:
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
+    # The evaluations that were better than all before them, so that every goal's first is there. A
+    # baseline keeps none, and is of the same trials nevertheless.
+    improvements: Sequence[MetricPoint] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +243,19 @@ def _trial_result(record: Record) -> TrialResult:
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
+        improvements=_improvements(record.rank0),
     )
+
+
+def _improvements(report: Rank0Report) -> list[MetricPoint]:
+    """Return the evaluations whose target metric was better than that of all before them."""
+    points: list[MetricPoint] = []
+    for evaluation in report.evaluations:
+        value = evaluation.metrics[report.target.name]
+        best = points[-1].value if points else None
+        if best is None or (value > best if report.target.higher_is_better else value < best):
+            points.append(MetricPoint(step=evaluation.step, value=value))
+    return points
 
 
 def _relative_error(seconds: Numbers) -> float | None:

@@ -33,9 +33,12 @@ class SweepResult:
     name: str  # of the sweep
     cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
+    goal: float | None = None  # of the target metric, the steps to which are compared
 
     @staticmethod
-    def of_records(sweep: Sweep, records: Sequence[Record]) -> SweepResult:
+    def of_records(
+        sweep: Sweep, records: Sequence[Record], goal: float | None = None
+    ) -> SweepResult:
         """Return the result of a sweep from its records, every planned cell included.
 
         Cells are in the sweep's order; trials that have no record count as unrecorded. Takes about
@@ -50,7 +53,7 @@ class SweepResult:
             if missing[cell.id]:
                 parts.append(unrecorded(cell, missing[cell.id]))
             cells += join(parts)
-        return SweepResult(name=sweep.name, cells=cells, records=by_cell)
+        return SweepResult(name=sweep.name, cells=cells, records=by_cell, goal=goal)
 
     @cached_property
     def workloads(self) -> dict[str, list[CellResult]]:
@@ -76,7 +79,7 @@ class SweepResult:
 
         None where no two cells share a workload.
         """
-        return against_first(self.side)
+        return against_first(self.side, self.goal)
 
     @cached_property
     def attributions(self) -> Mapping[str, Attribution]:
@@ -102,14 +105,21 @@ class SweepResult:
     def throughput_row(self, cell: Cell) -> Row | None:
         """Return the verdict on a cell's throughput, None for the reference of its workload."""
         for row in self.rows(cell):
-            if row.metric.name == SPEED.name:
+            if row.is_throughput:
                 return row
         return None
 
     def metric_row(self, cell: Cell) -> Row | None:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
         for row in self.rows(cell):
-            if row.metric.name != SPEED.name:
+            if row.is_target_metric:
+                return row
+        return None
+
+    def convergence_row(self, cell: Cell) -> Row | None:
+        """Return the verdict on a cell's steps to the goal, None for the reference."""
+        for row in self.rows(cell):
+            if not row.is_throughput and not row.is_target_metric:
                 return row
         return None
 

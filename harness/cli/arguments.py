@@ -115,6 +115,14 @@ MinEffectOption = Annotated[
         help="The smallest change of throughput that matters.",
     ),
 ]
+GoalOption = Annotated[
+    float | None,
+    typer.Option(
+        "--to-reach",
+        metavar="VALUE",
+        help="A value of the target metric: compare the steps until it is reached, too.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]

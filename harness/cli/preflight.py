@@ -45,11 +45,12 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for mistakes in a sweep's workloads before hours are spent on training them.
+    """Look for mistakes in a sweep's workloads.
 
-    Takes seconds. Looks at samples, labels and split; at layers, devices and modes; at loss,
-    gradients and optimizer; and has each model learn a few samples by heart. Each mistake is named
-    with what to do about it. The report of the sweep shows the result too.
+    Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
+    devices and modes; at loss, gradients and optimizer; and has each model learn a few samples by
+    heart. Each mistake is named with what to do about it. The report of the sweep shows the result
+    too.
 
     Exit code 1 if there is a mistake.
     """

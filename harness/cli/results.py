@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    GoalOption,
     JsonOption,
     MinEffectOption,
     NameArgument,
@@ -91,6 +92,7 @@ def show(
     epilog=examples(
         "harness compare baseline nightly",
         "harness compare nightly --by precision",
+        "harness compare nightly --by strategy --to-reach 0.95",
         "harness compare nightly --effects",
     )
 )
@@ -128,6 +130,15 @@ def compare(
             help="The smallest change of the target metric that matters, in the metric's unit.",
         ),
     ] = 0.01,
+    goal: GoalOption = None,
+    steps_margin: Annotated[
+        str,
+        typer.Option(
+            "--steps-margin",
+            metavar="PERCENT",
+            help="The smallest change of the steps to --to-reach that matters.",
+        ),
+    ] = "10%",
     correction: Annotated[
         str,
         typer.Option(
@@ -157,6 +168,7 @@ def compare(
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
+    steps_margin_fraction = parse_percentage(steps_margin, "--steps-margin")
     checked_correction = _check_correction(correction)
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
@@ -168,6 +180,8 @@ def compare(
         across=split_commas(",".join(across)),
         min_effect=min_effect_fraction,
         accuracy_margin=accuracy_margin,
+        goal=goal,
+        steps_margin=steps_margin_fraction,
         correction=checked_correction,
         drift=certified_drifts(results_folder, sides),
     )
@@ -279,6 +293,7 @@ def report(
             help="What to compare the sweep with, named as for `harness compare`.",
         ),
     ] = "",
+    goal: GoalOption = None,
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
 ) -> None:
@@ -307,6 +322,7 @@ def report(
         reference,
         unreadable_count=len(recorded.unreadable),
         other_code_count=recorded.other_code_count,
+        goal=goal,
     )
     print(path)  # alone on stdout, for scripts that mail or upload the file
 

@@ -113,6 +113,6 @@ def _verdict_labels(rows: Sequence[Row]) -> Mapping[str, str]:
     """Return the label of each row's verdict by the tag that shows it."""
     labels = {}
     for row in rows:
-        tag = "harness.verdict" if row.metric.relative else f"harness.verdict_{row.metric.name}"
+        tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"
         labels[tag] = row.verdict.label
     return labels

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.result import CellResult, MetricPoint, TrialResult
 from harness.records.record import Target
 from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
@@ -27,10 +28,11 @@ def make_result(
     started: Sequence[float] | None = None,
     every: float = 100.0,
     conditions: dict[str, list[str]] | None = None,
+    courses: Sequence[Sequence[tuple[int, float]]] = (),
     **changes: Any,
 ) -> CellResult:
     """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final
-    parameters apart.
+    parameters apart. `courses` are the steps and values of a trial's evaluations.
     """
     begun = started or [BEGUN + every * seed for seed in range(len(speeds))]
     accuracies = metrics or [0.9] * len(speeds)
@@ -49,8 +51,11 @@ def make_result(
             metric=accuracies[seed],
             parameter_digest=f"{bits}{seed}",
             order_digest=f"{seed:032x}",
+            improvements=[MetricPoint(step=step, value=value) for step, value in course],
         )
-        for seed, speed in enumerate(speeds)
+        for seed, (speed, course) in enumerate(
+            zip(speeds, courses or itertools.repeat(()), strict=False)
+        )
     ]
     return CellResult(
         cell=cell or make_cell(),

@@ -21,7 +21,7 @@ RATIO_DIGITS = 2  # of ratios in a drawing, where more would not be visible
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio of throughputs to draw."""
+    """A ratio to draw, of throughputs or of steps."""
 
     label: str
     value: float
@@ -47,6 +47,26 @@ def speedups(report: Report) -> list[Group]:
     return groups
 
 
+def convergence(report: Report) -> list[Group]:
+    """Return each cell's steps to the goal against those of its reference, and what has none."""
+    comparison = report.result.comparison
+    if comparison is None or comparison.rules.goal is None:
+        return []
+    censored = [missing for missing in comparison.missing if ": steps to " in missing]
+    groups = []
+    for workload, cells in report.workloads.items():
+        ratios = []
+        for cell in cells:
+            row = report.result.convergence_row(cell.cell)
+            if row is not None:
+                ratios.append(_ratio(cell.name, row))
+        reference = report.result.reference(workload)
+        if ratios and reference is not None:
+            note = "; ".join([f"1× is {report.name(reference.cell)}", *censored])
+            groups.append(_ratio_group(workload, ratios, note))
+    return groups
+
+
 def against(report: Report) -> list[Group]:
     """Return each cell's throughput against the sweep or baseline that it is compared with.
 
@@ -55,14 +75,14 @@ def against(report: Report) -> list[Group]:
     if report.against is None:
         return []
     name, comparison = report.against
-    ratios = [_ratio(row.b.cell.label, row) for row in comparison.rows if row.metric.relative]
+    ratios = [_ratio(row.b.cell.label, row) for row in comparison.rows if row.is_throughput]
     if not ratios:
         return []
     return [_ratio_group(name, ratios, f"1× is {name}")]
 
 
 def _ratio(label: str, row: Row) -> Ratio:
-    """Return the ratio of a row of a comparison in throughput."""
+    """Return the ratio of a row of a comparison."""
     verdict = row.verdict
     return Ratio(
         label=label, value=verdict.effect, bounds=verdict.interval, badge=verdict_badge(row)

@@ -61,15 +61,16 @@ def write(
     against: Side | None = None,
     unreadable_count: int = 0,
     other_code_count: int = 0,
+    goal: float | None = None,
 ) -> None:
     """Write the report of a sweep that has run; the same records give the same bytes.
 
     `unreadable_count` and `other_code_count` are the numbers of further records, which the page says
-    are left out.
+    are left out; `goal` is a value of the target metric, the steps to which are compared.
 
     Raises BadInput if there are no records, or if `against` cannot be compared with them.
     """
-    report = make_report(results, sweep, records, against)
+    report = make_report(results, sweep, records, against, goal)
     report = replace(report, unreadable_count=unreadable_count, other_code_count=other_code_count)
     write_atomically(path, render(report))
 
@@ -299,6 +300,16 @@ SECTIONS = (
         build=intervals.accuracy,
         about="the target metric at the end, averaged over seeds, with 95% intervals",
         needs="an evaluation",
+    ),
+    Section(
+        id="convergence",
+        title="Convergence",
+        kind="spans",
+        build=intervals.convergence,
+        about="steps until the target metric reaches the goal, against the reference, in pairs of"
+        " seeds with 95% intervals; fewer is faster. A seed that never reached it makes a cell"
+        " inconclusive.",
+        needs="a goal that cells of one workload reached: harness report SWEEP --to-reach VALUE",
     ),
     Section(
         id="curves",

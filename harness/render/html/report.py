@@ -107,7 +107,11 @@ class Report:
 
 
 def make_report(
-    results: Results, sweep: Sweep, records: Sequence[Record], against: Side | None
+    results: Results,
+    sweep: Sweep,
+    records: Sequence[Record],
+    against: Side | None,
+    goal: float | None = None,
 ) -> Report:
     """Return the report of a sweep, compared with `against` if that is not None.
 
@@ -119,10 +123,10 @@ def make_report(
     records, machines = with_measured_peaks(records, results)
     if not records:
         raise BadInput(f"{sweep.name}: found no records; allowed: a sweep that has run")
-    result = SweepResult.of_records(sweep, records)
+    result = SweepResult.of_records(sweep, records, goal)
     comparison = None
     if against is not None:
-        rules = Rules(drift=certified_drifts(results, (against, result.side)))
+        rules = Rules(goal=goal, drift=certified_drifts(results, (against, result.side)))
         comparison = (against.name, compare(against, [result.side], rules))
     return Report(
         sweep=sweep,

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from harness.analysis.baseline import Saved
-from harness.analysis.compare import Comparison, Match, Row, setting_differences
+from harness.analysis.compare import Comparison, Match, Row, Rules, setting_differences
 from harness.analysis.result import CellResult, TrialResult
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
@@ -126,6 +126,13 @@ def _remarks(comparison: Comparison) -> list[str]:
     return remarks
 
 
+def _steps_clause(rules: Rules) -> str:
+    """Return what counts as a change of the steps to the goal, nothing without a goal."""
+    if rules.goal is None:
+        return ""
+    return f" or {fmt.share(rules.steps_margin)} of the steps to reach {rules.goal:g}"
+
+
 def _legend(comparison: Comparison) -> str:
     """Return what counts as a change, and how a change is detected.
 
@@ -135,7 +142,7 @@ def _legend(comparison: Comparison) -> str:
     return (
         f"a change: significant at {rules.alpha:.0%}, {CORRECTIONS[rules.correction]}, and of at"
         f" least {fmt.share(rules.min_effect)} of throughput or {rules.accuracy_margin:g} of the"
-        " target metric; the same: shown to be less;"
+        f" target metric{_steps_clause(rules)}; the same: shown to be less;"
         f" detectable: detected {POWER:.0%} of the time; speeds are geometric means"
     )
 

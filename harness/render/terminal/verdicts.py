@@ -62,7 +62,7 @@ def _metric_column(result: SweepResult) -> list[str]:
     assert result.comparison is not None
     names: set[str] = set()
     for row in result.comparison.rows:
-        if not row.metric.relative:
+        if row.is_target_metric:
             names.add(row.metric.name)
     if len(names) > 1:
         return ["metric"]

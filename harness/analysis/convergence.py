@@ -1,0 +1,136 @@
+"""How many steps two cells need until the target metric reaches a goal, compared over seeds.
+
+MLPerf's check of convergence is one-sided: it refuses what converges faster than its reference. Here
+the question is two-sided, because a change that needs fewer steps has changed what is computed too.
+
+A seed that never reached the goal has no number of steps, only a lower bound: it is censored. To leave
+it out would compare the lucky seeds only, so that no verdict is given where either cell has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from harness.analysis.questions import MetricDifference, are_identical, with_smallest_step
+from harness.analysis.result import CellResult, TrialResult
+from harness.records.record import Target
+from harness.statistics.estimate import Estimate, paired
+from harness.statistics.verdict import Metric, Question
+
+STEPS_MARGIN = 0.1  # the smallest change of steps that matters, a fraction
+
+
+def convergence_metric(target: Target, goal: float, margin: float) -> Metric:
+    """Return the metric of the steps to a goal; `margin` is a fraction of them."""
+    return Metric(
+        name=f"steps to {target.name} {goal:g}",
+        higher_is_better=False,
+        relative=True,
+        min_effect=margin,
+        better="converges faster",
+        worse="converges slower",
+    )
+
+
+def steps_by_seed(cell: CellResult, goal: float) -> dict[int, float | None]:
+    """Return the steps until the goal by seed, in the mean of its repeats; None if one never was.
+
+    Steps are those of the first evaluation that shows it. Trials without evaluations are left out.
+    """
+    by_seed: dict[int, list[float | None]] = {}
+    for trial in cell.trials:
+        if trial.improvements:
+            by_seed.setdefault(trial.seed, []).append(_steps_to(cell, trial, goal))
+    means: dict[int, float | None] = {}
+    for seed, repeats in by_seed.items():
+        reached = [steps for steps in repeats if steps is not None]
+        means[seed] = fmean(reached) if len(reached) == len(repeats) else None
+    return means
+
+
+def _steps_to(cell: CellResult, trial: TrialResult, goal: float) -> float | None:
+    """Return the steps until a trial reached the goal, None if it never did."""
+    assert cell.target is not None
+    for point in trial.improvements:
+        is_reached = point.value >= goal
+        if not cell.target.higher_is_better:
+            is_reached = point.value <= goal
+        if is_reached:
+            return float(point.step)
+    return None
+
+
+def convergence_difference(
+    a: CellResult, b: CellResult, goal: float, margin: float
+) -> MetricDifference | None:
+    """Return the log ratio of steps to the goal over the seeds in common, in pairs.
+
+    None where there are no such seeds, and where one never reached the goal (`obstacles` says so).
+    """
+    if obstacles(a, b, goal):
+        return None
+    assert a.target is not None
+    logs_a, logs_b = _logs(steps_by_seed(a, goal)), _logs(steps_by_seed(b, goal))
+    common = [seed for seed in logs_a if seed in logs_b]
+    metric = convergence_metric(a.target, goal, margin)
+    return MetricDifference(
+        question=Question(metric=metric, estimate=_estimate(a, b, logs_a, logs_b, common)),
+        mean_a=math.exp(fmean(logs_a[seed] for seed in common)),
+        mean_b=math.exp(fmean(logs_b[seed] for seed in common)),
+    )
+
+
+def _estimate(
+    a: CellResult,
+    b: CellResult,
+    logs_a: Mapping[int, float],
+    logs_b: Mapping[int, float],
+    common: Sequence[int],
+) -> Estimate:
+    """Return the estimated log ratio; the same bits converge alike, however few seeds there are.
+
+    Steps are known to the next evaluation only, so that its spread is at least the smallest step.
+    """
+    if are_identical(a, b):
+        return Estimate(
+            value=0.0, standard_error=0.0, degrees_of_freedom=1, count=len(common), paired=True
+        )
+    estimate = paired([logs_b[seed] - logs_a[seed] for seed in common])
+    return with_smallest_step(estimate, [*logs_a.values(), *logs_b.values()])
+
+
+def _logs(steps: Mapping[int, float | None]) -> dict[int, float]:
+    """Return the logarithms of steps by seed, without the seeds that have none."""
+    return {seed: math.log(count) for seed, count in steps.items() if count}
+
+
+def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
+    """Return why the steps to a goal can't be compared, nothing if they can."""
+    if a.target is None or a.target != b.target:
+        return ["no target metric that both sides have"]
+    name = f"{a.target.name} {goal:g}"
+    steps_a, steps_b = steps_by_seed(a, goal), steps_by_seed(b, goal)
+    for letter, steps in (("A", steps_a), ("B", steps_b)):
+        if not steps:
+            return [f"steps to {name}: no evaluations of {letter} (a baseline keeps none)"]
+    if not set(steps_a) & set(steps_b):
+        return [f"steps to {name}: no seed that both sides have evaluated"]
+    found = []
+    for letter, cell, steps in (("A", a, steps_a), ("B", b, steps_b)):
+        censored = [seed for seed, count in steps.items() if count is None]
+        if censored:
+            found.append(f"steps to {name}: {_never_reached(cell, censored, letter)}")
+    return found
+
+
+def _never_reached(cell: CellResult, seeds: Sequence[int], letter: str) -> str:
+    """Return which seeds of a side never reached the goal, and how near they came."""
+    trials = [trial for trial in cell.trials if trial.seed in seeds and trial.improvements]
+    best = [trial.improvements[-1].value for trial in trials]
+    assert cell.target is not None
+    nearest = max(best) if cell.target.higher_is_better else min(best)
+    listed = ", ".join(map(str, seeds))
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return f"{word} {listed} of {letter} never reached it (the best had {nearest:g})"
