@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
@@ -37,9 +38,11 @@ from harness.records.differences import as_text, cell_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
 from harness.spec.environment import PREFIX, variable_of
+from harness.spec.settings import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
+FILES = "data.files"  # the digest of all files of a workload
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
@@ -197,7 +200,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
     Code and software may differ and are then named in `Comparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    check_across(rules.across, [*DIFFERENCES, *_axes_of([a, *other_sides])])
+    check_across(rules.across, _names_of_differences([a, *other_sides]))
     matches, missing, differences = [], [], []
     for b in other_sides:
         alike, unmatched = match_cells(a, b, rules.across)
@@ -257,6 +260,15 @@ def _comparable_axes(side: Side) -> list[str]:
     return sorted(options)
 
 
+def _names_of_differences(sides: Iterable[Side]) -> list[str]:
+    """Return what --across takes for these sides, every setting of their workloads included."""
+    names = dict.fromkeys([*DIFFERENCES, *_axes_of(sides)])  # an ordered set
+    for side in sides:
+        for result in side.cells:
+            names.update(dict.fromkeys(identity_settings(result.cell)))
+    return list(names)
+
+
 def _axes_of(sides: Iterable[Side]) -> list[str]:
     """Return the names of all axes of the sides' cells."""
     cells = []
@@ -304,10 +316,14 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
     own name for it, and absolute paths of data belong to one machine.
     """
     identity = cell.workload.identity
+    settings: dict[str, Any] = {}
+    for section in SECTIONS:
+        for name, value in (identity.get(section) or {}).items():
+            settings[f"{section}.{name}"] = value
     return {
         "workload": identity["uses"],
-        "options": identity.get("options"),
-        "data": {"data": identity.get("data"), "files": identity.get("files")},
+        **settings,
+        FILES: identity.get("files"),
         "length": asdict(cell.length),
         "evaluate": asdict(cell.evaluate),
         "warmup": cell.warmup,
@@ -319,9 +335,28 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
 def matching_key(cell: Cell, across: Sequence[str]) -> str:
     """Return text that is equal for cells which differ in nothing but `across`."""
     settings = identity_settings(cell)
-    for name in across:
-        settings.pop(name, None)
+    for name in list(settings):
+        if _is_across(cell, name, across):
+            del settings[name]
     return json.dumps(settings, sort_keys=True)
+
+
+def _is_across(cell: Cell, name: str, across: Sequence[str]) -> bool:
+    """Return whether a setting is among `across`, or part of what is.
+
+    A path is no part of the identity, but the digest of the files that lie there is.
+    """
+    if name in across or name.partition(".")[0] in across:
+        return True
+    return name == FILES and any(_is_path(cell, axis) for axis in across)
+
+
+def _is_path(cell: Cell, axis: str) -> bool:
+    """Return whether an axis is a setting that says where files are."""
+    if setting_of(axis) is None:
+        return False
+    level = cell.level(axis)
+    return isinstance(level, str) and Path(level).is_absolute()
 
 
 def match_cells(
@@ -387,9 +422,12 @@ def setting_differences(
     settings, other_settings = identity_settings(cell), identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        values = settings.get(name), other_settings.get(name)
-        if name not in across and values[0] != values[1]:
-            differences[name] = values
+        if _is_across(cell, name, across) or settings.get(name) == other_settings.get(name):
+            continue
+        if setting_of(name) is None or name == FILES:
+            differences[name] = settings.get(name), other_settings.get(name)
+        else:  # the identity leaves out defaults
+            differences[name] = cell.level(name), other.level(name)
     return differences
 
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.spec.axes import DEFAULTS
-from harness.spec.environment import variable_of
+from harness.spec.axes import AXES, DEFAULTS
+from harness.spec.cell import short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
@@ -242,14 +242,11 @@ def axis_value(value: Any) -> str:
 def axis_level(axis: str, value: Any) -> str:
     """Return a value that can stand without its axis: `bf16`, but `num_workers=2`.
 
-    Those of environment variables have the variable's name, as in `NCCL_ALGO=Ring`.
+    Those of environment variables and settings have the name, as in `NCCL_ALGO=Ring`.
     """
-    variable = variable_of(axis)
-    if variable is not None:
-        return f"{variable}={axis_value(value)}"
-    if isinstance(value, str):
+    if isinstance(value, str) and axis in AXES:
         return value
-    return f"{axis}={axis_value(value)}"
+    return f"{short_axis(axis)}={axis_value(value)}"
 
 
 def axis_levels(levels: Mapping[str, Any]) -> str:
@@ -267,7 +264,7 @@ def changed_axes(axes: Mapping[str, Any]) -> str:
     changed = []
     for name, value in axes.items():
         default = DEFAULTS.get(name, value)
-        if variable_of(name) is not None:
+        if name not in AXES:
             default = None
         if value != default:
             changed.append(f"{name}={axis_value(value)}")

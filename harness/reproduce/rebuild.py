@@ -21,7 +21,7 @@ from harness.spec.document import Document
 from harness.spec.overrides import apply_data
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry, plan_workload
+from harness.spec.workload import WorkloadEntry, plan_workload, read_declaration
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose own was not recorded
 # A rerun is for its bits, which other programs can't change; so no measurement is refused.
@@ -48,11 +48,12 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
     parsed: WorkloadEntry = document.validate(
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
-    planned = plan_workload(document, workload.label, parsed)
+    declaration = read_declaration(document, workload.label, parsed)
+    planned = plan_workload(document, workload.label, parsed, declaration)
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")
-    return replace(cell, workload=planned.reference)
+    return replace(cell, workload=replace(planned.reference, axes=workload.axes))
 
 
 def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:

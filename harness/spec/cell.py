@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 from harness.spec.axes import AXES, DEFAULTS, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
+from harness.spec.settings import setting_of
 from workloads.options import Between, Count, Strict
 
 # The axes that every label shows.
@@ -113,6 +114,8 @@ class WorkloadRef:
     # defaults, the data's source, and the digest of the files. Paths are no part of it, the files'
     # content is.
     identity: Mapping[str, Any]
+    # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
+    axes: Sequence[str] = ()
     code: WorkloadCode | None = None  # None in records that were made before it was part of the id
 
 
@@ -191,8 +194,13 @@ class Cell:
     def level(self, axis: str) -> Hashable:
         """Return the value of an axis, by its name in a sweep file; None of an unset variable.
 
-        Raises AttributeError for what is no axis.
+        So it is of a setting that the workload does not have. Raises AttributeError for what is no
+        axis.
         """
+        setting = setting_of(axis)
+        if setting is not None:
+            settings: Mapping[str, Any] = getattr(self.workload, setting.section)
+            return _hashable(settings.get(setting.name))
         variable = variable_of(axis)
         if variable is not None:
             return self.environment.get(variable)
@@ -205,6 +213,8 @@ class Cell:
         levels = asdict(self.axes)
         for name, value in self.environment.items():
             levels[f"{PREFIX}{name}"] = value
+        for axis in self.workload.axes:
+            levels[axis] = self.level(axis)
         return levels
 
     @property
@@ -212,7 +222,7 @@ class Cell:
         """Return the workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`.
 
         After the axes that every label shows come those that differ from their defaults, as
-        `AXIS=VALUE`, and the variables that are set.
+        `AXIS=VALUE`, the variables that are set, and the settings that are axes.
         """
         axes = self.axes
         ranks: str = axes.strategy
@@ -233,6 +243,8 @@ class Cell:
                 parts.append(f"{name}={_as_yaml(value)}")
         for name, value in self.variables_set.items():
             parts.append(f"{name}={value}")
+        for axis in self.workload.axes:
+            parts.append(f"{short_axis(axis)}={_as_yaml(self.level(axis))}")
         return " ".join(parts)
 
 
@@ -263,11 +275,12 @@ def _setting(cell: Cell, name: str) -> str:
 
 
 def axis_names(cells: Iterable[Cell]) -> list[str]:
-    """Return the names of all axes of some cells: the harness's own, then environment variables."""
+    """Return the names of all axes of some cells: the harness's own, then variables and settings."""
     names = dict.fromkeys(AXES)  # an ordered set
     for cell in cells:
         for variable in cell.environment:
             names[f"{PREFIX}{variable}"] = None
+        names.update(dict.fromkeys(cell.workload.axes))
     return list(names)
 
 
@@ -289,9 +302,32 @@ class Trial:
 
 def _as_yaml(value: Any) -> str:
     """Return a value as a sweep file has it: `true` for True."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return a value of a setting with tuples for lists, and texts for mappings."""
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True)
+    level: Hashable = value
+    return level
+
+
+def short_axis(axis: str) -> str:
+    """Return the name of an axis without its section: `hidden` of `options.hidden`.
+
+    It stays whole where it would be taken for another axis, as `options.lr`.
+    """
+    variable, setting = variable_of(axis), setting_of(axis)
+    if variable is not None:
+        return variable
+    if setting is None or setting.name in AXES:
+        return axis
+    return setting.name
 
 
 def short_name(uses: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from harness.spec.environment import (
     variable_of,
     variable_value,
 )
+from harness.spec.settings import WorkloadSettings, checked_value, checked_values, setting_of
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -47,6 +48,7 @@ class Point:
 
     axes: Axes
     environment: Variables  # a value of each variable that the sweep names anywhere
+    settings: Values  # of the workload, as axes: `options.hidden` -> value
     rule: str | None = None  # the exclude rule that matches it, as in `exclude[0]`
 
     @property
@@ -55,7 +57,7 @@ class Point:
         levels = asdict(self.axes)
         for name, value in self.environment.items():
             levels[f"{PREFIX}{name}"] = value
-        return levels
+        return levels | dict(self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ class Matrix:
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
     variables: Sequence[str] = ()
+    workloads: Mapping[str, WorkloadSettings] = field(default_factory=dict)  # by label
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
     def varies(self, axis: str) -> bool:
@@ -131,22 +134,30 @@ class Matrix:
 
     def _point(self, values: Values) -> Point:
         """Return the point with these values, of the remaining axes with their defaults."""
-        settings: dict[str, Any] = {}
+        axes: dict[str, Any] = {}
         environment: dict[str, str | None] = dict.fromkeys(self.variables)
+        settings: dict[str, Any] = {}
         for axis, value in values.items():
             variable = variable_of(axis)
-            if variable is None:
+            if variable is not None:
+                environment[variable] = value
+            elif setting_of(axis) is not None:
                 settings[axis] = value
             else:
-                environment[variable] = value
-        return Point(axes=_axes(settings), environment=environment)
+                axes[axis] = value
+        return Point(axes=_axes(axes), environment=environment, settings=settings)
 
     def _matching_exclusion(self, workload: str, point: Point) -> str | None:
         """Return the first exclude rule that matches a point, and note that it is used.
 
-        A variable that the sweep sets nowhere is unset.
+        A variable that the sweep sets nowhere is unset. A setting that the point does not decide is
+        as the workload's entry has it.
         """
         values = point.levels
+        for axis in itertools.chain(*self.exclude):
+            setting = setting_of(axis)
+            if setting is not None and axis not in values:
+                values[axis] = self.workloads[workload].value(setting)
         values["workload"] = workload
         # A fraction where the batch can't be shared out evenly, so that no rule matches it.
         values["rank_batch_size"] = point.axes.batch_size / point.axes.world_size
@@ -171,22 +182,23 @@ def _axes(values: Values) -> Axes:
     return Axes(**settings)
 
 
-def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
+def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -> Matrix:
     """Return the `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep.
 
-    `workloads` are the labels that rules may name. Raises BadInput at the key of an unknown axis,
-    of a value that the axis does not allow, and of an axis that is set twice.
+    `workloads` are those of the sweep, by the labels that rules may name. Raises BadInput at the
+    key of an unknown axis, of a value that the axis does not allow, and of an axis that is set
+    twice.
     """
     content = document.content
     fixed: dict[str, Any] = {}
     for axis, value in content.get("axes", {}).items():
-        fixed[axis] = axis_value(document, ("axes", axis), value)
+        fixed[axis] = axis_value(document, ("axes", axis), value, workloads)
     product: dict[str, list[Any]] = {}
     for axis, values in content.get("matrix", {}).items():
-        product[axis] = axis_values(document, ("matrix", axis), values)
+        product[axis] = axis_values(document, ("matrix", axis), values, workloads)
     zipped: list[Options] = []
     for number, group in enumerate(content.get("zip", [])):
-        zipped.append(_read_zip(document, ("zip", number), group))
+        zipped.append(_read_zip(document, ("zip", number), group, workloads))
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
     include = _read_rules(document, "include", workloads)
@@ -197,9 +209,10 @@ def read_matrix(document: Document, workloads: Sequence[str]) -> Matrix:
         exclude=exclude,
         include=include,
         variables=_variables([fixed, *_axes_of_workloads(document), product, *zipped, *include]),
+        workloads=workloads,
         unused=set(range(len(exclude))),
     )
-    _check_size(document, matrix, workloads)
+    _check_size(document, matrix, list(workloads))
     return matrix
 
 
@@ -232,11 +245,16 @@ def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) ->
     raise document.error(("matrix",), problem)
 
 
-def _read_zip(document: Document, key: Key, group: Mapping[str, Any]) -> Options:
+def _read_zip(
+    document: Document,
+    key: Key,
+    group: Mapping[str, Any],
+    workloads: Mapping[str, WorkloadSettings],
+) -> Options:
     """Return the axes of a zip, whose lists must be of one length; raises BadInput."""
     columns: dict[str, list[Any]] = {}
     for axis, values in group.items():
-        columns[axis] = axis_values(document, (*key, axis), values)
+        columns[axis] = axis_values(document, (*key, axis), values, workloads)
     lengths = {axis: len(values) for axis, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise document.error(key, f"found lists of lengths {lengths}; allowed: equal lengths")
@@ -261,7 +279,9 @@ def _check_axes_are_set_once(
             set_before.add(axis)
 
 
-def _read_rules(document: Document, name: str, workloads: Sequence[str]) -> list[Options]:
+def _read_rules(
+    document: Document, name: str, workloads: Mapping[str, WorkloadSettings]
+) -> list[Options]:
     """Return the rules of `exclude` or `include`, whichever `name` is; raises BadInput."""
     rules: list[Options] = []
     for number, rule in enumerate(document.content.get(name, [])):
@@ -270,28 +290,35 @@ def _read_rules(document: Document, name: str, workloads: Sequence[str]) -> list
 
 
 def _read_rule(
-    document: Document, key: Key, rule: Mapping[str, Any], workloads: Sequence[str]
+    document: Document,
+    key: Key,
+    rule: Mapping[str, Any],
+    workloads: Mapping[str, WorkloadSettings],
 ) -> Options:
     """Return a rule's values, each a list: one value stands for a list of one.
 
     Raises BadInput, also for an empty rule, which would match every point.
     """
     options: dict[str, Sequence[Any]] = {}
+    if "workload" in rule:
+        labels = _read_labels(document, (*key, "workload"), rule["workload"], workloads)
+        options["workload"] = labels
+        workloads = {label: workloads[label] for label in labels}
     for axis, value in rule.items():
         axis_key = (*key, axis)
         if axis == "workload":
-            options[axis] = _read_labels(document, axis_key, value, workloads)
-        elif isinstance(value, list):
-            options[axis] = axis_values(document, axis_key, value)
+            continue
+        if isinstance(value, list):
+            options[axis] = axis_values(document, axis_key, value, workloads)
         else:
-            options[axis] = [axis_value(document, axis_key, value)]
+            options[axis] = [axis_value(document, axis_key, value, workloads)]
     if not options:
         hint = did_you_mean("", ["workload", *AXIS_TYPES])
         raise document.error(key, f"found an empty rule; {hint}")
     return options
 
 
-def _read_labels(document: Document, key: Key, value: Any, workloads: Sequence[str]) -> list[str]:
+def _read_labels(document: Document, key: Key, value: Any, workloads: Collection[str]) -> list[str]:
     """Return the labels of workloads that a rule names: a label, or a list of some.
 
     Raises BadInput for an empty list and for a label that the sweep does not have.
@@ -308,8 +335,15 @@ def _read_labels(document: Document, key: Key, value: Any, workloads: Sequence[s
     return labels
 
 
-def axis_values(document: Document, key: Key, values: Any) -> list[Any]:
-    """Return the checked values of the axis that ends `key`, at least one; raises BadInput."""
+def axis_values(
+    document: Document, key: Key, values: Any, workloads: Mapping[str, WorkloadSettings]
+) -> list[Any]:
+    """Return the checked values of the axis that ends `key`, at least one; raises BadInput.
+
+    `workloads` are those that the axis holds for.
+    """
+    if setting_of(str(key[-1])) is not None:
+        return checked_values(document, key, values, workloads)
     variable = _variable_at(document, key)
     checked: list[Any]
     if variable is None:
@@ -325,8 +359,12 @@ def axis_values(document: Document, key: Key, values: Any) -> list[Any]:
     return checked
 
 
-def axis_value(document: Document, key: Key, value: Any) -> Any:
+def axis_value(
+    document: Document, key: Key, value: Any, workloads: Mapping[str, WorkloadSettings]
+) -> Any:
     """Return the checked value of the axis that ends `key`; raises BadInput."""
+    if setting_of(str(key[-1])) is not None:
+        return checked_value(document, key, value, workloads)
     if _variable_at(document, key) is not None:
         return _value_of_variable(document, key, value)
     return document.validate(_axis_type(document, key), value, key)

@@ -14,6 +14,7 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
+from harness.spec.settings import setting_of
 from harness.spec.text import find_control_character
 
 
@@ -32,7 +33,8 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
             f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
         )
     source = f"--set {text}"
-    if name in AXIS_TYPES or variable_of(name) is not None:
+    is_open_axis = variable_of(name) is not None or setting_of(name) is not None
+    if name in AXIS_TYPES or is_open_axis:
         _replace_axis(document, name, value, source)
     elif name == "seeds":
         _replace_seeds(document, value, source)
@@ -50,6 +52,10 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
     for entry in content["workloads"].values():
         if entry:  # null in the file: a workload as it is declared
             groups.append(entry.get("axes", {}))
+    setting = setting_of(axis)
+    if setting is not None:
+        for entry in content["workloads"].values():
+            (entry or {}).get(setting.section, {}).pop(setting.name, None)
     for group in groups:
         group.pop(axis, None)
     document.put(("matrix", axis), _parse_list(value, source), source)
@@ -89,10 +95,14 @@ def _replace_key(
 
 
 def _parse_list(value: str, source: str) -> Any:
-    """Return the list in `a,b` or `[a, b]`; a single value is a list of one."""
-    if not value.startswith("["):
-        value = f"[{value}]"
-    return parse_value(value, source)
+    """Return the list in `a,b` or `[a, b]`; a single value is a list of one.
+
+    `[1],[2]` are two values that are lists themselves.
+    """
+    wrapped = parse_value(f"[{value}]", source)
+    if value.startswith("[") and len(wrapped) == 1:
+        return wrapped[0]
+    return wrapped
 
 
 def apply_data(document: Document, text: str) -> None:

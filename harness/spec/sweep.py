@@ -6,6 +6,7 @@ that a mistake in a file costs a second and not a place in the queue.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,11 +16,20 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
 from harness.spec.cell import Cell, Fingerprints, Length, Profiling, Trial
-from harness.spec.document import Document, Key, read_document
+from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.overrides import apply_data, apply_set
+from harness.spec.settings import WorkloadSettings, setting_of
 from harness.spec.text import find_control_character, problem_of_name
-from harness.spec.workload import PlannedWorkload, Seed, Seeds, WorkloadEntry, plan_workload
-from workloads.catalog import BUILT_IN
+from harness.spec.workload import (
+    Files,
+    PlannedWorkload,
+    Seed,
+    Seeds,
+    WorkloadEntry,
+    plan_workload,
+    read_declaration,
+)
+from workloads.catalog import BUILT_IN, Declaration
 from workloads.options import Between, Strict
 
 # The sweeps that come with the package.
@@ -150,15 +160,23 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     """
     document = read_document(path)
     file = _read_file(document, sets, data)
-    axes_matrix = matrix.read_matrix(document, list(file.workloads))
+    entries = {label: entry or WorkloadEntry() for label, entry in file.workloads.items()}
+    workloads: dict[str, WorkloadSettings] = {}
+    for label, entry in entries.items():
+        declaration = read_declaration(document, label, entry)
+        workloads[label] = WorkloadSettings(
+            declaration=declaration, options=entry.options, data=entry.data
+        )
+    axes_matrix = matrix.read_matrix(document, workloads)
     cells: list[Cell] = []
     excluded: list[matrix.ExcludedPoint] = []
-    for label, entry in file.workloads.items():
+    for label, entry in entries.items():
         planner = _CellPlanner(
             document=document,
             file=file,
-            entry=entry or WorkloadEntry(),
-            workload=plan_workload(document, label, entry or WorkloadEntry()),
+            label=label,
+            entry=entry,
+            declaration=workloads[label].declaration,
             axes_matrix=axes_matrix,
         )
         cells += planner.cells(excluded)
@@ -288,14 +306,13 @@ class _CellPlanner:
 
     document: Document
     file: SweepFile
+    label: str  # the sweep's name for the workload
     entry: WorkloadEntry
-    workload: PlannedWorkload
+    declaration: Declaration
     axes_matrix: matrix.Matrix
-
-    @property
-    def label(self) -> str:
-        """Return the sweep's name for the workload."""
-        return self.workload.reference.label
+    # The workload with the settings of points of the matrix, by these settings as JSON.
+    planned: dict[str, PlannedWorkload] = field(default_factory=dict)
+    digests: dict[Files, str | None] = field(default_factory=dict)  # of its data files
 
     @property
     def key(self) -> Key:
@@ -318,11 +335,34 @@ class _CellPlanner:
             else:
                 excluded.append(exclusion)
         for number, point in self.axes_matrix.inclusions(self.label, axes_of_workload):
-            conflict = self.workload.find_conflict(point.axes)
+            conflict = self._find_conflict(point)
             if conflict:
                 raise self.document.error(("include", number), conflict)
             cells.append(self._cell(point))
         return cells
+
+    def _workload(self, point: matrix.Point) -> PlannedWorkload:
+        """Return the workload with the settings of a point; raises BadInput for wrong ones."""
+        settings = json.dumps(point.settings)
+        if settings not in self.planned:
+            self.planned[settings] = plan_workload(
+                self.document,
+                self.label,
+                self.entry,
+                self.declaration,
+                point.settings,
+                self.digests,
+            )
+        return self.planned[settings]
+
+    def _find_conflict(self, point: matrix.Point) -> str | None:
+        """Return why a point makes no sense for the workload, None if it does."""
+        settings = self.axes_matrix.workloads[self.label]
+        for axis in point.settings:
+            setting = setting_of(axis)
+            if setting is not None and not settings.has(setting):
+                return f"{self.label} has no {axis}"
+        return self._workload(point).find_conflict(point.axes)
 
     def _axes_of_workload(self) -> dict[str, Any]:
         """Return the axes that the workload itself sets, its batch size included.
@@ -333,10 +373,18 @@ class _CellPlanner:
         """
         axes: dict[str, Any] = {}
         for axis, value in self.entry.axes.items():
-            axes[axis] = matrix.axis_value(self.document, (*self.key, "axes", axis), value)
+            setting = setting_of(axis)
+            if setting is not None:
+                problem = (
+                    f"found a setting of the workload; allowed: {dotted((*self.key, *setting))}"
+                )
+                raise self.document.error((*self.key, "axes", axis), problem)
+            key = (*self.key, "axes", axis)
+            axes[axis] = matrix.axis_value(self.document, key, value, self.axes_matrix.workloads)
             if self.axes_matrix.varies(axis):
                 problem = "found in matrix or zip too; allowed: an axis in one place"
                 raise self.document.error((*self.key, "axes", axis), problem)
+        axes |= self._written_settings()
         batch_size_axes = []
         for axis in ("batch_size", "rank_batch_size"):
             if axis in axes or self.axes_matrix.sets(axis):
@@ -346,7 +394,24 @@ class _CellPlanner:
             raise self.document.error(self.key, problem)
         if "batch_size" in self.axes_matrix.fixed:
             return axes
-        return {"batch_size": self.workload.declaration.batch_size, **axes}
+        return {"batch_size": self.declaration.batch_size, **axes}
+
+    def _written_settings(self) -> dict[str, Any]:
+        """Return those settings of the workload's entry that `axes` of the sweep has too.
+
+        The workload's own go before them. Raises BadInput for one that the matrix decides.
+        """
+        settings: dict[str, Any] = {}
+        written = {"options": self.entry.options, "data": self.entry.data}
+        for section, values in written.items():
+            for name, value in values.items():
+                axis = f"{section}.{name}"
+                if self.axes_matrix.varies(axis):
+                    problem = "found in matrix or zip too; allowed: a setting in one place"
+                    raise self.document.error((*self.key, section, name), problem)
+                if axis in self.axes_matrix.fixed:
+                    settings[axis] = value
+        return settings
 
     def _check_warmup(self) -> None:
         """Raise BadInput if no step is left to be measured after the warm-up.
@@ -371,7 +436,7 @@ class _CellPlanner:
         """Return the point as an excluded one if a rule or a conflict excludes it, else None."""
         reason: str | None = "the sweep says so"
         if not point.rule:
-            reason = self.workload.find_conflict(point.axes)
+            reason = self._find_conflict(point)
         if reason is None:
             return None
         return matrix.ExcludedPoint(
@@ -384,7 +449,7 @@ class _CellPlanner:
     def _cell(self, point: matrix.Point) -> Cell:
         """Return the cell of a point, with the workload's own lengths or else the sweep's."""
         return Cell(
-            workload=self.workload.reference,
+            workload=self._workload(point).reference,
             axes=point.axes,
             environment=point.environment,
             length=self._length,

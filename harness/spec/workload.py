@@ -6,9 +6,10 @@ imported, and it usually imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from harness.core.errors import BadInput
@@ -22,6 +23,7 @@ from harness.spec.cell import (
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.document import Document, Key, choose, dotted
+from harness.spec.settings import setting_of
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
 from workloads.options import Between, Settings, Strict
@@ -29,6 +31,8 @@ from workloads.options import Between, Settings, Strict
 # What `numpy.random.seed` takes: 32 bits without a sign.
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Seeds = list[Seed]
+Files = tuple[Path, ...]
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,30 +69,64 @@ class PlannedWorkload:
         return self.options.conflict(settings) or self.data.conflict(settings)
 
 
-def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> PlannedWorkload:
-    """Return the workload of a sweep's entry.
+def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
+    """Return what the workload of a sweep's entry declares; raises BadInput if there is none."""
+    return _find_declaration(
+        document, entry.uses or label, _base_folder(document), _uses_key(label, entry)
+    )
 
-    Raises BadInput for a wrong setting or an unusable file. Its data files are read for their
-    digest, which is part of the identity of its cells, and so are the files of its code.
+
+def _uses_key(label: str, entry: WorkloadEntry) -> Key:
+    """Return where a sweep file names the class of a workload: its `uses`, or else its label."""
+    key: Key = ("workloads", label)
+    if entry.uses:
+        return (*key, "uses")
+    return key
+
+
+def _base_folder(document: Document) -> Path:
+    """Return the folder that relative paths in a sweep file are relative to."""
+    return Path(document.sources[()]).absolute().parent
+
+
+def plan_workload(
+    document: Document,
+    label: str,
+    entry: WorkloadEntry,
+    declaration: Declaration,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    digests: dict[Files, str | None] | None = None,
+) -> PlannedWorkload:
+    """Return the workload of a sweep's entry at a point of the matrix.
+
+    `settings` are those that the point decides: axis -> value. Raises BadInput for a wrong setting
+    or an unusable file. Its data files are read for their digest, which is part of the identity of
+    its cells, unless `digests` has it from another point. So are the files of its code.
     """
     uses = entry.uses or label
     key: Key = ("workloads", label)
-    uses_key = key
-    if entry.uses:
-        uses_key = (*key, "uses")
-    base_folder = Path(document.sources[()]).absolute().parent
-    declaration = _find_declaration(document, uses, base_folder, uses_key)
+    document = _with_sources_of_axes(document, key, settings)
+    base_folder = _base_folder(document)
+    written: dict[str, dict[str, Any]] = {"options": dict(entry.options), "data": dict(entry.data)}
+    for axis, value in settings.items():
+        setting = setting_of(axis)
+        assert setting is not None
+        written[setting.section][setting.name] = value
     options = _read_settings(
-        document, declaration.options, entry.options, (*key, "options"), base_folder
+        document, declaration.options, written["options"], (*key, "options"), base_folder
     )
-    data = _read_settings(document, declaration.data, entry.data, (*key, "data"), base_folder)
+    data = _read_settings(document, declaration.data, written["data"], (*key, "data"), base_folder)
+    files = (*options.files(), *data.files())
+    digests = {} if digests is None else digests
+    if files not in digests:
+        digests[files] = digest_files(files)
     # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
     # Without it, equal settings of two sources would share an id.
     identity = {
         "uses": uses,
         "options": without_defaults(options),
         "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-        "files": digest_files([*options.files(), *data.files()]),
+        "files": digests[files],
     }
     reference = WorkloadRef(
         label=label,
@@ -96,9 +134,26 @@ def plan_workload(document: Document, label: str, entry: WorkloadEntry) -> Plann
         options=_as_json(options),
         data=_as_json(data),
         identity=identity,
-        code=_find_code(document, uses, base_folder, uses_key),
+        code=_find_code(document, uses, base_folder, _uses_key(label, entry)),
+        axes=list(settings),
     )
     return PlannedWorkload(declaration=declaration, options=options, data=data, reference=reference)
+
+
+def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> Document:
+    """Return the document with the settings of the workload at `key` where their axes stand.
+
+    Errors then name the line of the matrix, or the `--set`, that a setting comes from.
+    """
+    sources = dict(document.sources)
+    for location, source in document.sources.items():
+        if not location or location[0] not in ("axes", "matrix", "zip", "include"):
+            continue
+        axis = str(location[-1])
+        setting = setting_of(axis)
+        if setting is not None and axis in axes:
+            sources[(*key, *setting)] = source
+    return replace(document, sources=sources)
 
 
 def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:

@@ -73,7 +73,7 @@ def without(*path: str) -> dict[str, Any]:
         ({"repeats": 2}, "changed: repeats 1 → 2"),
         (
             {"workloads": {**SWEEP["workloads"], "two": OTHER_SPLIT}},
-            'changed: data {"data": {"source": "digits"}',
+            "changed: data.split_seed 0 → 3",
         ),
         (
             {"exclude": [{"workload": "two", "batch_size": 64}]},

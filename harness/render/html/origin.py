@@ -276,7 +276,7 @@ def _run_command(report: Report) -> str:
     data_files = {}
     for cell in sweep.cells:
         path = cell.workload.data.get("path")
-        if path:
+        if path and "data.path" not in cell.workload.axes:
             data_files[cell.workload.label] = path
     for label, path in data_files.items():
         command += ["--data", f"{label}={path}"]

@@ -24,6 +24,11 @@ OPEN_AXES = (
         ALLOWED_VALUES,
         "an environment variable that ranks begin with",
     ),
+    (
+        "options.NAME, data.NAME",
+        "what the workload allows: see harness workloads",
+        "an option of the workload, or a setting of its data",
+    ),
 )
 
 
