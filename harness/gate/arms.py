@@ -43,6 +43,7 @@ STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
+WAKE_SECONDS = 1.0  # without an answer, after which an arm is continued once more
 POLL = 0.2  # seconds between two looks at ranks that start
 LONGEST_MESSAGE = 10_000_000  # characters; a turn of 200 steps takes 5,000
 # How far a rank's clock, which may be a GPU's, and this one may be apart after a turn.
@@ -198,9 +199,14 @@ class Arm:
         elapsed: dict[int, float] = {}
         while ranks:
             left = start + TURN_TIMEOUT - time.perf_counter()
-            ready, _, _ = select.select(list(ranks), [], [], max(0.0, left))
-            if not ready:
+            if left <= 0:
                 raise self._no_answer(min(ranks.values()), TURN_TIMEOUT)
+            ready, _, _ = select.select(list(ranks), [], [], min(left, WAKE_SECONDS))
+            if not ready:
+                # Once more: Linux stops a process that is forked while its group is stopped and
+                # continued, such as a loader's worker, and forgets to continue it.
+                self._signal(signal.SIGCONT)
+                continue
             now = time.perf_counter()
             for connection in ready:
                 elapsed[ranks.pop(connection)] = now - start

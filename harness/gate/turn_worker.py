@@ -28,6 +28,7 @@ import numpy as np
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
+from harness.core.redaction import scrub
 from harness.gate.protocol import PROTOCOL
 from harness.training.build import build_trial
 from harness.training.ranks import Ranks
@@ -113,7 +114,8 @@ def main() -> None:
         os._exit(0)  # at once, as `harness.training.worker`: nothing may wait for other ranks
     except Exception as error:
         traceback.print_exc()
-        message = f"{type(error).__name__}: {one_line(error)}"
+        # Before it is cut: half a secret would not be recognized.
+        message = f"{type(error).__name__}: {one_line(scrub(str(error)))}"
         turns.send(failure=f"rank {ranks.rank} on {ranks.host}: {message}")
     os._exit(1)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.campaign.oracle import Finding, Snapshot
 from tests.campaign.stage import Stage, run_again, undisturbed
+from tests.conftest import free_port
 
 RESULTS = ("--results", "results")
 RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)
@@ -27,10 +28,12 @@ COMMANDS = {
     "status": ("status", "campaign", *RESULTS),
     "watch": ("status", "campaign", "--watch", *RESULTS),
     "report": ("report", "campaign", *RESULTS),
+    "ui": ("ui", *RESULTS),
 }
+SERVER = "ui"  # it ends by Ctrl-C, once the other command has ended
 PAIRS = (
     "run+run", "run+force", "run+collect", "run+watch", "run+status", "run+show", "run+report",
-    "collect+run", "collect+collect", "report+report",
+    "collect+run", "collect+collect", "report+report", "run+ui", "collect+ui",
 )  # fmt: skip
 LONGEST_DELAY = 4000  # milliseconds
 ALLOWED_EXIT_CODES = (0, 2)  # 2 where another command holds the sweep
@@ -95,12 +98,18 @@ class ActorCampaign:
         stage = self.stage
         stage.restore()
         stage.control.watch(stage.work)
-        pids = []
+        pids = {}
         for number, name in enumerate(fault.pair.split("+")):
             time.sleep(number * fault.milliseconds / 1000)
-            pids.append(stage.start(COMMANDS[name], number=number))
+            arguments = COMMANDS[name]
+            if name == SERVER:
+                arguments = (*arguments, "--port", str(free_port()))
+            pids[name, number] = stage.start(arguments, number=number)
         findings = []
-        for name, ended in zip(fault.pair.split("+"), stage.wait(pids), strict=True):
+        server = pids.get((SERVER, 1))
+        commands = {key: pid for key, pid in pids.items() if pid != server}
+        all_ended = stage.wait(list(commands.values()), server=server)
+        for (name, _), ended in zip(commands, all_ended, strict=True):
             findings += stage.check_end(ended, name)
             if ended.exit_code not in ALLOWED_EXIT_CODES:
                 text = f"{name}: exit code {ended.exit_code} beside another command"

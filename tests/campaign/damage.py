@@ -5,7 +5,8 @@ Their address is
     damage/STATE/CHANGE/SEED/PATH
 
 where STATE says whether the sweep is `finished` or was `interrupted` in its second trial, SEED
-decides which byte is changed, and PATH is a pattern of one file below the results folder.
+decides which byte is changed, and PATH is a pattern of one file below the results
+folder: of runs, baselines, peaks and certificates.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.core.paths import Results
+from harness.hardware import certificate, machine
+from harness.records.record import read_record
 from tests.campaign.calls import IDS
 from tests.campaign.oracle import Finding, Snapshot, compare
 from tests.campaign.stage import Stage, undisturbed
 from tests.campaign.warm import Ended
+from tests.factories import make_machine
+from tests.hardware.test_certificate import made
 
 PAGE = 4096  # bytes
 RESULTS = ("--results", "results")
@@ -29,10 +35,12 @@ RESULTS = ("--results", "results")
 READERS = {
     "show": ("show", "campaign", *RESULTS),
     "status": ("status", "campaign", *RESULTS),
+    "compare": ("compare", "campaign", "baseline", *RESULTS),
 }
 STEP_SECONDS = 0.05  # slow enough for the second trial to be interrupted after an evaluation
 # Time goes on: what a reader prints of it differs without any damage.
 TIMES = re.compile(r"\d+(\.\d+)? (ms|s|min|h|d)\b")
+MACHINE_FOLDERS = ("baselines", "peaks", "certificates")  # of the results folder
 # Logs are shown, not decoded, and a lock's content is only for an error.
 UNCHECKED = re.compile(r"/logs/|/lock$")
 
@@ -110,9 +118,14 @@ class DamageCampaign:
         """Run the sweep undisturbed, and once more up to an evaluation of the second trial."""
         stage = Stage(folder / "damage", {"step_seconds": STEP_SECONDS})
         stage.prepare()
-        expected = undisturbed(stage)
+        undisturbed(stage)
+        _add_files_of_the_machine(stage)
+        expected = stage.snapshot()
         shutil.copytree(stage.work, stage.folder / "finished")
         _interrupt(stage)
+        for name in MACHINE_FOLDERS:
+            source = stage.folder / "finished" / "results" / name
+            shutil.copytree(source, stage.work / "results" / name)
         shutil.copytree(stage.work, stage.folder / "interrupted")
         printed = {}
         for state in ("finished", "interrupted"):
@@ -133,9 +146,12 @@ class DamageCampaign:
         generator = random.Random(seed)
         patterns = []
         for state in ("finished", "interrupted"):
-            runs = self.stage.folder / state / "results" / "runs"
-            files = [path for path in runs.rglob("*") if path.is_file() and path.stat().st_size]
-            names = {str(path.relative_to(runs)) for path in files}
+            results = self.stage.folder / state / "results"
+            names = set()
+            for name in ("runs", *MACHINE_FOLDERS):
+                for path in (results / name).rglob("*"):
+                    if path.is_file() and path.stat().st_size:
+                        names.add(str(path.relative_to(results)))
             patterns += [(state, IDS.sub("*", name)) for name in sorted(names)]
         faults = []
         for round_ in range(20):
@@ -153,7 +169,7 @@ class DamageCampaign:
         """Damage the file, read the sweep, run it again, and judge; None if nothing changed."""
         stage = self.stage
         _restore(stage, fault.state)
-        (path,) = (stage.work / "results" / "runs").glob(fault.pattern)
+        (path,) = (stage.work / "results").glob(fault.pattern)
         content = path.read_bytes()
         damaged = CHANGES[fault.change](content, random.Random(fault.seed))
         if damaged == content:
@@ -199,6 +215,20 @@ def _interrupt(stage: Stage) -> None:
     stage.kill(pid)
     stage.wait([pid])
     stage.control.stop()
+
+
+def _add_files_of_the_machine(stage: Stage) -> None:
+    """Add a baseline, measured peaks and a certificate to the results of the finished sweep."""
+    ended = stage.run(("baseline", "save", "campaign", *RESULTS))
+    if ended.exit_code:
+        raise RuntimeError(f"no baseline was saved: {ended.output}")
+    results = Results(stage.work / "results")
+    record = read_record(next(results.runs.glob("campaign/*/record.json")))
+    assert record.rank0 is not None
+    # Of this hardware, or nobody would read them.
+    hardware = record.rank0.environment.hardware
+    machine.write(results.peaks, replace(make_machine(), hardware=hardware))
+    certificate.write(results, replace(made(1, 5), hardware=hardware))
 
 
 def _names(ended: Ended, path: Path) -> bool:

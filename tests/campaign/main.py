@@ -22,8 +22,8 @@ from tests.campaign import shim, warm
 from tests.campaign.oracle import FINDING_KINDS, Finding
 
 # Of the faults that fit into a campaign, how many each kind gets.
-SHARES = {"calls": 10, "signals": 2, "actors": 1, "damage": 5, "slurm": 1}
-DEFAULT_KINDS = ("calls", "signals", "actors", "damage")  # slurm needs root and daemons
+SHARES = {"calls": 10, "signals": 2, "actors": 1, "damage": 5, "gates": 1, "slurm": 1}
+DEFAULT_KINDS = ("calls", "signals", "actors", "damage", "gates")  # slurm needs root and daemons
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -84,15 +84,17 @@ def kinds() -> Mapping[str, tuple[Any, Any]]:
     from tests.campaign.actors import ActorCampaign, ActorFault
     from tests.campaign.calls import CallCampaign, CallFault
     from tests.campaign.damage import DamageCampaign, DamageFault
+    from tests.campaign.gates import GateCampaign, GateFault
     from tests.campaign.signals import SignalCampaign, SignalFault
-    from tests.campaign.slurm import SlurmCampaign, SlurmFault
+    from tests.campaign.slurm import SlurmCampaign
 
     return {
         "calls": (CallCampaign, CallFault),
         "signals": (SignalCampaign, SignalFault),
         "actors": (ActorCampaign, ActorFault),
         "damage": (DamageCampaign, DamageFault),
-        "slurm": (SlurmCampaign, SlurmFault),
+        "gates": (GateCampaign, GateFault),
+        "slurm": (SlurmCampaign, SignalFault),
     }
 
 

@@ -23,6 +23,7 @@ import psutil
 
 from tests.campaign.oracle import Finding, Snapshot, check_report
 from tests.campaign.stage import TWO_RANKS, Stage, run_again, undisturbed
+from tests.campaign.warm import is_running
 from tests.conftest import free_port
 from tests.slurm.cluster import is_listening
 from tests.support.running import wait_until
@@ -49,25 +50,26 @@ TIMEOUT = 30.0  # seconds, of a trial: a rank that is stopped costs all of them
 class SignalFault:
     """One signal to one process."""
 
+    kind: str = "signals"
     role: str
-    signal: str
-    milliseconds: int
+    signal: str  # without the SIG
+    moment: int  # in milliseconds, or in steps of a trial
 
     @property
     def address(self) -> str:
         """Return the text that `parse` reads."""
-        return f"signals/{self.role}/{self.signal}/{self.milliseconds}"
+        return f"{self.kind}/{self.role}/{self.signal}/{self.moment}"
 
     @property
     def row(self) -> str:
         """Return the row of the table that counts it."""
-        return f"SIG{self.signal} {self.role}"
+        return f"{self.signal} {self.role}"
 
     @classmethod
     def parse(cls, address: str) -> SignalFault:
         """Return the fault with an address; raises ValueError."""
-        _, role, name, milliseconds = address.split("/")
-        return cls(role=role, signal=name, milliseconds=int(milliseconds))
+        kind, role, name, moment = address.split("/")
+        return cls(kind=kind, role=role, signal=name, moment=int(moment))
 
 
 @dataclass
@@ -152,16 +154,12 @@ class SignalCampaign:
     def _send(self, fault: SignalFault, command: int) -> bool:
         """Send the signal at its moment; return whether the process was still there."""
         stage = self.torchrun if fault.role.startswith(TORCHRUN) else self.forked
-        deadline = time.monotonic() + START_TIMEOUT
-        target = None
-        while target is None and time.monotonic() < deadline and psutil.pid_exists(command):
-            time.sleep(POLL)
-            target = _find(stage, fault.role, command)
+        target = wait_for_role(stage, fault.role, command)
         if target is None:
             return False
-        time.sleep(fault.milliseconds / 1000)
+        time.sleep(fault.moment / 1000)
         number = getattr(signal, f"SIG{fault.signal}")
-        if not _runs(target):
+        if not is_running(target):
             return False
         os.kill(target, number)
         if number == signal.SIGSTOP and target == command:
@@ -179,7 +177,17 @@ class SignalCampaign:
 
 def _draw(generator: random.Random, role: str, name: str) -> SignalFault:
     """Return a signal at a random moment."""
-    return SignalFault(role=role, signal=name, milliseconds=generator.randrange(LONGEST_DELAY))
+    return SignalFault(role=role, signal=name, moment=generator.randrange(LONGEST_DELAY))
+
+
+def wait_for_role(stage: Stage, role: str, command: int) -> int | None:
+    """Return the newest process of a role once there is one; None if the command ends before."""
+    deadline = time.monotonic() + START_TIMEOUT
+    target = None
+    while target is None and time.monotonic() < deadline and psutil.pid_exists(command):
+        time.sleep(POLL)
+        target = _find(stage, role, command)
+    return target
 
 
 def _find(stage: Stage, role: str, command: int) -> int | None:
@@ -201,12 +209,3 @@ def _find_program(program: str, command: int) -> int | None:
                 if program in process.cmdline():
                     pid = process.pid
     return pid
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs, which one that has ended and was not waited for does not."""
-    try:
-        status: str = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return False
-    return status != "zombie"

@@ -5,7 +5,13 @@ Their address is
     slurm/ROLE/SIGNAL/STEP
 
 and the signal is sent once the trial has reached that step. A daemon that was killed is started
-again after OUTAGE seconds, and one that was stopped goes on.
+again after OUTAGE seconds, and one that was stopped goes on. Other addresses are those of commands
+that meet, and of moments at which a command is killed:
+
+    slurm/submit+submit/at/MILLISECONDS      a second one, so much later
+    slurm/run+leader/at/STEP                 a run on this machine beside the job
+    slurm/submit/KILL-before-note/0          between sbatch's return and the note of its job
+    slurm/leader/KILL-after-requeue/STEP     between the requeue and leaving out a node
 """
 
 from __future__ import annotations
@@ -22,7 +28,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.campaign import shim, warm
 from tests.campaign.oracle import Finding
+from tests.campaign.signals import SIGNALS, SignalFault
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
 from tests.slurm.sweeps import (
@@ -32,11 +40,13 @@ from tests.slurm.sweeps import (
     read_records,
     run_locally,
     slow_sweep,
+    slurm_profile,
     submit,
     trial_states,
     wait_for_step,
 )
-from tests.support.running import wait_until
+from tests.support.commands import harness
+from tests.support.running import local_profile, wait_until
 
 # What the command lines of a job's processes have in them.
 PROGRAMS = {
@@ -46,36 +56,18 @@ PROGRAMS = {
     "rank": "harness.training.worker",
 }
 DAEMONS = ("slurmctld", "slurmd-n1")
+AFTER_REQUEUE = "KILL-after-requeue"
+MEETINGS = (
+    ("submit", "KILL-before-note"),
+    ("leader", AFTER_REQUEUE),
+    ("submit+submit", "at"),
+    ("run+leader", "at"),
+)
 OUTAGE = 20.0  # seconds
 DEADLINE = 400.0  # seconds until every trial is over
 SUBMISSIONS = 3  # until a trial counts as lost
 LAST_STEP = 200  # at which a signal is sent; a trial has 300
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmFault:
-    """One signal to one process."""
-
-    role: str
-    signal: str
-    step: int
-
-    @property
-    def address(self) -> str:
-        """Return the text that `parse` reads."""
-        return f"slurm/{self.role}/{self.signal}/{self.step}"
-
-    @property
-    def row(self) -> str:
-        """Return the row of the table that counts it."""
-        return f"SIG{self.signal} {self.role}"
-
-    @classmethod
-    def parse(cls, address: str) -> SlurmFault:
-        """Return the fault with an address; raises ValueError."""
-        _, role, name, step = address.split("/")
-        return cls(role=role, signal=name, step=int(step))
 
 
 @dataclass
@@ -100,30 +92,33 @@ class SlurmCampaign:
         os.environ.update(slurm.environment)
         return cls(folder / "slurm", slurm, run_locally(_new(folder / "local")), stack)
 
-    def faults(self, seed: int) -> list[SlurmFault]:
-        """Return signals to every role by turns, at steps drawn from `seed`."""
+    def faults(self, seed: int) -> list[SignalFault]:
+        """Return all roles and meetings by turns, at moments drawn from `seed`."""
         generator = random.Random(seed)
+        kinds = [*MEETINGS, *((role, name) for role in (*PROGRAMS, *DAEMONS) for name in SIGNALS)]
         faults = []
         for _ in range(20):
-            for role in (*PROGRAMS, *DAEMONS):
-                for name in ("KILL", "STOP"):
-                    step = generator.randrange(LAST_STEP)
-                    faults.append(SlurmFault(role=role, signal=name, step=step))
+            for role, name in kinds:
+                moment = 0 if role == "submit" else generator.randrange(LAST_STEP)
+                faults.append(SignalFault(kind="slurm", role=role, signal=name, moment=moment))
         return faults
 
-    def strike(self, fault: SlurmFault) -> list[Finding] | None:
-        """Send the signal, submit again what has not ended well, and judge."""
+    def strike(self, fault: SignalFault) -> list[Finding] | None:
+        """Disturb the sweep, submit again what has not ended well, and judge."""
         folder = _new(self.folder)
         results = folder / "results"
         sweep = slow_sweep(folder, strategies=["ddp"])
-        submit(sweep, results)
-        wait_for_step(results, 0, fault.step)
-        if not self._send(fault):
+        disturb = {
+            "submit": self._kill_submit,
+            "submit+submit": self._submit_twice,
+            "run+leader": self._run_beside_leader,
+        }.get(fault.role, self._disturb_job)
+        findings = disturb(fault, sweep, results)
+        if findings is None:
             return None
         hurry_up(folder)
-        findings = []
         for attempt in range(SUBMISSIONS):
-            if attempt:
+            if attempt or fault.role == "submit":
                 submit(sweep, results)
             try:
                 wait_until(lambda: set(trial_states(results)) <= FINAL_STATES, DEADLINE, every=1.0)
@@ -137,15 +132,73 @@ class SlurmCampaign:
         self.slurm.restore()
         return findings
 
+    def _disturb_job(self, fault: SignalFault, sweep: Path, results: Path) -> list[Finding] | None:
+        """Send a signal to a process of the job; None if there is none."""
+        wrapped = ""
+        if fault.signal == AFTER_REQUEUE:
+            wrapped = f"export PATH={_wrap_scontrol(sweep.parent)}:$PATH"
+        submit(sweep, results, setup=[wrapped] if wrapped else [], exclusive=bool(wrapped))
+        wait_for_step(results, 0, fault.moment)
+        if wrapped:  # the wrapper kills the leader, once this makes it ask for the requeue
+            self.slurm.run("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
+            return [] if not (sweep.parent / "armed").exists() else None
+        return [] if self._send(fault) else None
+
+    def _kill_submit(self, fault: SignalFault, sweep: Path, results: Path) -> list[Finding] | None:
+        """Kill `harness submit` once sbatch has returned; None if it was not."""
+        control = shim.Control(Path(os.environ[shim.CONTROL_VARIABLE]))
+        control.watch(sweep.parent)
+        # It is written for the first time before sbatch is called.
+        note = "results/runs/line/jobs/*/submission.json"
+        control.arm(role="harness", call="rename", pattern=note, number=2, action="kill-before")
+        os.waitpid(self._start_submit(sweep, results, 0), 0)
+        control.stop()
+        return [] if control.has_fired else None
+
+    def _submit_twice(self, fault: SignalFault, sweep: Path, results: Path) -> list[Finding]:
+        """Submit the sweep twice at once; each has a job of its own, or is refused."""
+        first = self._start_submit(sweep, results, 0)
+        time.sleep(fault.moment / 1000)
+        second = self._start_submit(sweep, results, 1)
+        findings = []
+        for number, pid in enumerate((first, second)):
+            exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            output = (self.folder / f"output-{number}").read_text(encoding="utf-8")
+            if exit_code not in (0, 2) or (exit_code == 2 and "harness: " not in output):
+                text = f"submit: exit code {exit_code} beside another: {output[-200:]!r}"
+                findings.append(Finding("misreported", text))
+        jobs = self.slurm.run("squeue", "-h", "--array", "-o", "%i").split()
+        if len(jobs) > 1:
+            findings.append(Finding("doubled", f"{len(jobs)} jobs of one trial"))
+        return findings
+
+    def _run_beside_leader(self, fault: SignalFault, sweep: Path, results: Path) -> list[Finding]:
+        """Run the sweep on this machine while a job has its trial: it has to be refused."""
+        submit(sweep, results)
+        wait_for_step(results, 0, fault.moment)
+        profile = local_profile(sweep.parent, slots=2)
+        ended = harness("run", str(sweep), "--cluster", str(profile), "--results", str(results))
+        if ended.code == 2 and "are running this sweep" in ended.err:
+            return []
+        return [Finding("misreported", f"run: exit code {ended.code} beside a job: {ended.err}")]
+
+    def _start_submit(self, sweep: Path, results: Path, number: int) -> int:
+        """Start `harness submit` and return its process id."""
+        profile = slurm_profile(sweep.parent)
+        arguments = ["submit", str(sweep), "--cluster", str(profile), "--results", str(results)]
+        output = self.folder / f"output-{number}"
+        return warm.start(arguments, folder=sweep.parent, variables={}, output=output)
+
     def output_files(self) -> list[Path]:
-        """Return the logs of the trial of the last fault."""
-        return list(self.folder.glob("results/runs/line/*/logs/*"))
+        """Return the logs of the trial of the last fault, and what commands printed."""
+        logs = self.folder.glob("results/runs/line/*/logs/*")
+        return [*logs, *self.folder.glob("output-*")]
 
     def close(self) -> None:
         """End all daemons."""
         self.stack.close()
 
-    def _send(self, fault: SlurmFault) -> bool:
+    def _send(self, fault: SignalFault) -> bool:
         """Send the signal, and mend what it did to a daemon; return whether there was a process."""
         number = getattr(signal, f"SIG{fault.signal}")
         if fault.role in DAEMONS and number == signal.SIGKILL:
@@ -174,6 +227,23 @@ class SlurmCampaign:
         if computed(records[0]) != self.expected["ddp", 0]:
             return [Finding("differing", f"{records[0].trial.id} has other bits")]
         return []
+
+
+def _wrap_scontrol(folder: Path) -> Path:
+    """Return a folder with an scontrol that kills the leader, its parent, after the next requeue."""
+    (folder / "armed").touch()
+    wrapper = folder / "bin" / "scontrol"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f"""#!/bin/sh
+{shutil.which("scontrol")} "$@"
+code=$?
+[ "$1" = requeue ] && rm {folder}/armed 2>/dev/null && kill -KILL $PPID
+exit $code
+"""
+    )
+    wrapper.chmod(0o755)
+    return wrapper.parent
 
 
 def _new(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Stage:
     axes: Mapping[str, Any] = field(default_factory=lambda: TWO_RANKS)
     profile: Mapping[str, Any] = field(default_factory=dict)  # keys of the cluster profile
     keys: Mapping[str, Any] = field(default_factory=dict)  # of the sweep
+    write: Callable[[Path], None] | None = None  # writes other files than those of the sweep
 
     @property
     def work(self) -> Path:
@@ -65,13 +66,21 @@ class Stage:
         """Return the arguments of the command that runs the sweep, both trials of it."""
         return ["run", "line.yaml", "--cluster", "local.yaml", "--results", "results"]
 
-    def prepare(self) -> None:
-        """Write the sweep, run its first trial, and keep a copy of all that."""
+    def prepare_files(self) -> None:
+        """Write the files that commands read, and keep a copy of them."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._make_folders()
-        entry = {"options": {**OPTIONS, **self.options}, "axes": dict(self.axes)}
-        line_sweep(self.work, {"line": entry}, **{**SWEEP_KEYS, **self.keys})
-        local_profile(self.work, slots=2, **self.profile)
+        if self.write is not None:
+            self.write(self.work)
+        else:
+            entry = {"options": {**OPTIONS, **self.options}, "axes": dict(self.axes)}
+            line_sweep(self.work, {"line": entry}, **{**SWEEP_KEYS, **self.keys})
+            local_profile(self.work, slots=2, **self.profile)
+        self._keep_copy()
+
+    def prepare(self) -> None:
+        """Write the sweep, run its first trial, and keep a copy of all that."""
+        self.prepare_files()
         modules = self.folder / "modules"
         self.control.watch(self.work)
         ended = self.run([*self.run_command, "--set", "seeds=0"], modules=modules)
@@ -79,10 +88,10 @@ class Stage:
         if ended.exit_code != 0:
             raise RuntimeError(f"the first trial failed: {ended.output}")
         warm.preload_from(modules)
-        shutil.copytree(self.work, self.folder / "template")
+        self._keep_copy()
 
     def restore(self) -> None:
-        """Put everything back to where only the first trial is done."""
+        """Put everything back to where the copy was made."""
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self.folder / "template", self.work)
         self._make_folders()
@@ -126,6 +135,11 @@ class Stage:
     def check_end(self, ended: Ended, command: str) -> list[Finding]:
         """Return what is wrong with how a command ended."""
         return check_end(ended, self.control.roles(), command)
+
+    def _keep_copy(self) -> None:
+        """Keep a copy of the folder, in place of an earlier one."""
+        shutil.rmtree(self.folder / "template", ignore_errors=True)
+        shutil.copytree(self.work, self.folder / "template", symlinks=True)
 
     def _make_folders(self) -> None:
         (self.work / "tmp").mkdir(parents=True, exist_ok=True)

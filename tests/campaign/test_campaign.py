@@ -281,7 +281,7 @@ ADDRESSES = (
     "calls/harness/fsync/1/ENOSPC/results/runs/campaign/*-s1-r0/.record.json.*",
     "calls/rank0/rename/1/kill-after/results/runs/campaign/*-s1-r0/best/step-*",
     "calls/agent/fork/2/kill-before/",
-    "damage/interrupted/zeros/1/campaign/*-s1-r0/trial.json",
+    "damage/interrupted/zeros/1/runs/campaign/*-s1-r0/trial.json",
 )
 
 

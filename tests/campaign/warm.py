@@ -154,6 +154,15 @@ def wait(
     ]
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process runs, which one that has ended and was not waited for does not."""
+    try:
+        status: str = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return False
+    return status != "zombie"
+
+
 def _run_command(arguments: Sequence[str]) -> int:
     """Run the command line, and return its exit code."""
     from harness.cli.main import main

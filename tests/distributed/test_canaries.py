@@ -7,8 +7,9 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +141,11 @@ def write_sweep(folder: Path, canaries: Canaries) -> tuple[Path, Path]:
     return folder / "leaky.yaml", folder / "leaky-profile.yaml"
 
 
-def gate(sweep: Path, profile: Path, files: list[Path], command: Callable[..., str]) -> list[Path]:
-    """Gate a cell that raises secrets, as a pull request's comment and JUnit; return its logs."""
+def gate(sweep: Path, profile: Path, files: Sequence[Path], canaries: Canaries) -> list[Path]:
+    """Gate a cell that raises secrets, with a comment and JUnit of it; return the logs that stay.
+
+    In a process of its own, which imports the sweep's modules from two trees.
+    """
     for arguments in (
         ["init", "--quiet", "--initial-branch=main"],
         ["add", "--all"],
@@ -150,7 +154,11 @@ def gate(sweep: Path, profile: Path, files: list[Path], command: Callable[..., s
         subprocess.run(["git", "-C", str(sweep.parent), *arguments], check=True)
     summary, junit = map(str, files)
     options = ["--summary", summary, "--junit", junit, "--budget", "1"]
-    printed = command("gate", "--against", "HEAD", str(sweep), "--cluster", str(profile), *options)
+    command = [sys.executable, "-m", "harness.cli", "gate", "--against", "HEAD", str(sweep)]
+    command += ["--cluster", str(profile), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sweep.parent)
+    printed = done.stdout + done.stderr
+    canaries.look("harness gate", printed.encode())
     assert "[redacted]" in printed
     return [Path(path) for path in set(re.findall(r"log: (\S+\.log)", printed))]
 
@@ -173,7 +181,7 @@ def test_no_secret_comes_out(
 
     gate_files = [tmp_path / "gate.md", tmp_path / "gate.xml"]
     with canaries.watched_arguments():
-        logs = gate(sweep, profile, gate_files, command)
+        logs = gate(sweep, profile, gate_files, canaries)
     for path in (*gate_files, *logs):
         canaries.look(path.name, path.read_bytes())
     assert b"[redacted]" in logs[0].read_bytes()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -198,3 +200,34 @@ def test_one_arm_can_not_answer_for_the_other(tmp_path: Path) -> None:
         connect_rank(rank_that_sent(stack, **hello), names, arms, stack)  # once only
         connect_rank(rank_that_sent(stack, **hello), {}, arms, stack)
     assert (list(arms["a"].sockets), list(arms["b"].sockets)) == ([], [0])
+
+
+STOPS_ITSELF = """
+import json, os, signal, socket, sys
+turns = socket.socket(fileno=int(sys.argv[1]))
+turns.recv(1000)
+os.kill(os.getpid(), signal.SIGSTOP)
+turns.sendall(json.dumps({"seconds": [1e-9, 1e-9], "losses": "same"}).encode() + b"\\n")
+turns.recv(1000)
+"""
+
+
+def test_a_process_that_missed_its_continuation_is_continued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that was forked between the signals that stop and continue its group."""
+    monkeypatch.setattr("harness.gate.arms.WAKE_SECONDS", 0.05)
+    monkeypatch.setattr("harness.gate.arms.TURN_TIMEOUT", 60.0)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", STOPS_ITSELF, str(theirs.fileno())]
+    with ours, ours.makefile("r") as lines:
+        process = subprocess.Popen(command, start_new_session=True, pass_fds=[theirs.fileno()])
+        theirs.close()
+        try:
+            arm = Arm("main", tmp_path / "log")
+            arm.connect(0, ours, lines)
+            arm.watch([process.pid], with_delays=False)
+            assert arm.train(2).losses == "same"
+        finally:
+            process.kill()
+            process.wait()
