@@ -22,6 +22,7 @@ from harness.records.differences import (
 from harness.records.environment import Environment
 from harness.records.record import Record
 from harness.spec.cell import Trial
+from harness.training.determinism import GPU_VARIABLES
 
 # They follow from the cell, but only a rank that builds the model applies them.
 APPLIED_BY_RANKS = (
@@ -32,6 +33,19 @@ APPLIED_BY_RANKS = (
 PATHS = ("variables.PYTHONPATH",)
 # What decides which samples a trial sees, and in what order.
 ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
+# What decides which numbers a trial computes, rounding errors left aside.
+COMPUTATION_FIELDS = (
+    "seed",
+    "code",
+    "workload",
+    "options",
+    "data",
+    "length",
+    "evaluate",
+    "warmup",
+    "axes",
+    "harness.training",
+)
 
 
 def fields_of_record(record: Record) -> dict[str, Value]:
@@ -54,12 +68,23 @@ def condition_differences(
     recorded: Mapping[str, Value], present: Mapping[str, Value]
 ) -> list[Difference]:
     """Return what differs before anything has run, the likeliest cause of another result first."""
-    return differences(_without(recorded, APPLIED_BY_RANKS), _without(present, APPLIED_BY_RANKS))
+    names = list(APPLIED_BY_RANKS)
+    if recorded.get("axes.deterministic"):
+        names += [f"variables.{name}" for name in GPU_VARIABLES]
+    return differences(_without(recorded, names), _without(present, names))
 
 
 def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
     """Return a table without some of its fields."""
     return {name: value for name, value in fields.items() if name not in names}
+
+
+def is_same_computation(entries: Sequence[Difference]) -> bool:
+    """Return whether what differs can change rounding errors only.
+
+    Then a run in double precision here is as exact for what was recorded as for what runs here.
+    """
+    return not any(entry.field.startswith(COMPUTATION_FIELDS) for entry in entries)
 
 
 def most_likely_cause(

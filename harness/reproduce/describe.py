@@ -7,28 +7,43 @@ process has from its beginning. So the command that reproduces a trial does not 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.import_path import module_command
 from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
 from harness.records.environment import Environment, describe_environment
+from harness.spec.cell import Cell
 
 TIMEOUT = 300.0  # seconds; a network file system may take long to load torch
 DESCRIPTION_FORMAT = FileFormat(name="environment")
 
 
-def environment_of_ranks(variables: Mapping[str, str], threads: int) -> Environment:
-    """Return the environment of a process with these variables and so many threads.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the process is to describe."""
 
-    Raises HarnessError if that process fails.
+    threads: int  # intra-op
+    packages: Sequence[str]  # distributions, beside the usual ones
+    axes: Sequence[str]  # variables that the cell sets
+
+
+def environment_of_ranks(
+    variables: Mapping[str, str], cell: Cell, packages: Sequence[str]
+) -> Environment:
+    """Return the environment of a rank of a cell, in a process with these variables.
+
+    `packages` are distributions whose versions are wanted beside the usual ones. Raises
+    HarnessError if that process fails.
     """
-    command = [*module_command(sys.executable, __name__), str(threads)]
-    done: subprocess.CompletedProcess[str] = run_command(
+    wanted = Wanted(
+        threads=cell.axes.num_threads, packages=list(packages), axes=list(cell.environment)
+    )
+    command = [*module_command(sys.executable, __name__), json.dumps(asdict(wanted))]
+    done = run_command(
         command,
         timeout=TIMEOUT,
         variables=dict(variables),
@@ -40,11 +55,12 @@ def environment_of_ranks(variables: Mapping[str, str], threads: int) -> Environm
 
 
 def main() -> None:
-    """Print the environment of this process as JSON, with as many threads as the argument says."""
+    """Print the environment of this process as JSON, as far as the argument asks for it."""
     import torch
 
-    torch.set_num_threads(int(sys.argv[1]))
-    print(json.dumps(asdict(describe_environment())))
+    wanted = decode_text(Wanted, sys.argv[1], "argument", DESCRIPTION_FORMAT)
+    torch.set_num_threads(wanted.threads)
+    print(json.dumps(asdict(describe_environment(wanted.packages, axes=wanted.axes))))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """`harness reproduce`: from trials on record to a verdict on whether they can be had again.
 
-The conditions are compared first, so that nothing runs if they have to be the same and are not.
-Then all trials run again, and each is compared with what it computed before. Only where numbers are
-farther apart than rounding explains, a trial runs a third time, in double precision.
+The conditions are compared before anything runs, so that nothing does if they have to be the same
+and are not. Then all trials run again, and each is compared with what it computed before. Where
+numbers are far apart although the same is computed, a trial runs once more, in double precision.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,11 @@ from harness.reproduce.bundle import (
     installed_packages,
     requirements,
 )
-from harness.reproduce.conditions import fields_of_record, most_likely_cause
+from harness.reproduce.conditions import (
+    fields_of_record,
+    is_same_computation,
+    most_likely_cause,
+)
 from harness.reproduce.rerun import (
     COMPLETE,
     MakeListener,
@@ -121,6 +126,7 @@ def _run_exactly(
     """Run in double precision what only that can judge; return the records by the original's id.
 
     Those are trials whose numbers are too far apart to be called close, if the fp64 rule is enough.
+    Of other code or data, a run in double precision would say nothing about what was recorded.
     """
     if demand.rung in ("bitwise", "ulp"):
         return {}
@@ -130,7 +136,9 @@ def _run_exactly(
         if record is None or record.status not in COMPLETE:
             continue
         agreement = compare_evidence(entry.original.evidence, evidence_of_record(record))
-        if agreement.rung is None and agreement.has_series:
+        if agreement.rung is not None or not agreement.has_series:
+            continue
+        if is_same_computation(_all_differences(entry, record)):
             axes = replace(entry.trial.cell.axes, precision=EXACT)
             cell = replace(entry.trial.cell, axes=axes)
             undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
@@ -310,11 +318,34 @@ def _write_original(original: Original, folder: Path) -> str:
 
 
 def write_environments(folder: Path, originals: Sequence[Original]) -> None:
-    """Write the packages of this environment and those that the records name, pinned."""
+    """Write the packages of this environment and those of the records, pinned.
+
+    All that were installed where the sweep's folder says so, else those that the records name.
+    """
     write_atomically(folder / HERE_FILE, requirements(installed_packages()))
     recorded: dict[str, str] = {}
     for original in originals:
+        text = read_packages(original)
+        if text is not None:
+            write_atomically(folder / RECORDED_FILE, text)
+            return
         if original.environment is not None:
             recorded |= original.environment.software.packages
     if recorded:
         write_atomically(folder / RECORDED_FILE, requirements(recorded))
+
+
+def read_packages(original: Original) -> str | None:
+    """Return the list of packages that were installed for a trial, None where it is gone.
+
+    The sweep's folder has it. One that is not what was recorded is not taken.
+    """
+    environment = original.environment
+    if environment is None or environment.installed is None or original.sweep_folder is None:
+        return None
+    try:
+        text = original.sweep_folder.packages_path(environment.installed).read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text if digest == environment.installed else None

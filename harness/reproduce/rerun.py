@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from harness.analysis.evidence import (
@@ -16,9 +16,10 @@ from harness.analysis.evidence import (
 from harness.analysis.result import TrialResult
 from harness.analysis.selection import Named
 from harness.core.errors import BadInput
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
+from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code
@@ -43,7 +44,7 @@ from harness.reproduce.source import (
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_fits
 from harness.spec.sweep import Sweep
-from workloads.catalog import BUILT_IN
+from workloads.catalog import BUILT_IN, imported_distributions
 from workloads.importing import forget
 
 # Returns what shows the progress of a sweep, as a context.
@@ -61,7 +62,9 @@ class Original:
     sweep: str  # the name of its sweep
     record: Record | None = None  # None for a trial of a baseline
     result: TrialResult | None = None  # of a baseline's trial
-    sweep_folder: Path | None = None  # which has what records only name, such as changes of code
+    sweep_folder: SweepFolder | None = (
+        None  # which has what records only name, such as changes of code
+    )
 
     @property
     def settings(self) -> RunSettings | None:
@@ -140,7 +143,7 @@ def _of_record(record: Record, folder: Path | None) -> Original | None:
         target=record.rank0.target if record.rank0 is not None else None,
         sweep=record.sweep,
         record=record,
-        sweep_folder=folder,
+        sweep_folder=None if folder is None else SweepFolder(folder),
     )
 
 
@@ -160,12 +163,11 @@ class Preparer:
         self._stack = stack
         self._checkouts: dict[tuple[object, ...], CheckedOut] = {}
         self._environments: dict[tuple[object, ...], Environment] = {}
+        self._launches: dict[tuple[object, ...], Provenance] = {}
 
     def prepare(self, original: Original) -> Prepared:
         """Return a trial ready to run; raises BadInput for code, data or ranks that can't be had."""
-        workload = original.trial.cell.workload
-        named = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
-        base = named.absolute()
+        base = self._base(original)
         planned, problem = self._plan_here(original, base)
         sources = self._choose(original, planned, base)
         if problem is not None and sources["workload"].choice == "here":
@@ -186,6 +188,12 @@ class Preparer:
             differences=self._differences(original, trial, profile, sources),
         )
 
+    def _base(self, original: Original) -> Path:
+        """Return the folder here that the paths of the trial's workload are relative to."""
+        workload = original.trial.cell.workload
+        base = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
+        return base.absolute()
+
     def _plan_here(self, original: Original, base: Path) -> tuple[Trial | None, BadInput | None]:
         """Return the trial as it is planned here, or why it can't be.
 
@@ -199,8 +207,7 @@ class Preparer:
 
     def _rebuild(self, original: Original, base: Path) -> Trial:
         """Return the trial as it is planned from the files at `base`."""
-        with looked_at(base):
-            cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
+        cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
         return replace(original.trial, cell=cell)
 
     def _choose(
@@ -224,6 +231,9 @@ class Preparer:
         key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
         if key not in self._checkouts:
             checked_out = self._stack.enter_context(sources_checked_out(sources, base))
+            if checked_out.base_folder != base:
+                # Its modules are imported for planning, and its files are about to go.
+                self._stack.callback(forget, checked_out.base_folder)
             self._checkouts[key] = checked_out
         return self._checkouts[key]
 
@@ -251,29 +261,39 @@ class Preparer:
         sources: Mapping[str, SourceChoice],
     ) -> Environment:
         """Return the environment that rank 0 will have."""
-        threads, assigned = trial.cell.axes.num_threads, trial.cell.environment
-        key = (threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
+        launched = self._describe_launch(original, trial, sources)
+        uses, assigned = trial.cell.workload.uses, trial.cell.environment
+        threads = trial.cell.axes.num_threads
+        key = (uses, threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
         if key not in self._environments:
-            launcher = Torchrun(environment=profile.environment)
-            variables = launcher.variables(threads, assigned)
-            self._environments[key] = environment_of_ranks(variables, threads)
+            variables = Torchrun(environment=profile.environment).variables(threads, assigned)
+            packages = launched.packages.get(uses, ())
+            self._environments[key] = environment_of_ranks(variables, trial.cell, packages)
+        recorded = original.environment
         return replace(
             self._environments[key],
             code=code_of_ranks(original, sources),
-            mlflow=metadata.version("mlflow"),
+            mlflow=launched.mlflow,
+            repository=launched.repository,
+            installed=launched.installed,
+            # Only ranks know which files they import by names that are computed.
+            dynamic_files={} if recorded is None else recorded.dynamic_files,
         )
 
+    def _describe_launch(
+        self, original: Original, trial: Trial, sources: Mapping[str, SourceChoice]
+    ) -> Provenance:
+        """Return what the trial will be launched from, once for trials of the same code.
 
-@contextmanager
-def looked_at(base: Path) -> Iterator[None]:
-    """Import a user's code for as long as the context lasts, and forget it then.
-
-    The same modules may be imported again from another folder, as of the recorded commit.
-    """
-    try:
-        yield
-    finally:
-        forget(base)
+        What it writes for records is written again when the trial runs.
+        """
+        base = self._check_out(sources, self._base(original)).base_folder
+        key = (base, trial.cell.workload.uses)
+        if key not in self._launches:
+            sweep = rebuild_sweep([trial], original.settings, original.sweep, base)
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+            self._launches[key] = describe_launch(sweep, SweepFolder(Path(folder)))
+        return self._launches[key]
 
 
 def _with_code_of_ranks(
@@ -337,6 +357,8 @@ def _run_group(
         fork=can_fork and python_path is None,
         python_path=python_path,
     )
+    for uses in {trial.cell.workload.uses for trial in trials}:
+        imported_distributions(uses, sweep.base_folder)  # from here, if other folders came after it
     folder = results.sweep_folder(sweep.name)
     records: dict[str, Record] = {}
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from typing import Literal
 from harness.core.errors import BadInput, one_line
 from harness.core.git import run_git
 from harness.core.import_path import ROOT
+from harness.core.paths import SweepFolder
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.records.code import Code, Repository, training_digest
@@ -75,18 +76,18 @@ def recorded_workload(repository: Repository | None, diff: bytes | None) -> Reco
     )
 
 
-def read_diff(repository: Repository | None, sweep_folder: Path | None) -> bytes | None:
+def read_diff(repository: Repository | None, folder: SweepFolder | None) -> bytes | None:
     """Return the recorded changes of a repository's files, None where they are gone or damaged.
 
-    The sweep's folder has them in a file that is named after their SHA-256.
+    The sweep's folder has them.
     """
-    if repository is None or repository.diff is None or sweep_folder is None:
+    if repository is None or repository.diff is None or folder is None:
         return None
-    for path in sorted(sweep_folder.rglob(f"{repository.diff}*")):
-        content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() == repository.diff:
-            return content
-    return None
+    try:
+        content = folder.diff_path(repository.diff).read_bytes()
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == repository.diff else None
 
 
 def choose_harness(code: Code | None, demanded: Choice | None) -> SourceChoice:

@@ -13,7 +13,11 @@ from harness.records.code import Code, Repository
 from harness.records.differences import differences
 from harness.records.environment import Environment, Gpu, Hardware, Software, TorchSettings
 from harness.records.record import Record, RunSettings
-from harness.reproduce.conditions import fields_of_record, most_likely_cause
+from harness.reproduce.conditions import (
+    fields_of_record,
+    is_same_computation,
+    most_likely_cause,
+)
 from harness.spec.cell import Length, WorkloadCode
 from tests.factories import make_cell, make_record
 
@@ -187,3 +191,14 @@ def test_where_code_lies_is_no_condition() -> None:
     elsewhere = replace(RUN, sweep_file="/x/sweep.yaml", base_folder="/x")
     moved = replace(moved, settings=elsewhere)
     assert differences(fields_of_record(BASE), fields_of_record(moved)) == []
+
+
+@pytest.mark.parametrize("field", MUTANTS)
+def test_only_what_changes_rounding_errors_leaves_the_computation_as_it_is(field: str) -> None:
+    entries = differences(fields_of_record(BASE), fields_of_record(MUTANTS[field](BASE)))
+    section = field.partition(".")[0]
+    of_environment = {"software", "settings", "variables", "hardware", "repository", "run"}
+    expected = section in of_environment or field in (
+        "harness.commit", "harness.dirty", "installed", "mlflow"
+    )  # fmt: skip
+    assert is_same_computation(entries) is expected

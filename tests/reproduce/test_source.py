@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.git import run_git
+from harness.core.paths import SweepFolder
 from harness.records.code import Code, training_digest
 from harness.records.code import Repository as RecordedRepository
 from harness.reproduce.source import (
@@ -86,8 +87,8 @@ def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) ->
     dirty = (repository.path / "own.py").read_text(encoding="utf-8")
     text = run_git(repository.path, "diff", "HEAD").stdout
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = tmp_path / "runs" / "own"
-    path = folder / "environments" / f"{digest}.diff"
+    folder = SweepFolder(tmp_path / "runs" / "own")
+    path = folder.diff_path(digest)
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
     source = recorded(repository, dirty=True, diff=digest)
