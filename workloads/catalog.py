@@ -173,6 +173,11 @@ def _load_by_name(name: str) -> type[Workload]:
     raise ValueError(f"found no workload {name!r}{suggestion(name, names)}; allowed: {allowed}")
 
 
+def installed_names() -> list[str]:
+    """Return the names of the workloads that installed packages declare, sorted."""
+    return sorted(_entry_points().names)
+
+
 def _entry_points() -> EntryPoints:
     """Return the workloads that installed packages declare."""
     from importlib.metadata import entry_points  # takes 50 ms, as long as planning does

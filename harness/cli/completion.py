@@ -73,6 +73,13 @@ def _variable_axes() -> list[str]:
     return axes
 
 
+def complete_workloads(incomplete: str) -> list[str]:
+    """Return the names of the workloads that come with the harness."""
+    from workloads.catalog import BUILT_IN
+
+    return _beginning_with(incomplete, BUILT_IN)
+
+
 def complete_topics(incomplete: str) -> list[str]:
     """Return the topics of the manual, in the order of its index."""
     from harness.cli.pages import read_pages

@@ -1,6 +1,7 @@
-"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`.
+"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`,
+`workloads`.
 
-`plan` and `axes` only read. `run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the
+All but `run` only read. `run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the
 results folder, whose `record.json` is written when the trial has ended. The same command, run
 again, runs the trials that have none.
 """
@@ -27,6 +28,7 @@ from harness.cli.arguments import (
     examples,
     load_sweep,
 )
+from harness.cli.completion import complete_workloads
 
 if TYPE_CHECKING:
     from harness.launch.sweep import Redo
@@ -88,6 +90,42 @@ def axes() -> None:
     from harness.render.terminal.axes import show
 
     show()
+
+
+@app.command(
+    epilog=examples(
+        "harness workloads",
+        "harness workloads mlp",
+        "harness workloads spiral.py:Spiral --json",
+    )
+)
+def workloads(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="A workload as `uses` of a sweep file names it: a name, package.module:Class or"
+            " file.py:Class.",
+            autocompletion=complete_workloads,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the workloads that a sweep can train, with their options and data sources.
+
+    For one workload, shows what each setting allows and its default. Every setting may be an axis,
+    such as options.hidden.
+    """
+    from harness.render.terminal import workloads as view
+    from harness.spec.workload import named_declaration
+    from workloads.catalog import BUILT_IN, installed_names
+
+    if name:
+        declaration = named_declaration(name, Path.cwd())
+        view.show_workload(view.describe(name, declaration), as_json=as_json)
+        return
+    described = [view.describe(name, declaration) for name, declaration in BUILT_IN.items()]
+    view.show_all(described, installed_names(), as_json=as_json)
 
 
 @app.command(

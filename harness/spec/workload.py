@@ -156,6 +156,11 @@ def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> 
     return replace(document, sources=sources)
 
 
+def named_declaration(uses: str, base_folder: Path) -> Declaration:
+    """Return what a workload declares that the command line names; raises BadInput."""
+    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base_folder, ())
+
+
 def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:
     """Return what a workload declares; raises BadInput for an unknown one and for invalid Python.
 

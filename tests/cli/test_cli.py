@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
 from tests.support.pages import harness_calls, parse_problem
+from tests.support.running import LINE
 from tests.support.sweeps import write
 
 
@@ -82,6 +84,24 @@ def test_axes_lists_every_axis_with_its_values() -> None:
     assert "batch_size 1, …" in shown
     assert "max_grad_norm 1e-06, … default null" in shown
     assert "lr 1e-08 to 10 default null" in shown
+
+
+def test_workloads_are_listed_with_what_a_sweep_may_set() -> None:
+    shown = harness("workloads").out
+    assert "hidden, batch_norm, dropout, lr" in shown
+    assert "digits, idx" in shown
+    mlp = " ".join(harness("workloads", "mlp").out.split())
+    assert "mlp workloads.mlp:MLP, batch_size 64" in mlp
+    assert "options.hidden a list of 1, … default [256, 128]" in mlp
+    assert "options.dropout 0 to 0.99 default 0.2" in mlp
+    assert "data.source idx data.path a path required data.classes 2 to 256 default 10" in mlp
+    line = json.loads(harness("workloads", LINE, "--json").out)
+    assert line["uses"] == LINE
+    samples = {"name": "samples", "allowed": "a whole number", "required": False, "default": 256}
+    assert samples in line["options"]
+    refused = harness("workloads", "mpl")
+    assert refused.code == 2
+    assert refused.err.startswith("harness: WORKLOAD mpl: found no workload 'mpl'")
 
 
 def test_version_is_that_of_the_package() -> None:

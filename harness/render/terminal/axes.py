@@ -72,13 +72,13 @@ def allowed_values(axis: str) -> str:
             arguments += get_args(outer)
         for argument in arguments:
             if isinstance(argument, Between):
-                return _describe_range(argument)
+                return describe_range(argument)
         types = arguments
     return "a number"
 
 
-def _describe_range(bounds: Between) -> str:
+def describe_range(bounds: Between) -> str:
     """Return a range of numbers, without an end where there is no upper bound."""
     if bounds.high is None:
-        return f"{bounds.low:g}, …"
-    return f"{bounds.low:g} to {bounds.high:g}"
+        return f"{bounds.low:.12g}, …"
+    return f"{bounds.low:.12g} to {bounds.high:.12g}"
