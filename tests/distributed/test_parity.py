@@ -1,0 +1,43 @@
+"""`harness parity` as a command: real ranks, its exit code, its JSON and the file it leaves."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.parity import read_parity
+from harness.core.paths import Results
+from tests.support.commands import harness
+from tests.support.running import line_sweep
+
+pytestmark = pytest.mark.distributed
+
+
+def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = line_sweep(
+        tmp_path,
+        {"line": {"axes": {"batch_size": 32}}},
+        include=[{"strategy": "single"}, {"strategy": "ddp", "world_size": 2}],
+        length={"steps": 12},
+        evaluate={"steps": 5},
+    )
+    results = Results(tmp_path / "results")
+    ended = harness(
+        "parity", str(path), "--at-least", "fp64", "--json", "--results", str(results.path)
+    )
+    assert ended.code == 0, ended.err
+    (cell,) = json.loads(ended.out)["cells"]
+    assert cell["rung"] in ("ulp", "fp64")
+    assert (cell["first"]["phase"], cell["causes"]) == ("all-reduce", ["reduction order"])
+    assert [distance["step"] for distance in cell["trajectory"]][-1] == 12
+    parity = read_parity(results.sweep_folder("line"))
+    assert parity is not None
+    assert (parity.references[0].control, parity.references[0].fp64_problem) == (None, None)
+    assert parity.cells[0].cell.id == cell["id"]
+    assert not list(tmp_path.glob("harness-parity-*"))
