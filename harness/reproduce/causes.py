@@ -29,11 +29,19 @@ class Cause:
 REDUCTION_ORDER = Cause("reduction order", SHARING)
 BUCKET_LAYOUT = Cause("bucket layout", SHARING)
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
+ISA = Cause("ISA", COMPUTING)
+THREADS = Cause("threads", COMPUTING)
 RNG = Cause("RNG", ("random", "forward", "buffers", "backward"))
 # By axis. One that is not here explains a difference by its own name, in any phase.
 CAUSES = {
     "precision": Cause("dtype", ("parameters", *COMPUTING)),
-    "num_threads": Cause("threads", COMPUTING),
+    "num_threads": THREADS,
+    "env.OMP_NUM_THREADS": THREADS,
+    "env.MKL_NUM_THREADS": THREADS,
+    "env.ATEN_CPU_CAPABILITY": ISA,
+    "env.ONEDNN_MAX_CPU_ISA": ISA,
+    "env.MKL_ENABLE_INSTRUCTIONS": ISA,
+    "env.MKL_CBWR": ISA,
     "execution": COMPILER,
     "dynamic": COMPILER,
     "fullgraph": COMPILER,

@@ -30,7 +30,7 @@ from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
 from harness.spec.axes import RECIPE_AXES
-from harness.spec.cell import Cell, Trial, axis_names, has_settings
+from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
 from harness.spec.sweep import Sweep
 
 # All steps, with one mark a moment.
@@ -66,7 +66,7 @@ class TracedRun:
 def plan_parity(sweep: Sweep, reference: str) -> Plan:
     """Return which cells of a sweep are held against which.
 
-    Cells of one workload that differ in no axis of `RECIPE_AXES` are a group. Its reference is the
+    Cells of one workload that differ in no axis that `changes_recipe` are a group. Its reference is the
     first cell that has the settings of `reference`, such as `strategy=single,precision=fp32`; without
     any settings, the first. A group in which no cell has them, and a cell that is a group by itself,
     differ by design from the reference of their workload. Raises BadInput where no cell has the
@@ -88,7 +88,7 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
     if not planned:
         raise BadInput(
             f"{sweep.source}: found no two cells that are meant to train the same; allowed: cells"
-            f" that agree in {', '.join(RECIPE_AXES)}"
+            f" that agree in {', '.join(RECIPE_AXES)}, options and data"
         )
     return Plan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
 
@@ -96,7 +96,7 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
 def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
     """Return the cells in groups that are meant to train the same."""
     groups: dict[str, list[Cell]] = {}
-    how_axes = [name for name in axis_names(sweep.cells) if name not in RECIPE_AXES]
+    how_axes = [name for name in axis_names(sweep.cells) if not changes_recipe(name)]
     for cell in sweep.cells:
         key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
         groups.setdefault(key, []).append(cell)
@@ -111,8 +111,8 @@ def _by_design(cell: Cell, groups: Sequence[Group]) -> CellParity:
     if not of_workload:
         return CellParity(cell=cell, reference="", by_design=["workload"])
     reference = of_workload[0].reference
-    axes = [name for name in differing_axes(reference, cell) if name in RECIPE_AXES]
-    return CellParity(cell=cell, reference=reference.id, by_design=axes)
+    axes = [name for name in differing_axes(reference, cell) if changes_recipe(name)]
+    return CellParity(cell=cell, reference=reference.id, by_design=axes or ["settings"])
 
 
 def measure_parity(

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from harness.spec.axes import AXES, DEFAULTS, Axes
+from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.settings import setting_of
 from workloads.options import Between, Count, Strict
@@ -264,6 +264,14 @@ def has_settings(cell: Cell, text: str) -> bool:
         if actual != value.strip():
             return False
     return True
+
+
+def changes_recipe(axis: str) -> bool:
+    """Return whether an axis changes what is computed, so that cells are not meant to agree.
+
+    The axes of `RECIPE_AXES` do, and so do all options and data of a workload.
+    """
+    return axis in RECIPE_AXES or setting_of(axis) is not None
 
 
 def _setting(cell: Cell, name: str) -> str:

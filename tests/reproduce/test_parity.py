@@ -158,6 +158,14 @@ def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -
     assert [list(cell.by_design) for cell in plan.by_design] == [["batch_size"]] * 2
 
 
+def test_cells_of_other_options_are_not_meant_to_agree(tmp_path: Path) -> None:
+    matrix = {"options.dropout": [0.0, 0.5], "num_threads": [1, 2]}
+    plan = plan_parity(load(tmp_path, matrix=matrix), "")
+    assert [group.reference.level("options.dropout") for group in plan.groups] == [0.0, 0.5]
+    plan = plan_parity(load(tmp_path, matrix=matrix), "options.dropout=0.5")
+    assert [list(cell.by_design) for cell in plan.by_design] == [["options.dropout"]] * 2
+
+
 @pytest.mark.parametrize(
     ("matrix", "reference", "message"),
     [
