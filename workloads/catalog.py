@@ -86,14 +86,19 @@ class Source:
 def find_source(uses: str, base: Path | None = None) -> Source:
     """Return where the code of a workload is; the arguments are those of `load_class`.
 
-    A user's workload must have been loaded; a built-in one need not be. An installed one is its
-    distribution, unless that is installed in editable mode: then its files can change as any other.
+    Nothing is loaded, but this process imports from the same folders from then on. An installed
+    workload is its distribution, unless that is installed in editable mode: then its files can
+    change as any other.
     """
     if uses in BUILT_IN:
         return Source(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
     location, _, _ = uses.rpartition(":")
+    folder = (base or Path.cwd()).absolute()
+    if location:
+        make_importable(folder)
     if location.endswith(".py"):
-        path = (base or Path.cwd()).absolute() / Path(location).expanduser()
+        path = folder / Path(location).expanduser()
+        make_importable(path.parent)
         return Source(code.files_of_file(path))
     if location.partition(".")[0] == __package__:
         return Source(code.files_of_built_in(location))
@@ -120,10 +125,6 @@ def imported_distributions(uses: str, base: Path) -> list[str]:
     """
     if uses in BUILT_IN:
         return []
-    make_importable(base)
-    location, _, _ = uses.rpartition(":")
-    if location.endswith(".py"):
-        make_importable((base / Path(location).expanduser()).parent)
     names = code.imported_packages(find_source(uses, base).files)
     distributions = {distribution_of(name) for name in names}
     return sorted(name for name in distributions if name is not None)

@@ -66,7 +66,7 @@ class _Walk:
 def files_of_file(path: Path) -> dict[str, Path]:
     """Return the files of a workload that is a file by itself, by their relative paths.
 
-    Its folder must have been made importable, as loading the workload does.
+    Its folder must have been made importable.
     """
     walk = _Walk(find_root=_users_root)
     walk.add_file(path, path.parent)

@@ -21,7 +21,7 @@ SHOWN_DIGITS = 12  # of a digest
 
 
 def describe_workload_code(uses: str, base_folder: Path) -> WorkloadCode:
-    """Return the code of a workload as it is on disk now; a user's must have been loaded.
+    """Return the code of a workload as it is on disk now.
 
     Raises OSError for a file that can't be read.
     """
