@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,15 +24,17 @@ from harness.cli.arguments import (
     examples,
     load_sweep,
 )
-from harness.cli.completion import complete_recorded_sweeps
+from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
+    from harness.reproduce.recorded import RecordedTrial
     from harness.reproduce.reproduction import Demand
     from harness.reproduce.rerun import Original
     from harness.reproduce.source import Choice
     from harness.spec.cell import Cell
+    from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
 app = typer.Typer()
@@ -50,10 +53,19 @@ CellArgument = Annotated[
     epilog=examples(
         "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
         "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
+        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0 --plot parting.png",
     )
 )
 def diff(
-    sweep: SweepArgument,
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP|TRIAL",
+            help="A sweep file or the name of a ready sweep; or a trial on record: its id, its folder"
+            " or its record.",
+            autocompletion=complete_sweeps,
+        ),
+    ],
     a: CellArgument = "",
     b: CellArgument = "",
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -62,41 +74,126 @@ def diff(
     seed: Annotated[
         int | None, typer.Option("--seed", help="The seed of both.  [default: the sweep's first]")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Write a PNG of how far losses and parameters are apart over the steps.",
+        ),
+    ] = None,
+    results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
-    """Find where two cells begin to compute something else.
+    """Find where two cells or two trials part, to the tensor.
 
-    Runs both again and compares what every rank computes, step by step: batches, random numbers,
-    loss, gradients before and after the ranks share them, parameters, optimizer state, buffers and
-    evaluations. Names the first step, phase, rank and tensor that differ, and how far apart they
-    are. Nothing is recorded. A sweep of two cells needs no names.
+    Runs two cells of a sweep and compares what every rank computes, step by step: batches, random
+    numbers, loss, gradients before and after the ranks share them, parameters, optimizer state,
+    buffers and evaluations. Names the first step, phase, rank and tensor that differ, and how far
+    apart they are. Nothing is recorded. A sweep of two cells needs no names.
+
+    Two trials on record (harness diff TRIAL TRIAL) are compared by their losses, evaluations and
+    fingerprints, and run again only if these do not name the step.
 
     Exit code 0 if all bits are the same, 1 if not.
     """
-    from harness.core.errors import HarnessError
-    from harness.core.scratch import ScratchFolder
+    from harness.core.paths import Results
+
+    if _are_trials(sweep, a, b):
+        if settings or data or seed is not None:
+            raise BadInput(
+                "--set, --data, --seed: found beside trials on record; allowed: beside a sweep"
+            )
+        is_same = _diff_recorded(Results(results), (sweep, a), cluster, plot, as_json=as_json)
+    else:
+        planned = load_sweep(sweep, settings, data, cluster, timed=False)
+        is_same = _diff_cells(planned, (a, b), cluster, seed, plot, as_json=as_json)
+    if not is_same:
+        raise typer.Exit(1)
+
+
+def _are_trials(first: str, second: str, third: str) -> bool:
+    """Return whether the arguments name two trials on record rather than a sweep and its cells."""
+    from harness.spec.sweep import ready_sweeps
+
+    is_sweep = first in ready_sweeps() or Path(first).suffix in (".yaml", ".yml")
+    return bool(second) and not third and not is_sweep
+
+
+def _diff_cells(
+    planned: tuple[Sweep, Profile],
+    names: tuple[str, str],
+    cluster: str,
+    seed: int | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> bool:
+    """Run two cells of a sweep, show where they part, and return whether they are the same."""
     from harness.render.terminal import divergence
     from harness.reproduce.tracing import TracedTrial
     from harness.spec.cell import Trial
 
-    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
+    loaded, profile = planned
     check_launcher(cluster, profile, "torchrun")
-    cells = _choose_cells(loaded, a, b)
     seed_of_both = loaded.seeds[0] if seed is None else seed
     traced_a, traced_b = (
         TracedTrial(trial=Trial(cell=cell, seed=seed_of_both), base_folder=loaded.base_folder)
-        for cell in cells
+        for cell in _choose_cells(loaded, *names)
     )
+    with _diff_folder() as folder:
+        return divergence.run(
+            traced_a, traced_b, folder, profile, loaded.timeout, as_json=as_json, plot=plot
+        )
+
+
+def _diff_recorded(
+    results: Results, names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
+) -> bool:
+    """Compare two trials on record, show where they part, and return whether they are the same."""
+    from harness.render.terminal import recorded
+    from harness.spec.cluster import load_profile
+
+    profile = load_profile(cluster)
+    check_launcher(cluster, profile, "torchrun")
+    trial_a, trial_b = (_recorded_trial(results, name) for name in names)
+    with _diff_folder() as folder:
+        return recorded.run(trial_a, trial_b, folder, profile, as_json=as_json, plot=plot)
+
+
+def _recorded_trial(results: Results, name: str) -> RecordedTrial:
+    """Return the one trial that a name stands for; raises BadInput for none and for several."""
+    from harness.analysis.selection import find
+    from harness.reproduce.recorded import RecordedTrial
+
+    named = find(results, name)
+    ids = [record.trial.id for record in named.records]
+    if len(ids) != 1:
+        listed = ", ".join(ids[:10]) or "none"
+        raise BadInput(f"{name}: found {len(ids)} trials ({listed}); allowed: the name of one")
+    (record,) = named.records
+    if record.summary is None:
+        raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
+    folder = Path(name)
+    if folder.is_file():
+        folder = folder.parent
+    elif named.folder is not None and not folder.is_dir():
+        folder = named.folder / record.trial.id
+    return RecordedTrial(record=record, folder=folder)
+
+
+@contextmanager
+def _diff_folder() -> Iterator[Path]:
+    """Yield a folder for runs; it is removed, unless an error names logs in it."""
+    from harness.core.errors import HarnessError
+    from harness.core.scratch import ScratchFolder
+
     with ScratchFolder("diff") as scratch:
         try:
-            same = divergence.run(
-                traced_a, traced_b, scratch.path, profile, loaded.timeout, as_json=as_json
-            )
+            yield scratch.path
         except HarnessError:
             scratch.keep()  # the message names logs in it
             raise
-    if not same:
-        raise typer.Exit(1)
 
 
 @app.command(

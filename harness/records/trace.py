@@ -10,7 +10,7 @@ and see what norms and sums miss: signs, swapped elements and permuted rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
@@ -79,7 +79,6 @@ class Recording:
     every: int | None = None  # and every so many steps
     tensors: bool = True  # whether each tensor has a mark of its own, or all of a moment one
     values: bool = False  # whether the tensors themselves are kept, of the last step
-    parameter_steps: Sequence[int] = ()  # after which rank 0 keeps the parameters
     snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
 
     def includes(self, step: int) -> bool:
@@ -123,6 +122,18 @@ def combine(digests: Sequence[tuple[str, str]]) -> tuple[str, str]:
     )
 
 
+def phase_digests(combined: Iterable[Mark]) -> dict[tuple[int, str], str]:
+    """Return the digest of each step and phase, given marks that have one digest a moment.
+
+    A phase that comes once for each micro-batch has several moments in a step.
+    """
+    digests: dict[tuple[int, str], xxhash.xxh3_128] = {}
+    for mark in combined:
+        digest = digests.setdefault((mark.step, mark.phase), xxhash.xxh3_128())
+        digest.update(repr((mark.name, mark.digest)).encode())
+    return {key: digest.hexdigest() for key, digest in digests.items()}
+
+
 def write_recording(folder: Path, recording: Recording) -> None:
     """Write what the ranks of a trial are to record."""
     write_atomically(folder / RECORDING, json.dumps(asdict(recording)) + "\n", durable=False)
@@ -141,11 +152,6 @@ def trace_path(folder: Path, rank: int) -> Path:
 def values_path(folder: Path, rank: int) -> Path:
     """Return where a rank writes the tensors of one step, if it is asked to."""
     return folder / f"values{rank}.safetensors"
-
-
-def parameters_path(folder: Path, step: int) -> Path:
-    """Return where rank 0 writes the parameters after a step, if it is asked to."""
-    return folder / f"parameters{step}.safetensors"
 
 
 def value_name(mark: Mark) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.core.processes import die_with_parent, end_process
 from harness.training.interruption import block_signal
@@ -16,8 +17,11 @@ if __name__ == "__main__":
     die_with_parent()  # before torch is imported, which takes seconds
     block_signal()  # before NumPy starts threads
 
+import numpy as np
+
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
+from harness.records.series import Series
 from harness.records.trace import read_recording, trace_path
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training import worker
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def trace_rank(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
-    """Train up to the last step that is to be recorded; return a result without measurements."""
+    """Train up to the last step that is to be recorded; return a result with losses only."""
     recording = read_recording(folder.path)
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         workload = worker.load_workload(assignment)
@@ -48,7 +52,7 @@ def trace_rank(
             trainer.run(min(recording.last_step, parts.total_steps))
         del parts, trainer, recorder  # the process group ends after them
         gc.collect()
-    return entered
+    return replace(entered, loss=Series.pack(np.asarray(state.losses, dtype=np.float32)))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,21 @@ class TracedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A run that was traced with one mark a moment, and what it left."""
+
+    folder: Path
+    traces: Traces
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parting:
     """Where two trials part."""
 
     steps: Comparison  # of all steps, with one mark a moment
     tensors: Comparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
+    overviews: tuple[Overview, Overview]  # of all steps
 
 
 class Tracer:
@@ -72,25 +81,39 @@ class Tracer:
         return folder.path, read_traces(folder.path, cell.axes.world_size)
 
 
-def find_parting(tracer: Tracer, a: TracedTrial, b: TracedTrial) -> Parting:
-    """Return where two trials part; raises HarnessError if a rank fails."""
-    overview = Recording(last_step=LAST_STEP, every=1, tensors=False)
-    _, traces_a = tracer.trace("a", a, overview)
-    _, traces_b = tracer.trace("b", b, overview)
+def find_parting(
+    tracer: Tracer,
+    a: TracedTrial,
+    b: TracedTrial,
+    *,
+    last_step: int = LAST_STEP,
+    snapshots: bool = False,
+) -> Parting:
+    """Return where two trials part; raises HarnessError if a rank fails.
+
+    Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters on the way.
+    """
+    overview = Recording(last_step=last_step, every=1, tensors=False, snapshots=snapshots)
+    folder_a, traces_a = tracer.trace("a", a, overview)
+    folder_b, traces_b = tracer.trace("b", b, overview)
+    runs = (
+        Overview(folder=folder_a, traces=traces_a),
+        Overview(folder=folder_b, traces=traces_b),
+    )
     steps = compare(traces_a, traces_b)
     if steps.divergence is None:
-        return Parting(steps=steps)
+        return Parting(steps=steps, overviews=runs)
     step = steps.divergence.first.mark.step
     detail = Recording(last_step=step, values=True)
     folder_a, traces_a = tracer.trace("a", a, detail)
     folder_b, traces_b = tracer.trace("b", b, detail)
     tensors = compare(traces_a, traces_b)
     if tensors.divergence is None:
-        return Parting(steps=steps, tensors=tensors)
+        return Parting(steps=steps, tensors=tensors, overviews=runs)
     differences = []
     for entry in tensors.divergence.together:
         differences.append(_difference_of(entry, folder_a, folder_b))
-    return Parting(steps=steps, tensors=tensors, differences=tuple(differences))
+    return Parting(steps=steps, tensors=tensors, differences=tuple(differences), overviews=runs)
 
 
 def _difference_of(entry: RankMark, folder_a: Path, folder_b: Path) -> TensorDifference:

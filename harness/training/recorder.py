@@ -31,7 +31,6 @@ from harness.records.trace import (
     decode,
     digest_bytes,
     encode,
-    parameters_path,
     value_name,
     values_path,
 )
@@ -85,7 +84,9 @@ class Recorder(StepObserver, Hooks):
             self._record_evaluations()
         self._file.close()
         if self._recording.values:
-            _save(self._values, values_path(self._path.parent, self._rank))
+            from safetensors.torch import save_file
+
+            save_file(self._values, values_path(self._path.parent, self._rank))
 
     # What the loop calls
 
@@ -149,8 +150,6 @@ class Recorder(StepObserver, Hooks):
         self._file.flush()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
         self._state.fingerprints.append(StepFingerprint(step=self._step, digests=digests))
-        if self._step in self._recording.parameter_steps:
-            self._save_parameters()
 
     def _on_local_gradient(self, name: str, gradient: Tensor) -> None:
         """Digest a gradient of the backward under way; they arrive in no fixed order."""
@@ -186,14 +185,6 @@ class Recorder(StepObserver, Hooks):
                 if isinstance(value, Tensor):
                     states.append((f"{name} ({key})", value))
         return full_tensors(states)
-
-    def _save_parameters(self) -> None:
-        """Write rank 0's unsharded parameters to a file; every rank must take part."""
-        parameters = {}
-        for name, parameter in self._parameters():
-            parameters[name] = parameter.contiguous().clone()
-        if self._rank == 0:
-            _save(parameters, parameters_path(self._path.parent, self._step))
 
     # Marks
 
@@ -267,13 +258,6 @@ def _keep_marks_before(path: Path, steps_done: int) -> None:
         if mark.step <= steps_done and mark.phase != "evaluation":
             lines.append(encode(mark))
     write_atomically(path, "".join(lines), durable=False)
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to a file."""
-    from safetensors.torch import save_file
-
-    save_file(dict(tensors), path)
 
 
 def digest_tensor(tensor: Tensor) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core.paths import Results
 from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
 from harness.spec import sweep as spec
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
 from tests.support.commands import harness
-from tests.support.running import line_sweep, local_profile
+from tests.support.running import line_sweep, local_profile, run
 
 pytestmark = pytest.mark.distributed
 
@@ -32,25 +34,46 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
     return find_parting(tracer, traced(a), traced(b))
 
 
-def test_a_defect_is_named(tmp_path: Path) -> None:
-    """tests/mutants has all kinds of them."""
+def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_path: Path) -> None:
+    """tests/mutants has all kinds of defects."""
     axes = {"strategy": "ddp", "world_size": 2}
     options = {"dropout": 0.3}
     defect = {"mutant": "bit", "at": 7, "at_rank": 1, "bit": 3}
-    sound = {"uses": MUTANT, "axes": axes, "options": options}
-    defective = {"uses": MUTANT, "axes": axes, "options": options | defect}
-    parting = part(tmp_path, {"sound": sound, "defective": defective})
-    assert parting.tensors is not None
-    divergence = parting.tensors.divergence
-    assert divergence is not None
-    assert (divergence.first.mark.step, divergence.first.mark.phase) == (7, "optimizer")
-    assert divergence.ranks == [1]
-    (difference,) = parting.differences
-    assert (difference.at.mark.name, difference.differing, difference.largest_ulp) == (
+    path = line_sweep(
+        tmp_path,
+        {
+            "sound": {"uses": MUTANT, "axes": axes, "options": options},
+            "defective": {"uses": MUTANT, "axes": axes, "options": options | defect},
+        },
+        length={"steps": 12},
+        fingerprints={"every": 5},
+    )
+    folders = []
+    results = Results(tmp_path / "results").sweep_folder("line")
+    for record in run(path):
+        assert [step + 1 for step in record.ranks[1].fingerprinted_steps] == [5, 10, 12]
+        folders.append(str(results.trial_folder(record.trial.id).path))
+    plot = tmp_path / "parting.png"
+    profile = local_profile(tmp_path)
+    result = harness("diff", *folders, "--cluster", str(profile), "--plot", str(plot), "--json")
+    assert result.code == 1, result.err
+    content = json.loads(result.out)
+    assert content["recorded"]["equal_up_to"] == 5
+    assert content["recorded"]["first"]["step"] in (7, 8)  # at rank 1, the loss of step 8 differs
+    again = content["again"]
+    assert (again["first"]["step"], again["first"]["phase"], again["first"]["rank"]) == (
+        7,
+        "optimizer",
+        1,
+    )
+    (tensor,) = again["tensors"]
+    assert (tensor["tensor"], tensor["differing"], tensor["largest_ulp"]) == (
         "inner.0.weight",
         1,
         8,
     )
+    assert content["unlike_record"] == {"A": None, "B": None}
+    assert plot.exists()
 
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ class Proof:
 
 
 def _unsharded(traces: Traces) -> Traces:
-    """Return traces without the ranks' own gradients, which FSDP2 flattens."""
-    return [[mark for mark in trace if mark.phase != "backward"] for trace in traces]
+    """Return traces without what FSDP2 has another of: flattened gradients, and a rank's buffers."""
+    unalike = ("backward", "buffers")
+    return [[mark for mark in trace if mark.phase not in unalike] for trace in traces]
 
 
 def main() -> None:
@@ -123,12 +124,11 @@ def main() -> None:
     parser.add_argument("--equal", type=int, default=200)
     parser.add_argument("--resumes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument("--executions", nargs="+", default=EXECUTIONS)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     warm_up(options.output / "cache")
-    executions = ("eager",) if options.eager else EXECUTIONS
-    proof = Proof(options.output, options.seed, executions)
+    proof = Proof(options.output, options.seed, options.executions)
     proof.compare_strategies()
     proof.inject(options.injections)
     proof.compare_equal(options.equal)

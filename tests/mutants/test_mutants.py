@@ -16,8 +16,8 @@ from tests.mutants.resumes import problem
 
 @pytest.mark.distributed
 def test_defects_are_named_and_nothing_else_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.mutants", "--output", str(tmp_path), "--eager"]
-    command += ["--injections", "4", "--equal", "1", "--resumes", "1"]
+    command = [sys.executable, "-m", "tests.mutants", "--output", str(tmp_path)]
+    command += ["--executions", "eager", "--injections", "4", "--equal", "1", "--resumes", "1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "7 as they must be, 0 not" in result.stdout

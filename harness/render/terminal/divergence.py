@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
+from harness.render.divergence_plot import save_divergence
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
-from harness.reproduce.divergence import Comparison, RankMark
+from harness.reproduce.course import course_of_runs
+from harness.reproduce.divergence import Comparison, Divergence, RankMark
 from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
 from harness.reproduce.values import TensorDifference
-from harness.spec.cell import Cell, axis_names
+from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
 
 # What each phase computes, from what the phases before it have left.
@@ -42,72 +44,104 @@ def run(
     timeout: float,
     *,
     as_json: bool,
+    plot: Path | None = None,
 ) -> bool:
     """Trace two trials, print where they part, and return whether they are the same.
 
-    Raises HarnessError if a rank fails.
+    A plot of their distances is written to `plot`, if it is given. Raises HarnessError if a rank
+    fails.
     """
-    console = TerminalConsole()
     errors = TerminalConsole(stderr=True)
     with errors.status("") as status:
         tracer = Tracer(folder, profile, timeout, status.update)
-        parting = find_parting(tracer, a, b)
+        parting = find_parting(tracer, a, b, snapshots=plot is not None)
+    if plot is not None:
+        save_plot(a.trial, b.trial, parting, plot)
     if as_json:
-        print(json.dumps(to_json(a, b, parting), indent=1))
+        print(json.dumps(to_json(a.trial, b.trial, parting), indent=1))
     else:
-        for line in description(a, b, parting):
-            console.print(line, soft_wrap=True, markup=False)
-        if parting.differences:
-            table = make_table(
-                ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
-                ["rank", "elements", "differ", "largest ULP", "largest relative"],
-            )
-            for difference in parting.differences[:TENSORS_SHOWN]:
-                table.add_row(*_row(difference))
-            show(console, table)
-            hidden = len(parting.differences) - TENSORS_SHOWN
-            if hidden > 0:
-                console.print(f"and {hidden} more; --json lists all")
+        console = TerminalConsole()
+        print_lines(console, [*heading(a.trial, b.trial), *description(a.trial, b.trial, parting)])
+        show_differences(console, parting.differences)
     return parting.steps.divergence is None
 
 
-def description(a: TracedTrial, b: TracedTrial, parting: Parting) -> list[str]:
-    """Return what is known of two trials as lines."""
-    cell_a, cell_b = a.trial.cell, b.trial.cell
+def print_lines(console: TerminalConsole, lines: Sequence[str]) -> None:
+    """Print lines as they are."""
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def show_differences(console: TerminalConsole, differences: Sequence[TensorDifference]) -> None:
+    """Print a table of the tensors that differ first, if their values are known."""
+    if not differences:
+        return
+    table = make_table(
+        ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
+        ["rank", "elements", "differ", "largest ULP", "largest relative"],
+    )
+    for difference in differences[:TENSORS_SHOWN]:
+        table.add_row(*_row(difference))
+    show(console, table)
+    hidden = len(differences) - TENSORS_SHOWN
+    if hidden > 0:
+        console.print(f"and {hidden} more; --json lists all")
+
+
+def save_plot(a: Trial, b: Trial, parting: Parting, path: Path) -> None:
+    """Write the plot of how far two trials are apart, which were traced with snapshots."""
+    run_a, run_b = parting.overviews
+    course = course_of_runs(
+        run_a.folder, run_b.folder, (a.cell.axes.world_size, b.cell.axes.world_size)
+    )
+    divergence = parting.steps.divergence
+    first_step = None if divergence is None else divergence.first.mark.step
+    settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
+    save_divergence(course, f"Distance of two trials: {settings}", first_step, path)
+
+
+def heading(a: Trial, b: Trial) -> list[str]:
+    """Return which two trials are compared, and the settings that they differ in, as lines."""
     lines = [
-        f"A  {cell_a.id}  {cell_a.label}, seed {a.trial.seed}",
-        f"B  {cell_b.id}  {cell_b.label}, seed {b.trial.seed}",
+        f"A  {a.cell.id}  {a.cell.label}, seed {a.seed}",
+        f"B  {b.cell.id}  {b.cell.label}, seed {b.seed}",
     ]
-    settings = differing_settings(cell_a, cell_b)
+    settings = differing_settings(a.cell, b.cell)
     if settings:
         lines.append(f"they differ in {', '.join(settings)}")
+    return lines
+
+
+def description(a: Trial, b: Trial, parting: Parting) -> list[str]:
+    """Return where two trials part that were run, as lines."""
     steps = parting.steps
     if steps.divergence is None:
-        lines.append(f"same bits: {_coverage(steps)}")
-        return lines
+        return [f"same bits: {_coverage(steps)}"]
     where = parting.tensors or steps
     if where.divergence is None:
-        lines.append(
+        return [
             f"they part in step {steps.divergence.first.mark.step}, and did not when that was run"
             " once more: one of them is not deterministic"
-        )
-        return lines
-    first = where.divergence.first
+        ]
+    return [
+        moment_line(a, b, where.divergence),
+        f"before that, {steps.divergence.agreeing} of {steps.compared} moments are the same",
+    ]
+
+
+def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
+    """Return where two trials part, and what that means, as a line."""
+    first = divergence.first
     explanation = WHAT_PHASES_DO[first.mark.phase]
     if first.mark.phase == "parameters" and first.mark.step == 1:
         explanation = "the models begin with other parameters"
-    if cell_a.axes.world_size != cell_b.axes.world_size and first.mark.phase == "all-reduce":
+    is_other_number = a.cell.axes.world_size != b.cell.axes.world_size
+    if is_other_number and first.mark.phase == "all-reduce":
         explanation = (
             "the mean gradients differ (with other numbers of ranks, what each rank computes"
             " before that can't be compared)"
         )
-    lines.append(
-        f"they part in {_moment(first.mark)}, at {_ranks(where.divergence.ranks)}: {explanation}"
-    )
-    lines.append(
-        f"before that, {steps.divergence.agreeing} of {steps.compared} moments are the same"
-    )
-    return lines
+    return f"they part in {moment(first.mark)}, at {_ranks(divergence.ranks)}: {explanation}"
 
 
 def differing_settings(a: Cell, b: Cell) -> list[str]:
@@ -130,7 +164,7 @@ def _coverage(comparison: Comparison) -> str:
     return text
 
 
-def _moment(mark: Mark) -> str:
+def moment(mark: Mark) -> str:
     """Return when a mark was made, as `step 3, micro-step 2, forward`."""
     parts = [f"step {mark.step}"]
     if 1 < mark.micro_step < AFTER_MICRO_STEPS:
@@ -161,16 +195,16 @@ def _row(difference: TensorDifference) -> list[str]:
     ]
 
 
-def to_json(a: TracedTrial, b: TracedTrial, parting: Parting) -> dict[str, Any]:
-    """Return a comparison as JSON can hold it."""
+def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
+    """Return a comparison of runs as JSON can hold it."""
     where = parting.tensors or parting.steps
     first = None
     if where.divergence is not None:
-        first = _entry_to_json(where.divergence.first)
+        first = entry_to_json(where.divergence.first)
     return {
-        "a": {"cell": a.trial.cell.id, "seed": a.trial.seed},
-        "b": {"cell": b.trial.cell.id, "seed": b.trial.seed},
-        "settings": differing_settings(a.trial.cell, b.trial.cell),
+        "a": {"cell": a.cell.id, "seed": a.seed},
+        "b": {"cell": b.cell.id, "seed": b.seed},
+        "settings": differing_settings(a.cell, b.cell),
         "same": parting.steps.divergence is None,
         "moments_compared": parting.steps.compared,
         "phases": list(PHASES),
@@ -179,7 +213,7 @@ def to_json(a: TracedTrial, b: TracedTrial, parting: Parting) -> dict[str, Any]:
     }
 
 
-def _entry_to_json(entry: RankMark) -> dict[str, Any]:
+def entry_to_json(entry: RankMark) -> dict[str, Any]:
     """Return a mark of a rank as JSON can hold it."""
     micro_step = entry.mark.micro_step
     return {
@@ -194,7 +228,7 @@ def _entry_to_json(entry: RankMark) -> dict[str, Any]:
 def _difference_to_json(difference: TensorDifference) -> dict[str, Any]:
     """Return a tensor's difference as JSON can hold it."""
     return {
-        **_entry_to_json(difference.at),
+        **entry_to_json(difference.at),
         "elements": difference.elements,
         "differing": difference.differing,
         "largest_ulp": difference.largest_ulp,
