@@ -111,7 +111,7 @@ def workloads(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the workloads that a sweep can train, with their options and data sources.
+    """List the workloads, with their options and data.
 
     For one workload, shows what each setting allows and its default. Every setting may be an axis,
     such as options.hidden.
