@@ -229,6 +229,7 @@ def _add_files_of_the_machine(stage: Stage) -> None:
     hardware = record.rank0.environment.hardware
     machine.write(results.peaks, replace(make_machine(), hardware=hardware))
     certificate.write(results, replace(made(1, 5), hardware=hardware))
+    stage.run(stage.run_command)  # which draws the roofline, now that it knows the peaks
 
 
 def _names(ended: Ended, path: Path) -> bool:
