@@ -102,12 +102,17 @@ class RevisionTrainer:
                     of_tree.append(_trial_result(result, seed))
                     parts[key] = _cell_result(cell, result, of_tree)
         except HarnessError as error:
-            for path in self.folder.iterdir():
-                if path.is_dir():
-                    scrub_logs(TrialFolder(path), self.secrets)
-            self._scratch.keep()
+            if str(self.folder) in str(error):
+                self._keep_logs()
             return TrainedCell(failure=str(error))
         return TrainedCell(before=parts["a"], now=parts["b"])
+
+    def _keep_logs(self) -> None:
+        """Leave the logs for the user, without secrets."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                scrub_logs(TrialFolder(path), self.secrets)
+        self._scratch.keep()
 
     def _run(self, key: str, trial: Trial) -> RankResult:
         """Train a trial in a tree and return what rank 0 left; raises HarnessError if it fails."""

@@ -303,9 +303,9 @@ class PairStarter:
     def __exit__(self, *error: Any) -> None:
         self.stack.__exit__(*error)
 
-    def _remove_folder(self, kind: type[BaseException] | None, *error: object) -> None:
+    def _remove_folder(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave nothing but the logs that a HarnessError names."""
-        if kind is not None and issubclass(kind, HarnessError):
+        if isinstance(error, HarnessError) and str(self.folder) in str(error):
             secrets = secret_values(os.environ, self.profile.environment)
             for key in self.trees:
                 scrub_logs(TrialFolder(self.folder / key), secrets)
