@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from harness.analysis.cells import naming_axes
 from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
 from harness.core.text import counted
-from harness.render.format import MISSING
+from harness.render.format import MISSING, cell_name
+from harness.spec.cell import Cell
 
 UNKNOWN = "can't tell"
+LARGE = 1000  # from which on a multiple is a whole number
 COLUMNS = ("cell", "rung", "they part in", "likely cause", "error", "over seeds")
+
+
+def name(reference: Cell, cell: Cell) -> str:
+    """Return a cell by what it has other than its reference: `ddp×4 bucket_cap_mb=0.01`."""
+    return cell_name(cell, naming_axes([reference, cell])) or cell.label
 
 
 def rung_label(cell: CellParity) -> str:
@@ -61,7 +69,10 @@ def error(distance: TensorDistance | None) -> str:
         return MISSING
     if distance.reference_error == 0:
         return f"{distance.error:.2g}"
-    return f"{distance.error / distance.reference_error:.3g}×"
+    multiple = distance.error / distance.reference_error
+    if multiple >= LARGE:
+        return f"{multiple:,.0f}×"
+    return f"{multiple:.3g}×"
 
 
 def over_seeds(cell: CellParity) -> str:

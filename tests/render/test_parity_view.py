@@ -38,6 +38,7 @@ def test_labels(changes: dict[str, Any], label: str, look: str) -> None:
     [
         ({}, "1×"),
         ({"error": 4.2e-6}, "4.2×"),
+        ({"error": 4.2e-1}, "420,000×"),
         ({"error": 2e-9, "reference_error": 0.0}, "2e-09"),
         ({"error": None, "is_finite": False}, "not finite"),
         ({"error": None, "reference_error": None}, "–"),

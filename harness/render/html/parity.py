@@ -9,6 +9,7 @@ from harness.analysis.parity import CellParity
 from harness.render import parity as texts
 from harness.render.html.report import Report
 from harness.render.html.rows import Badge
+from harness.spec.cell import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +30,18 @@ def ladders(report: Report) -> list[Ladder]:
     found = []
     for reference in report.parity.references:
         cells = [cell for cell in report.parity.cells if cell.reference == reference.cell.id]
-        workload = reference.cell.workload.label
         found.append(
             Ladder(
-                title=f"{workload} against {report.name(reference.cell)}",
+                title=f"against {reference.cell.label}",
                 note=texts.reference_line(reference),
                 columns=texts.COLUMNS,
-                rows=[_row(report, cell) for cell in cells],
+                rows=[_row(reference.cell, cell) for cell in cells],
             )
         )
     return found
 
 
-def _row(report: Report, cell: CellParity) -> tuple[str, Badge, Sequence[str]]:
+def _row(reference: Cell, cell: CellParity) -> tuple[str, Badge, Sequence[str]]:
     """Return the row of a cell."""
     badge = Badge(texts.rung_label(cell), texts.rung_look(cell))
-    return report.name(cell.cell), badge, texts.evidence(cell)
+    return texts.name(reference, cell.cell), badge, texts.evidence(cell)

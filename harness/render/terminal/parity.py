@@ -11,17 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from harness.analysis.cells import naming_axes
 from harness.analysis.parity import CellParity, Parity, with_seeds
 from harness.analysis.result import CellResult
-from harness.render import format as fmt
 from harness.render import parity as texts
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.parity import Plan, measure_parity
 from harness.reproduce.tracing import Tracer
-from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
 STYLES = {"better": "green", "same": "green", "worse": "red", "failed": "red", "open": "yellow"}
@@ -61,33 +58,17 @@ def run(
 
 def show_parity(console: Console, parity: Parity) -> None:
     """Print a table for each reference, with the cells that were held against it."""
-    cells = [reference.cell for reference in parity.references]
-    cells += [cell.cell for cell in parity.cells]
-    workloads = dict.fromkeys(cell.workload.label for cell in cells)
-    for workload in workloads:
-        of_workload = [cell for cell in cells if cell.workload.label == workload]
-        _show_workload(console, parity, workload, naming_axes(of_workload))
-    for line in texts.rule_lines(parity):
-        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-
-
-def _show_workload(console: Console, parity: Parity, workload: str, axes: Sequence[str]) -> None:
-    """Print the table of a workload, whose cells are named by `axes`."""
-
-    def name_of(cell: Cell) -> str:
-        return fmt.cell_name(cell, axes) or cell.label
-
     for reference in parity.references:
-        if reference.cell.workload.label != workload:
-            continue
-        line = f"{workload} against {name_of(reference.cell)}, {texts.reference_line(reference)}"
+        line = f"against {reference.cell.label}, {texts.reference_line(reference)}"
         console.print(escape(line), soft_wrap=True)
         table = make_table(texts.COLUMNS, ["error"])
         for cell in parity.cells:
             if cell.reference == reference.cell.id:
-                table.add_row(name_of(cell.cell), *_row(cell))
+                table.add_row(texts.name(reference.cell, cell.cell), *_row(cell))
         show_table(console, table)
         console.print()
+    for line in texts.rule_lines(parity):
+        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
 def _row(cell: CellParity) -> list[str | Text]:

@@ -129,7 +129,7 @@ def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) ->
     parity = make_parity(reference, other)
     write_parity(results.sweep_folder("demo"), parity)
     text = report(results).texts["parity"]
-    assert "mlp against fp32 single twice the same bits" in text
+    assert f"against {reference.label} twice the same bits" in text
     assert "step 1, all-reduce reduction order 1×" in text
     shown = harness("show", "demo", "--results", str(results.path))
     assert shown.code == 0
