@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 import socket
@@ -36,6 +37,15 @@ def kind_rank(item: pytest.Item) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests in the order of their kinds; within a kind they stay as they were collected."""
     items.sort(key=kind_rank)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now out of garbage collections.
+
+    A trial in this process collects garbage before it trains, and would traverse all tests each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def free_port() -> int:

@@ -84,6 +84,8 @@ def make_importable(folder: Path) -> None:
     this folder's files would get the other's module.
     """
     entry = str(folder.resolve())
+    if _user_folders[:1] == [entry]:
+        return  # nothing was imported from another folder since
     if entry in _user_folders:
         _user_folders.remove(entry)
         sys.path.remove(entry)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from harness.gate import paired
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below
@@ -20,6 +21,12 @@ OTHER = (
     "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
 )
 BROKEN = "\n\nimport a_module_that_nobody_has\n"
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let arms start to count while they still become a little faster."""
+    monkeypatch.setattr(paired, "WARM_UP_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
     "fine": {"axes": TWO},
 }
+# Those that depend on what has started the ranks: it sees how a rank ends that leaves nothing.
+# Under torchrun, each rank loads torch for itself.
+OF_LAUNCHER = ("killed", "full", "exits")
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +36,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("failures")
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["forked", "torchrun"])
-def records(request: pytest.FixtureRequest, folder: Path) -> dict[str, Record]:
+@pytest.fixture(scope="module")
+def records(folder: Path) -> dict[str, Record]:
+    """Run each variant in forked ranks."""
     sweep = line_sweep(folder, VARIANTS, length={"steps": 40})
-    return by_label(run(sweep, redo="all", forkserver=request.param))
+    return by_label(run(sweep))
+
+
+@pytest.fixture(scope="module")
+def torchrun_records(folder: Path) -> dict[str, Record]:
+    """Run the variants that depend on the launcher by torchrun."""
+    below = folder / "torchrun"
+    below.mkdir()
+    variants = {label: VARIANTS[label] for label in OF_LAUNCHER}
+    return by_label(run(line_sweep(below, variants, length={"steps": 40}), forkserver=False))
+
+
+@pytest.fixture(params=["forked", "torchrun"])
+def launched(request: pytest.FixtureRequest) -> dict[str, Record]:
+    """Return the records of either launcher."""
+    name = "torchrun_records" if request.param == "torchrun" else "records"
+    by_launcher: dict[str, Record] = request.getfixturevalue(name)
+    return by_launcher
 
 
 def failure(records: dict[str, Record], label: str) -> Any:
@@ -74,24 +95,24 @@ def test_what_was_seen_before_the_failure_is_kept(records: dict[str, Record]) ->
     assert rank.loss.count >= 17
 
 
-def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> None:
-    cause = failure(records, "killed")
+def test_a_killed_rank_is_named_with_its_signal(launched: dict[str, Record]) -> None:
+    cause = failure(launched, "killed")
     assert (cause.kind, cause.rank) == ("Killed", 1)
     assert "SIGKILL" in cause.message
 
 
 def test_a_rank_whose_disk_is_full_is_named_with_the_file_and_what_is_free(
-    records: dict[str, Record],
+    launched: dict[str, Record],
 ) -> None:
-    cause = failure(records, "full")
+    cause = failure(launched, "full")
     assert (cause.kind, cause.rank) == ("StorageError", 1)
     assert re.search(r"/rank1.json: could not be written; free: .* MiB$", cause.message)
 
 
 def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
-    records: dict[str, Record],
+    launched: dict[str, Record],
 ) -> None:
-    cause = failure(records, "exits")
+    cause = failure(launched, "exits")
     assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "logs/rank1.log")
     assert cause.message.startswith("with code 7; the last words of its log: ")
 
@@ -103,12 +124,12 @@ def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[st
 
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     (record,) = run(
-        line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=8)
+        line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=6)
     )
     assert record.failure is not None
     assert (record.failure.kind, record.failure.rank) == ("Timeout", 0)
     assert "_misbehave" in record.failure.message, "it says where the rank hangs"
-    assert 8 <= record.ended - record.started < 23
+    assert 6 <= record.ended - record.started < 21
     assert processes_below(tmp_path) == []
 
 
@@ -118,7 +139,8 @@ def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Re
     assert "compiled no graph" in cause.message
 
 
-def test_no_process_is_left_behind(records: dict[str, Record], folder: Path) -> None:
+def test_no_process_is_left_behind(launched: dict[str, Record], folder: Path) -> None:
+    assert set(launched) >= set(OF_LAUNCHER)
     assert processes_below(folder) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.core.paths import Results, TrialFolder
@@ -20,74 +22,135 @@ from harness.launch.interrupt import SAME_REQUEST
 from harness.launch.runner import read_progress
 from harness.records.record import read_record
 from harness.spec import sweep as spec
-from tests.support.running import line_sweep, local_profile, processes_below, run, wait_until
+from harness.spec.cell import Trial
+from tests.support.commands import harness
+from tests.support.running import (
+    RecordCollector,
+    line_sweep,
+    local_profile,
+    processes_below,
+    run,
+    wait_until,
+)
 
 pytestmark = pytest.mark.distributed
 
 TWO = {"strategy": "ddp", "world_size": 2}
 
 
-def command(sweep: Path, **keys: bool) -> list[str]:
-    """`harness run`, with these keys in its profile."""
-    profile, results = str(local_profile(sweep.parent, **keys)), str(sweep.parent / "results")
-    return [
-        sys.executable,
-        "-m",
-        "harness.cli",
-        "run",
-        str(sweep),
-        "--cluster",
-        profile,
-        "--results",
-        results,
-    ]
+STEPS = 40
+HOLD_AT = 30  # the step that lasts as long as there is the file `hold`
 
 
-def quiet() -> dict[str, str]:
+def held_sweep(folder: Path, hold: Path, **keys: Any) -> Path:
+    """Write a sweep of two ranks that hold at a step, and return its path."""
+    entry = {"options": {"hold_at": HOLD_AT, "hold": str(hold)}, "axes": TWO}
+    return line_sweep(folder, {"held": entry}, length={"steps": STEPS}, **keys)
+
+
+def arguments(sweep: Path) -> list[str]:
+    """Return the arguments of `harness run`."""
+    profile = local_profile(sweep.parent, slots=2)
+    results = sweep.parent / "results"
+    return ["run", str(sweep), "--cluster", str(profile), "--results", str(results)]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without the address of an MLflow server."""
     return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
 
 
-def folders(sweep: Path) -> list[TrialFolder]:
-    """Of the sweep's trials, in their order."""
-    asked = spec.load_sweep(sweep)
-    folder = Results(sweep.parent / "results").sweep_folder(asked.name)
-    return [folder.trial_folder(trial.id) for trial in asked.trials()]
+def trial_folders(sweep: Path) -> list[TrialFolder]:
+    """Return the folders of the sweep's trials, in their order."""
+    loaded = spec.load_sweep(sweep)
+    folder = Results(sweep.parent / "results").sweep_folder(loaded.name)
+    return [folder.trial_folder(trial.id) for trial in loaded.trials()]
 
 
-def mlflow_trials(sweep: Path) -> list[str]:
-    """The trials that MLflow's database has a live run for, one entry a run."""
+def trials_in_mlflow(sweep: Path) -> list[str]:
+    """Return the trials that MLflow's database has a live run for, one entry a run."""
     query = """select tags.value from tags join runs using (run_uuid)
                where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
     with closing(sqlite3.connect(sweep.parent / "results" / "mlflow.db")) as database:
         return [value for (value,) in database.execute(query)]
 
 
-def children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
-    return [int(child) for child in listed]
+def failure_kinds(sweep: Path) -> list[str | None]:
+    """Return the kind of each trial's failure, None for a trial that is done."""
+    kinds: list[str | None] = []
+    for folder in trial_folders(sweep):
+        failure = read_record(folder.record_path).failure
+        kinds.append(failure.kind if failure else None)
+    return kinds
+
+
+def forked_by() -> tuple[psutil.Process, psutil.Process]:
+    """Return the forkserver of the running trial, and its child that has forked the ranks."""
+    pairs: list[tuple[psutil.Process, psutil.Process]] = []
+    for child in psutil.Process().children():
+        if any("forkserver_process" in argument for argument in child.cmdline()):
+            pairs += [(child, agent) for agent in child.children()]
+    (pair,) = pairs
+    return pair
+
+
+class Killer(RecordCollector):
+    """A listener that kills something in each trial, once it has reached a step.
+
+    `victims` names one for each trial: "rank", "agent" (what has forked the ranks), "forkserver" or
+    "torchrun". Without one, a trial is left alone; then `hold` is removed.
+    """
+
+    def __init__(self, *victims: str, step: int = 1, hold: Path | None = None) -> None:
+        super().__init__()
+        self.victims = list(victims)
+        self.step = step
+        self.hold = hold
+        self.last_killed = ""  # the trial
+
+    def on_trial_start(self, trial: Trial) -> None:
+        if not self.victims and self.hold is not None:
+            self.hold.unlink()
+
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
+        has_reached = progress.get("step", 0) >= self.step
+        if not self.victims or not has_reached or trial.id == self.last_killed:
+            return
+        self.last_killed = trial.id
+        _victim(self.victims.pop(0)).kill()
+
+
+def _victim(name: str) -> psutil.Process:
+    """Return the process of the running trial that a name stands for."""
+    if name == "torchrun":
+        children = psutil.Process().children()
+        (launcher,) = [child for child in children if "harness.launch.agent" in child.cmdline()]
+        return launcher
+    forkserver, agent = forked_by()
+    if name == "rank":
+        return agent.children()[-1]
+    return {"agent": agent, "forkserver": forkserver}[name]
 
 
 def heed_interrupts() -> None:
-    """A shell has what it starts in the background ignore Ctrl-C, this test included."""
+    """Let Ctrl-C interrupt, which a shell has what it starts in the background ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
-def running(
-    sweep: Path, trial: TrialFolder, step: int = 1, **keys: bool
-) -> Iterator[subprocess.Popen[str]]:
-    """`harness run`, in the middle of a trial."""
+def running(sweep: Path, trial: TrialFolder) -> Iterator[subprocess.Popen[str]]:
+    """Run `harness run` and yield it in the middle of a trial."""
     began = time.time()
     process = subprocess.Popen(
-        command(sweep, **keys),
+        [sys.executable, "-m", "harness.cli", *arguments(sweep)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=quiet(),
+        env=environment(),
         text=True,
         preexec_fn=heed_interrupts,
     )
     try:
-        wait_until(lambda: process.poll() is not None or reached(trial, began) >= step)
+        wait_until(lambda: process.poll() is not None or has_begun(trial, began))
         assert process.poll() is None, process.communicate()
         yield process
     finally:
@@ -95,93 +158,66 @@ def running(
         process.communicate()
 
 
-def interrupt_twice(harness: subprocess.Popen[str]) -> None:
+def has_begun(trial: TrialFolder, since: float) -> bool:
+    """Return whether the trial has reported a step since then."""
+    progress = read_progress(trial)
+    return bool(progress) and progress["step"] > 0 and progress["at"] > since
+
+
+def interrupt_twice(command: subprocess.Popen[str]) -> None:
     """Press Ctrl-C, and once more when that was announced to be of use."""
-    harness.send_signal(signal.SIGINT)
+    command.send_signal(signal.SIGINT)
     time.sleep(SAME_REQUEST + 0.5)
-    harness.send_signal(signal.SIGINT)
+    command.send_signal(signal.SIGINT)
 
 
-def reached(trial: TrialFolder, since: float) -> int:
-    """The step that the trial has told of; 0 if it has told nothing since then."""
-    told = read_progress(trial)
-    return int(told["step"]) if told and told["at"] > since else 0
-
-
-def failure_kind(trial: TrialFolder) -> str | None:
-    failure = read_record(trial.record_path).failure
-    return failure.kind if failure else None
-
-
-def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
+def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path, empty_store: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    held = {"options": {"hold_at": 30, "hold": str(hold)}, "axes": TWO}
-    sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40}, seeds=[0, 1])
-    first, second = folders(sweep)
+    sweep = held_sweep(tmp_path, hold, seeds=[0, 1, 2, 3])
+    (tmp_path / "results").mkdir()
+    shutil.copy(empty_store, tmp_path / "results" / "mlflow.db")
 
-    with running(
-        sweep, first
-    ) as harness:  # a rank is killed, then in the next trial what has forked its ranks
-        (forkserver,) = children(harness.pid)
-        (parent,) = children(forkserver)
-        os.kill(children(parent)[-1], signal.SIGKILL)
-        wait_until(lambda: reached(second, 0.0) > 0)
-        (parent,) = children(forkserver)
-        os.kill(parent, signal.SIGKILL)
-        assert harness.wait(120) == 1
-    assert [failure_kind(first), failure_kind(second)] == ["Killed", "Lost"]
+    run(sweep, listener=Killer("rank", "agent", "forkserver", hold=hold))
+    assert failure_kinds(sweep) == ["Killed", "Lost", "Lost", None]
+    hold.touch()
+    first = trial_folders(sweep)[0]
 
-    with running(sweep, first) as harness:  # the forkserver
-        (forkserver,) = children(harness.pid)
-        os.kill(forkserver, signal.SIGKILL)
-        killed = time.time()
-        wait_until(lambda: reached(second, killed) > 0)
-        interrupt_twice(harness)
-        harness.communicate(timeout=30)
-    assert failure_kind(first) == "Lost"
-
-    with running(sweep, first) as harness:  # the harness itself
-        refused = subprocess.run(
-            command(sweep), capture_output=True, text=True, env=quiet(), timeout=60, check=False
-        )
-        assert refused.returncode == 2
-        assert f"process {harness.pid} is running this sweep" in refused.stderr
-        harness.kill()
-        harness.wait()
+    with running(sweep, first) as command:  # the harness itself
+        refused = harness(*arguments(sweep))
+        assert refused.code == 2
+        assert f"process {command.pid} is running this sweep" in refused.err
+        command.kill()
+        command.wait()
     wait_until(lambda: processes_below(tmp_path) == [], 15)
 
-    with running(sweep, first) as harness:  # Ctrl-C while a rank hangs, so that it can't save
-        interrupt_twice(harness)
-        output = harness.communicate(timeout=30)[0]
-        assert harness.returncode == 130
+    with running(sweep, first) as command:  # Ctrl-C while a rank hangs, so that it can't save
+        interrupt_twice(command)
+        output = command.communicate(timeout=30)[0]
+        assert command.returncode == 130
         assert "run the same command again" in output
         assert processes_below(tmp_path) == []
 
     hold.unlink()
-    subprocess.run(command(sweep), check=True, capture_output=True, env=quiet(), timeout=200)
-    found = [read_record(trial.record_path) for trial in (first, second)]
-    assert [one.status for one in found] == ["done", "done"]
+    ended = harness(*arguments(sweep))
+    assert ended.code == 0, ended.err + ended.out
+    records = [read_record(folder.record_path) for folder in trial_folders(sweep)]
+    assert [record.status for record in records] == ["done"] * 4
     # A trial that Ctrl-C finds before the step in which it hangs saves, and is recorded as such.
-    kinds = [{failure.kind for failure in record.previous_failures} for record in found]
-    assert kinds[0] - {"Interrupted"} == {"Killed", "Lost"}
-    assert kinds[1] - {"Interrupted"} == {"Lost"}
-    assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 2
-    assert sorted(mlflow_trials(sweep)) == sorted(one.trial.id for one in found)
+    kinds = [{failure.kind for failure in record.previous_failures} for record in records]
+    assert kinds[0] - {"Interrupted", "Lost"} == {"Killed"}
+    assert kinds[1:] == [{"Lost"}, {"Lost"}, set()]
+    assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 4
+    assert sorted(trials_in_mlflow(sweep)) == sorted(record.trial.id for record in records)
     assert processes_below(tmp_path) == []
 
 
 def test_a_torchrun_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    held = {"options": {"hold_at": 30, "hold": str(hold)}, "axes": TWO}
-    sweep = line_sweep(tmp_path, {"held": held}, length={"steps": 40})
-    (trial,) = folders(sweep)
-    with running(sweep, trial, forkserver=False) as harness:
-        (torchrun,) = children(harness.pid)
-        os.kill(torchrun, signal.SIGKILL)
-        assert harness.wait(120) == 1
-    assert failure_kind(trial) == "Lost"
+    sweep = held_sweep(tmp_path, hold)
+    run(sweep, forkserver=False, listener=Killer("torchrun"))
+    assert failure_kinds(sweep) == ["Lost"]
     wait_until(lambda: processes_below(tmp_path) == [], 15)
 
 
@@ -201,9 +237,9 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
     (whole,) = run(line_sweep(whole_folder, {"line": {"options": options, "axes": TWO}}, **keys))
     path = line_sweep(cut_folder, {"line": {"options": options, "axes": TWO}}, **keys)
     hold.touch()
-    with running(path, folders(path)[0], step=30) as harness:
-        harness.kill()
+    run(path, listener=Killer("agent", step=30))
     hold.unlink()
+    assert failure_kinds(path) == ["Lost"]
     wait_until(lambda: processes_below(cut_folder) == [], 15)
     (resumed,) = run(path)
     (taken_up,) = resumed.ranks[0].interruptions
@@ -214,7 +250,6 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
     assert resumed.rank0.parameter_digest == whole.rank0.parameter_digest
     assert resumed.order_digest == whole.order_digest
     assert resumed.loss == whole.loss
-    assert [one.metrics for one in resumed.rank0.evaluations] == [
-        one.metrics for one in whole.rank0.evaluations
-    ]
+    metrics = [evaluation.metrics for evaluation in resumed.rank0.evaluations]
+    assert metrics == [evaluation.metrics for evaluation in whole.rank0.evaluations]
     assert resumed.rank0.checkpoint == whole.rank0.checkpoint

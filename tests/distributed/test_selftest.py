@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from harness.core.paths import Results
 from harness.launch import selftest
@@ -15,21 +16,32 @@ from harness.measure.selftest import check_record
 from harness.measure.summary import summarize, unpack
 from harness.records.record import RankResult, Record
 from harness.records.series import Series
+from harness.spec import sweep as spec
 from harness.spec.cluster import Profile
 from tests.support.running import RecordCollector
 
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 
+STEP_SECONDS = 0.3  # instead of 0.5: attempts that another program disturbs cost less
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
-    """By world size."""
-    results = Results(tmp_path_factory.mktemp("selftest"))
-    found = selftest.run(results, Profile(device="cpu"), [1, 2, 4], RecordCollector())
-    assert [record.status for record in found] == ["done"] * 3, [
-        record.failure or record.violations for record in found
-    ]
-    return {record.trial.cell.axes.world_size: record for record in found}
+    """Run the self-test with shorter steps and return its records by world size."""
+    folder = tmp_path_factory.mktemp("selftest")
+    content = yaml.safe_load(spec.ready_sweeps()["selftest"].read_text(encoding="utf-8"))
+    content["workloads"]["timetable"]["options"] = {"step_seconds": STEP_SECONDS}
+    path = folder / "selftest.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(spec, "ready_sweeps", lambda: {"selftest": path})
+        measured = selftest.run(
+            Results(folder / "results"), Profile(device="cpu"), [1, 2, 4], RecordCollector()
+        )
+    failures = [record.failure or record.violations for record in measured]
+    assert [record.status for record in measured] == ["done"] * 3, failures
+    return {record.trial.cell.axes.world_size: record for record in measured}
 
 
 def steps(record: Record) -> Any:

@@ -33,14 +33,21 @@ ARRANGEMENTS: list[tuple[str, int, float | None, str]] = [
     ("fsdp2", 4, None, "layers"),
 ]
 MICRO_BATCHES = 4
+# Each of its ranks loads transformers for itself, so it does without four of them.
+DISTILBERT_WORLD_SIZES = (1, 2)
 
 
 def sweep_of(folder: Path, reduction: str, workloads: dict[str, Any], steps: int) -> Path:
-    """Write a sweep over all arrangements and return its path."""
+    """Write a sweep over the arrangements and return its path."""
     strategies, world_sizes, buckets, wraps = zip(*ARRANGEMENTS, strict=True)
+    left_out = []
+    if "distilbert" in workloads:
+        for world_size in sorted(set(world_sizes).difference(DISTILBERT_WORLD_SIZES)):
+            left_out.append({"workload": "distilbert", "world_size": world_size})
     content = {
         "name": "tree",
         "workloads": workloads,
+        "exclude": left_out,
         "length": {"steps": steps},
         "warmup": 1,
         "matrix": {"reduction": [reduction], "batch_size": [32]},
@@ -72,7 +79,8 @@ def digests(records: list[Record]) -> dict[str, set[str]]:
 
 def test_all_arrangements_compute_the_same_bits(tmp_path: Path) -> None:
     records = run(sweep_of(tmp_path, "tree", WORKLOADS, steps=12), slots=4)
-    assert len(records) == len(WORKLOADS) * len(ARRANGEMENTS)
+    # Two of the arrangements have four ranks.
+    assert len(records) == len(WORKLOADS) * len(ARRANGEMENTS) - 2
     assert {label: len(seen) for label, seen in digests(records).items()} == {
         "mlp": 1,
         "cnn": 1,

@@ -16,7 +16,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
-from harness.launch.forkserver import TORCH, ForkRequest, kill_all, shared_server
+from harness.launch.forkserver import ForkRequest, kill_all, shared_server
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -44,6 +44,14 @@ import own
 loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
 """
+
+PRELOAD = ("torch",)
+
+
+@pytest.fixture(autouse=True)
+def few_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have forkservers load torch, and not what trials need of it besides, which takes as long again."""
+    monkeypatch.setattr(forkserver, "TORCH", PRELOAD)
 
 
 @pytest.fixture
@@ -149,6 +157,7 @@ def test_everything_ends_with_the_process_that_started_the_forkserver(module: Pa
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     program = (
         "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
+        f"forkserver.TORCH = {PRELOAD}\n"
         "command = [sys.executable, '-P', '-m', 'program']\n"
         "process = forkserver.start_worker(command, dict(os.environ), Path('log'))\n"
         "(server,) = forkserver._servers.values()\n"
@@ -217,16 +226,16 @@ def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path)
         (tree / "own.py").write_text(f"VALUE = {name!r}\n", encoding="utf-8")
         (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
         requests.append(request(tree, tmp_path / f"{name}.log", [core]))
-    server = shared_server(dict(os.environ), preload=TORCH)
+    server = shared_server(dict(os.environ), preload=PRELOAD)
     assert [process.wait(300) for process in server.fork(requests)] == [0, 0]
     assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
     assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
-    assert shared_server(dict(os.environ), preload=TORCH) is server
+    assert shared_server(dict(os.environ), preload=PRELOAD) is server
 
 
 def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
-    server = shared_server(dict(os.environ), preload=TORCH)
+    server = shared_server(dict(os.environ), preload=PRELOAD)
     processes = server.fork([request(tmp_path, tmp_path / "log", []) for _ in range(2)])
     assert [process.poll() for process in processes] == [None, None]
     kill_all(processes)

@@ -15,7 +15,6 @@ from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
     Outcomes,
     hurry_up,
-    slow_down,
     slow_sweep,
     submit,
     trial_folder,
@@ -35,26 +34,21 @@ def preempt(slurm: Slurm) -> None:
     slurm.run("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
 
 
-def test_preempted_at_several_steps(slurm: Slurm, tmp_path: Path, undisturbed: Outcomes) -> None:
-    """Once shortly after the start, and once in the middle; with a whole and with a sharded
-    checkpoint.
-    """
-    sweep = slow_sweep(tmp_path, strategies=("ddp", "fsdp2"))
+def test_a_trial_continues_after_a_preemption(
+    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    """From a sharded checkpoint; the other tests have whole ones."""
+    sweep = slow_sweep(tmp_path, strategies=["fsdp2"])
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
-    for number, step in ((0, 5), (1, 60)):
-        wait_for_step(results, number, step)
-        preempt(slurm)
-        hurry_up(tmp_path)
-        wait_until(lambda number=number: trial_states(results)[number] == "done")
-        slow_down(tmp_path)
-    records = wait_for_records(results, undisturbed)
-    assert len(records) == 2
-    for record in records.values():
-        assert record.attempt == 2
-        assert [failure.kind for failure in record.previous_failures] == ["Interrupted"]
-        interruptions = record.ranks[0].interruptions
-        assert [interruption.signal for interruption in interruptions] == ["SIGUSR2"]
+    wait_for_step(results, 0, 20)
+    preempt(slurm)
+    hurry_up(tmp_path)
+    (record,) = wait_for_records(results, undisturbed).values()
+    assert record.attempt == 2
+    assert [failure.kind for failure in record.previous_failures] == ["Interrupted"]
+    interruptions = record.ranks[0].interruptions
+    assert [interruption.signal for interruption in interruptions] == ["SIGUSR2"]
 
 
 def test_a_time_limit_that_is_too_short(

@@ -93,7 +93,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     }
     hanging = {"hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP}}
     results = tmp_path / "results"
-    for name, variants, timeout in (("hanging", hanging, 45), ("failing", failing, 300)):
+    for name, variants, timeout in (("hanging", hanging, 30), ("failing", failing, 300)):
         folder = tmp_path / name
         folder.mkdir()
         length = {"steps": 10}

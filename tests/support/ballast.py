@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,10 @@ class Options(Settings):
     activations make up the peak.
     """
 
-    parameters: int = 128
-    activations: int = 384
+    parameters: int = 64
+    activations: int = 192
+    layers: int = 1  # that share the activations
+    spread: bool = False  # whether they share the parameters too, which otherwise come before them
 
 
 class KeepMemory(torch.autograd.Function):
@@ -39,17 +42,34 @@ class KeepMemory(torch.autograd.Function):
         return *gradients, None
 
 
+class Layer(nn.Module):
+    """A layer with a parameter and an activation of so many MiB."""
+
+    def __init__(self, parameters: int, activations: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(parameters * MIB)) if parameters else None
+        self.activations = activations
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.weight is not None:
+            value = value + self.weight.sum()
+        result: Tensor = KeepMemory.apply(value, self.activations)  # type: ignore[no-untyped-call]
+        return result
+
+
 class Heavy(nn.Module):
-    """A model with a parameter and an activation of the given sizes."""
+    """A model with parameters and activations of the given sizes."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
-        self.options = options
-        self.weight = nn.Parameter(torch.ones(options.parameters * MIB))
+        layers = options.layers
+        spread = options.parameters // layers if options.spread else 0  # of each layer
+        self.weight = nn.Parameter(torch.ones((options.parameters - layers * spread) * MIB))
+        activations = options.activations // layers
+        self.layers = nn.Sequential(*(Layer(spread, activations) for _ in range(layers)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        total = self.weight.sum()
-        value: Tensor = KeepMemory.apply(total, self.options.activations)  # type: ignore[no-untyped-call]
+        value: Tensor = self.layers(self.weight.sum())
         return inputs.mean() + value * 1e-9
 
 
@@ -66,6 +86,10 @@ class Ballast(Workload):
 
     def build_model(self) -> nn.Module:
         return Heavy(self.options)
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, Heavy)
+        return list(model.layers)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         value: Tensor = model(*batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.record import Record
-from harness.tracking import Tracker
+from harness.tracking import Tracker, runs
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
 from tests.factories import make_cell, make_record, write_sweep, write_trial
@@ -168,11 +169,11 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
 
 
 def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
-    results: Results, folder: SweepFolder, tmp_path: Path
+    results: Results, folder: SweepFolder, tmp_path: Path, empty_store: Path
 ) -> None:
     records = small_sweep(folder)
     Tracker(results).deliver(folder)
-    other_uri = f"sqlite:///{tmp_path / 'other.db'}"
+    other_uri = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'other.db')}"
     tracker = Tracker(results, other_uri)
     for record in records:
         tracker.deliver(folder, [record])
@@ -269,6 +270,8 @@ def die() -> None:
 def test_a_delivery_cut_off_anywhere_is_completed(
     tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Matplotlib takes longer than all writes together.
+    monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
     records = [make_record(), make_record(seed=1)]
     reference = None
     for at in range(100):

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from harness.core.errors import BadInput
@@ -85,8 +86,7 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
         process.stdout.close()
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_the_server_ends_with_all_its_processes(results: Results, ending: signal.Signals) -> None:
+def test_the_server_ends_with_all_its_processes(results: Results) -> None:
     write_sweep(results.sweep_folder("demo"), [make_record()])
     delivery = Tracker(results).deliver(results.sweep_folder("demo"))
     port = free_port()
@@ -101,12 +101,37 @@ def test_the_server_ends_with_all_its_processes(results: Results, ending: signal
         assert processes_of(port)
         # The store's URI may hold a password, and `ps` shows arguments to everybody.
         assert not [command for command in processes_of(port) if "sqlite:" in command]
-        process.send_signal(ending)
-        assert process.wait(30) == (0 if ending != signal.SIGKILL else -signal.SIGKILL)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
         wait_until(
             lambda: not [command for command in processes_of(port) if "harness.cli" not in command],
             30,
         )
+
+
+# Starts a guard as `server` does; what it guards is a shell with a helper in the background.
+GUARDED = """
+import subprocess, sys, time
+command = ["sh", "-c", "sleep 600 & sleep 600; true"]
+guard = [sys.executable, "-P", "-m", "harness.tracking.ui", *command]
+subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+time.sleep(600)
+"""
+
+
+def test_all_that_is_guarded_ends_with_a_starter_that_is_killed() -> None:
+    """Two processes and their shell, which is in the same session."""
+    with subprocess.Popen([sys.executable, "-c", GUARDED]) as starter:
+        wait_until(lambda: len(helpers_of(starter.pid)) == 4)
+        members = helpers_of(starter.pid)
+        starter.kill()
+    wait_until(lambda: not any(member.is_running() for member in members), 30)
+
+
+def helpers_of(process_id: int) -> list[psutil.Process]:
+    """Return everything that a process has started."""
+    members: list[psutil.Process] = psutil.Process(process_id).children(recursive=True)
+    return members
 
 
 def test_a_port_in_use_is_bad_input(results: Results) -> None:
