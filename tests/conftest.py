@@ -22,16 +22,18 @@ from harness.tracking.ui import server
 # counts.
 ALONE = "alone"
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
+# Files without such a mark that take more than half a minute, by the beginnings of their names.
+LONG_FILES = ("tests/tracking/test_tracking", "tests/tracking/test_ui", "tests/training/test_inter")
 
 
 def kind_rank(item: pytest.Item) -> int:
     """Return the position of a test's kind in the order of running."""
     if item.get_closest_marker(ALONE):
-        return len(LONG_KINDS) + 1
+        return len(LONG_KINDS) + 2
     for rank, mark in enumerate(LONG_KINDS):
         if item.get_closest_marker(mark):
             return rank
-    return len(LONG_KINDS)
+    return len(LONG_KINDS) + int(not item.nodeid.startswith(LONG_FILES))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

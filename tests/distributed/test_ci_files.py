@@ -19,8 +19,9 @@ from tests.cli.test_readme import write_printed
 from tests.support.tree import TOP
 
 CI = TOP / "harness" / "gate" / "ci"
-# seconds, slept rather than computed, so that it hardly matters what else this machine does
+# Seconds, slept rather than computed, so that it hardly matters what else this machine does.
 STEP = 0.04
+SHORT_STEP = 0.01  # where the difference stands out
 SWEEP = """
 name: spiral
 workloads:
@@ -58,13 +59,13 @@ class Repository:
     slower by a share.
     """
 
-    def __init__(self, folder: Path, slower: float) -> None:
+    def __init__(self, folder: Path, slower: float, step: float = SHORT_STEP) -> None:
         self.path = folder
         self.git("init", "--quiet", "--initial-branch=main")
         (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
-        self.commit(STEP)
+        self.commit(step)
         self.git("checkout", "--quiet", "-b", "change")
-        self.commit(STEP * (1 + slower))
+        self.commit(step * (1 + slower))
 
     def git(self, *arguments: str) -> str:
         who = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
@@ -106,7 +107,7 @@ def louder(script: str) -> str:
 @pytest.mark.distributed
 @pytest.mark.alone
 def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_path: Path) -> None:
-    repository = Repository(tmp_path, slower=0.05)
+    repository = Repository(tmp_path, slower=0.05, step=STEP)
     repository.merge()
     done = bash(github_step("Measure"), tmp_path)
     assert done.returncode == 1, done.stderr + done.stdout

@@ -39,7 +39,7 @@ def from_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
-    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
     # Files *.pth in these folders are not read, so an editable install there is not seen.
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]

@@ -27,7 +27,7 @@ STEPS = 30
 TWO_RANKS = {"world_size": 2, "lr_schedule": "one-cycle"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", **TWO_RANKS},
-    "ddp, compiled": {"strategy": "ddp", "execution": "compile", **TWO_RANKS},
+    "compiled": {"execution": "compile", "lr_schedule": "one-cycle"},
     "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS},
 }
 
@@ -118,7 +118,7 @@ def test_a_trial_saves_on_ctrl_c_and_resumes_with_the_next_run(
     assert interrupted.failure is not None
     assert interrupted.failure.message.startswith("Ctrl-C: SIGUSR2 after step ")
     assert len(listener.messages) == 1
-    (record,) = run(path, forkserver=forkserver)
+    (record,) = run(path)
     assert (record.status, record.attempt) == ("done", 2)
     (interruption,) = record.ranks[0].interruptions
     assert interruption.step >= 8

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
-    "single": {"axes": {"num_workers": 1}},
-    "ddp": {"axes": {"strategy": "ddp", "world_size": 2, "execution": "compile"}},
+    "single": {"axes": {"num_workers": 1, "execution": "compile"}},
+    "ddp": {"axes": {"strategy": "ddp", "world_size": 2}},
     "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2, "lr_schedule": "one-cycle"}},
 }
 

@@ -51,34 +51,31 @@ def test_a_trial_continues_after_a_preemption(
     assert [interruption.signal for interruption in interruptions] == ["SIGUSR2"]
 
 
-def test_a_time_limit_that_is_too_short(
-    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
-) -> None:
-    """The shortest limit that Slurm has is a minute.
+def submit_with_a_time_limit_that_is_too_short(folder: Path) -> Path:
+    """Submit a slow trial and return its results folder.
 
-    Slurm looks at limits every 30 s, and sends a warning that falls due until the next look: the
-    trial gets this one when the job has run for 10 to 40 s. Should it come before the first step,
-    the next start of the job has another chance.
+    The shortest limit that Slurm has is a minute. Slurm looks at limits every 30 s, and sends a
+    warning that falls due until the next look: the trial gets this one when the job has run for 10
+    to 40 s. Should it come before the first step, the next start of the job has another chance.
     """
-    sweep = slow_sweep(tmp_path, strategies=["single"], step_seconds=0.2)
-    results = tmp_path / "results"
-    submit(sweep, results, time="1", warning=20, requeues=30)
-    checkpoints = trial_folder(results, 0).resume_checkpoints
-    wait_until(lambda: any(checkpoints.glob("*")))
-    hurry_up(tmp_path)
-    (record,) = wait_for_records(results, undisturbed).values()
-    assert record.attempt > 1
-    assert {failure.kind for failure in record.previous_failures} == {"Interrupted"}
+    folder.mkdir()
+    sweep = slow_sweep(folder, strategies=["single"], step_seconds=1.0)
+    submit(sweep, folder / "results", time="1", warning=20, requeues=30)
+    return folder / "results"
 
 
-def test_a_trial_continues_after_its_job_was_cancelled_and_after_its_leader_was_killed(
+def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """The job of another trial waits, and is held for a moment. Cancelled jobs are submitted again;
+    """One trial waits for its time limit beside the others, which are cancelled in the meantime: one
+    runs, and the job of the other waits and is held for a moment. Cancelled jobs are submitted again;
     one whose leader is killed comes back by itself.
     """
-    sweep = slow_sweep(tmp_path, strategies=["single"], seeds=[0, 1])
-    results = tmp_path / "results"
+    limited = submit_with_a_time_limit_that_is_too_short(tmp_path / "limited")
+    folder = tmp_path / "cancelled"
+    folder.mkdir()
+    sweep = slow_sweep(folder, strategies=["single"], seeds=[0, 1])
+    results = folder / "results"
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 20)
     waiting_job = trial_rows(results)[1]["job"]
@@ -87,17 +84,25 @@ def test_a_trial_continues_after_its_job_was_cancelled_and_after_its_leader_was_
     assert (row["state"], f"`scontrol release {waiting_job}`" in row["detail"]) == ("held", True)
     slurm.run("scontrol", "release", waiting_job)
     assert "2 jobs cancelled" in harness("cancel", "line", "--results", str(results)).out
-    wait_until(lambda: not slurm.run("squeue", "-h"))
+    array = waiting_job.partition("_")[0]
+    wait_until(lambda: array not in slurm.run("squeue", "-h", "-o", "%F").split())
     assert trial_states(results) == ["cancelled", "cancelled"]
 
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 1)
     os.kill(leader_pid(results), signal.SIGKILL)
-    hurry_up(tmp_path)
+    hurry_up(folder)
     records = wait_for_records(results, undisturbed)
     running, waiting = (records[row["trial"]] for row in trial_rows(results))
     assert [failure.kind for failure in running.previous_failures] == ["Interrupted"] * 2
     assert waiting.previous_failures == []
+
+    checkpoints = trial_folder(limited, 0).resume_checkpoints
+    wait_until(lambda: any(checkpoints.glob("*")))
+    hurry_up(limited.parent)
+    (record,) = wait_for_records(limited, undisturbed).values()
+    assert record.attempt > 1
+    assert {failure.kind for failure in record.previous_failures} == {"Interrupted"}
 
 
 def leader_pid(results: Path) -> int:
