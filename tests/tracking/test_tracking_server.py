@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,6 +19,7 @@ from harness.core.paths import Results
 from harness.tracking import Tracker, TrackerDown
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import check_uri, connect
+from harness.tracking.ui import server
 from tests.conftest import free_port
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Meddler, artifact_text, by_name, everything
@@ -57,82 +57,45 @@ def test_delivering_again_adds_nothing(
     assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")
 
 
-class Forwarder:
-    """A port that leads to a server until it is closed: then, to its clients, the server has died."""
-
-    def __init__(self, server: str, port: int) -> None:
-        url = urlsplit(server)
-        assert url.hostname is not None
-        assert url.port is not None
-        self.server_address = (url.hostname, url.port)
-        self.listener = socket.create_server(("127.0.0.1", port))
-        self.address = f"http://127.0.0.1:{port}"
-        self.sockets: list[socket.socket] = []
-        self.threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=target, args=arguments)
-        self.threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        """Forward every connection, both ways."""
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:  # it was shut down
-                return
-            server = socket.create_connection(self.server_address)
-            self.sockets += [client, server]
-            self._start(_copy, client, server)
-            self._start(_copy, server, client)
-
-    def close(self) -> None:
-        """Refuse new connections and break those that are open."""
-        for opened in (self.listener, *self.sockets):
-            with suppress(OSError):  # the other end may have closed it
-                opened.shutdown(socket.SHUT_RDWR)
-        for thread in self.threads:
-            thread.join()
-        for opened in (self.listener, *self.sockets):
-            opened.close()
-
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    """Send on what arrives until either end is closed."""
-    with suppress(OSError):
-        while content := source.recv(65536):
-            sink.sendall(content)
-    with suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
-
-
 def test_a_delivery_to_a_server_that_died_can_be_completed(
-    results: Results, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+    results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_sweep(results, "died")
-    folder = results.sweep_folder("died")
+    small_sweep(results, "demo")
+    store = Tracker(Results(results.path / "server"))
     port = free_port()
-    forwarder = Forwarder(mlflow_server, port)
-    meddlers: list[Meddler] = []
+    with server(store, port=port) as base:
+        children = _session(base)
 
-    def connect_meddler(uri: str) -> Meddler:
-        meddlers.append(Meddler(connect(uri), 14, forwarder.close))
-        return meddlers[-1]
+        def kill_it() -> None:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
 
-    monkeypatch.setattr(tracker_module, "connect", connect_meddler)
-    with pytest.raises(TrackerDown, match="harness collect died"):
-        Tracker(results, forwarder.address).deliver(folder)
-    assert [meddler.calls for meddler in meddlers] == [15]
+        monkeypatch.setattr(
+            tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it)
+        )
+        with pytest.raises(TrackerDown, match="harness collect demo"):
+            Tracker(results, base).deliver(results.sweep_folder("demo"))
     monkeypatch.undo()
-    forwarder = Forwarder(mlflow_server, port)
-    try:
-        Tracker(results, forwarder.address).deliver(folder)
-    finally:
-        forwarder.close()
-    Tracker(results).deliver(folder)
-    assert everything(mlflow_server, "died") == everything(f"sqlite:///{results.database}", "died")
+    with server(store, port=port) as base:
+        Tracker(results, base).deliver(results.sweep_folder("demo"))
+        Tracker(results).deliver(results.sweep_folder("demo"))
+        assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
+
+
+def _session(base: str) -> list[int]:
+    """Return the processes of the server at `base`, without the guard that leads their session."""
+    port = base.rpartition(":")[2]
+    listing = subprocess.run(
+        ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in listing.splitlines()]
+    leaders = {pid: command for pid, sid, command in rows if pid == sid}
+    guard = next(
+        pid
+        for pid, command in leaders.items()
+        if "harness.tracking.ui" in command and f"--port {port}" in command
+    )
+    return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
 @contextmanager
