@@ -210,7 +210,7 @@ def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path
     (tmp_path / "program.py").write_text("import harness.core.errors\nprint(harness.__path__[0])")
     log = tmp_path / "log"
     found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
-    server = shared_server(os.environ, preload=TORCH)
+    server = shared_server(os.environ, preload=PRELOAD)
     codes = [server.fork([process])[0].wait(60) for process in (request(tmp_path, log, []), found)]
     assert codes == [1, 0]
     assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
