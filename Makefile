@@ -52,6 +52,8 @@ bench: setup-test
 	@echo "==> The training loop beside the same loop written bare, one rank and two"
 	@$(BIN)/python -m tests.perf.overhead
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 -m tests.perf.overhead
+	@echo "==> Fingerprints beside the speed of memory and a step of DistilBERT"
+	@$(BIN)/python -m tests.perf.fingerprints
 	@echo "==> The start of the command line"
 	@$(BIN)/python -m tests.perf.startup
 
