@@ -103,7 +103,7 @@ def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Pat
     write_parity(folder, parity)
     read = read_parity(folder)
     assert read is not None
-    assert (read.cells[0].cell, read.cells[0].seeds) == (OTHER, parity.cells[0].seeds)
+    assert (read.cells[0].cell.id, read.cells[0].seeds) == (OTHER.id, parity.cells[0].seeds)
     assert read.of(OTHER) == read.cells[0]
     assert (read.of(REFERENCE), read.is_reference(REFERENCE)) == (None, True)
     text = folder.parity_path.read_text()
