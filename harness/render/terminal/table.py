@@ -52,7 +52,8 @@ def show(console: Console, table: Table) -> None:
     """
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
-    TerminalConsole(width=max(console.width, natural_width)).print(table)
+    width = max(console.width, natural_width)
+    TerminalConsole(width=width, stderr=console.stderr).print(table)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""A run is recorded in one checkout and reproduced from a clone, and what was changed is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import CommandResult, harness
+from tests.support.repository import Repository
+
+pytestmark = pytest.mark.distributed
+
+
+def reproduce(run: Path, bundle: Path, *options: str) -> tuple[CommandResult, dict[str, Any]]:
+    result = harness("reproduce", str(run), "--output", str(bundle), "--json", *options)
+    return result, json.loads(result.out)
+
+
+def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = {"strategy": ["ddp"], "world_size": [2], "batch_size": [32]}
+    origin = Repository(tmp_path / "origin", length={"steps": 12}, warmup=2, matrix=matrix)
+    monkeypatch.chdir(origin.path)
+    results = tmp_path / "results"
+    assert harness("run", str(origin.sweep), "--results", str(results)).code == 0
+    (path,) = results.glob("runs/own/*/record.json")
+    run = tmp_path / "run.json"  # alone: without the sweep's folder
+    shutil.copyfile(path, run)
+    clone = tmp_path / "clone"
+    origin.git("clone", "--quiet", str(origin.path), str(clone))
+    shutil.rmtree(origin.path)
+    monkeypatch.chdir(clone)
+
+    same, verdict = reproduce(run, tmp_path / "same", "--strict", "--at-least", "bitwise")
+    assert same.code == 0, same.err
+    assert (verdict["outcome"], verdict["rung"]) == ("repeated", "bitwise")
+    assert harness("reproduce", str(tmp_path / "same"), "--check").code == 0
+
+    source = clone / "own.py"
+    edited = source.read_text(encoding="utf-8") + "\n\nclass More(Slowed):\n    pass\n"
+    edited = edited.replace("class Slowed(MLP):", "class Slowed(MLP):\n    batch_size = 16\n")
+    source.write_text(edited, encoding="utf-8")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    recorded, verdict = reproduce(run, tmp_path / "recorded", "--code", "recorded")
+    assert verdict["trials"][0]["code"]["workload"]["choice"] == "recorded"
+    fields = [entry["field"] for entry in verdict["trials"][0]["differences"]]
+    assert fields == ["settings.cpu_capability", "variables.ATEN_CPU_CAPABILITY"]
+    assert recorded.code == 0, recorded.err  # rounding errors: within the fp64 rule
+    assert verdict["outcome"] == "reproduced"
+    assert source.read_text(encoding="utf-8") == edited
+
+    refused = harness("reproduce", str(run), "--code", "here", "--strict")
+    assert refused.code == 2
+    assert "code.files.own.py" in refused.err
+    assert "variables.ATEN_CPU_CAPABILITY" in refused.err
+    assert not list(clone.glob("reproduced-*"))  # nothing ran
