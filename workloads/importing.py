@@ -102,13 +102,15 @@ def make_importable(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Import nothing more from a folder and those below it, and drop what was imported from there.
+    """Import nothing more from a folder and those below it, and drop what users had it import.
 
-    For code that was only looked at, and whose files are about to go.
+    For code that was only looked at, and whose files are about to go. What is installed in a
+    virtual environment below the folder stays, since a package that is loaded twice breaks.
     """
     inside = str(folder.resolve()) + os.sep
     for name, module in list(sys.modules.items()):
-        if _file_of(module).startswith(inside):
+        file = _file_of(module)
+        if file.startswith(inside) and _is_users(file):
             del sys.modules[name]
     for entry in list(_user_folders):
         if (entry + os.sep).startswith(inside):

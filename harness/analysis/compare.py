@@ -38,7 +38,7 @@ from harness.records.differences import as_text, cell_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
 from harness.spec.environment import PREFIX, variable_of
-from harness.spec.settings import SECTIONS, setting_of
+from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 

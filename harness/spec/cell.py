@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
-from harness.spec.settings import setting_of
+from harness.spec.setting_axis import setting_of
 from workloads.options import Between, Count, Strict
 
 # The axes that every label shows.

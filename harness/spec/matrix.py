@@ -24,7 +24,8 @@ from harness.spec.environment import (
     variable_of,
     variable_value,
 )
-from harness.spec.settings import WorkloadSettings, checked_value, checked_values, setting_of
+from harness.spec.setting_axis import setting_of
+from harness.spec.settings import WorkloadSettings, checked_value, checked_values
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes

@@ -12,29 +12,14 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from harness.core.errors import did_you_mean
 from harness.spec.document import Document, Key, choose
+from harness.spec.setting_axis import SECTIONS, Setting, setting_of
 from workloads.catalog import Declaration
 
-SECTIONS = ("options", "data")  # of a workload's entry in a sweep file
 SOURCE = "source"  # the data setting that decides which others there are
-
-
-class Setting(NamedTuple):
-    """A key of a workload's entry."""
-
-    section: str  # of SECTIONS
-    name: str
-
-
-def setting_of(axis: str) -> Setting | None:
-    """Return the setting that an axis decides, None of other axes."""
-    section, dot, name = axis.partition(".")
-    if section in SECTIONS and dot:
-        return Setting(section, name)
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from harness.spec import matrix
 from harness.spec.cell import Cell, Fingerprints, Length, Profiling, Trial
 from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.overrides import apply_data, apply_set
-from harness.spec.settings import WorkloadSettings, setting_of
+from harness.spec.setting_axis import setting_of
+from harness.spec.settings import WorkloadSettings
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
     Files,

@@ -23,7 +23,7 @@ from harness.spec.cell import (
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.document import Document, Key, choose, dotted
-from harness.spec.settings import setting_of
+from harness.spec.setting_axis import setting_of
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
 from workloads.options import Between, Settings, Strict

@@ -92,7 +92,7 @@ def test_a_cell_without_a_baseline_fails(before: BenchmarkProject) -> None:
         benchmark for benchmark in content["benchmarks"] if benchmark["name"] != before.bf16.label
     ]
     write_atomically(saved, json.dumps(content))
-    next(before.results.baselines.glob(f"*/{before.bf16.id}.json")).unlink()
+    next(before.results.baselines.glob(f"*/{before.bf16.settings_id}.json")).unlink()
     before.record(before.bf16, slower=0.5)
     assert verdict_of_pytest_benchmark(before, "mean:5%") == "passed"
     run = before.pytest()

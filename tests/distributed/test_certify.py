@@ -16,6 +16,7 @@ from harness.spec.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below
+from tests.support.tree import TOP
 
 pytestmark = pytest.mark.distributed
 
@@ -42,7 +43,7 @@ def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert more["ended"] > before["ended"]
     assert more["pairs"] >= 1
     enough = harness(*command, "--comparisons", "2")
-    assert "2 comparisons are there already" in enough.out
+    assert "2 comparisons there already" in enough.out
     assert processes_below(tmp_path) == []
 
 
@@ -69,11 +70,11 @@ def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_
 
 
 def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None:
-    """As a revision from before there was such a thing."""
+    """As a revision of the harness from before there was such a thing."""
     repository = Repository(tmp_path / "a")
     (tmp_path / "b" / "harness").mkdir(parents=True)
     (tmp_path / "b" / "harness" / "__init__.py").touch()
-    trees = {key: Tree(name=key, top=repository.path, path=tmp_path / key) for key in "ab"}
+    trees = {key: Tree(name=key, top=TOP, path=tmp_path / key) for key in "ab"}
     (cell,) = load_sweep(repository.sweep).cells
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):

@@ -76,7 +76,7 @@ def everything(uri: str, sweep: str) -> dict[str, Any]:
 
 def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str, Any]:
     """Return all that one run shows; `names` are those of the runs by id."""
-    tags = dict(run.data.tags)
+    tags = {name: tag.replace(run.info.run_id, "RUN") for name, tag in run.data.tags.items()}
     tags.pop("harness.origin")
     parent = tags.pop("mlflow.parentRunId", None)
     trial = tags["harness.kind"] == "trial"
