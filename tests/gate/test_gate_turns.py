@@ -53,7 +53,8 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
         arms = {}
         for key, cell, base in zip("ab", cells, bases, strict=True):
             trial_folder = TrialFolder(folder / key)
-            trial = Trial(cell=replace(cell, length=ENDLESS, evaluate=ENDLESS), seed=0)
+            endless = replace(cell.with_any_code(), length=ENDLESS, evaluate=ENDLESS)
+            trial = Trial(cell=endless, seed=0)
             assignment = Assignment(trial=trial, base_folder=str(base), device="cpu")
             write_assignment(trial_folder.assignment_path, assignment)
             player = threading.Thread(target=_play, args=(trial_folder, str(folder / "turns")))
