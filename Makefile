@@ -27,8 +27,8 @@ demo: setup
 # Tests that measure time come last and one at a time: beside others they would measure those too. pytest exits with 5
 # where PYTEST_ARGS leaves a stage without a test.
 test: setup-test lint
-	@echo "==> Tests, in three processes"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 10 \
+	@echo "==> Tests, in four processes"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "not alone" $(PYTEST_ARGS) || test $$? -eq 5
 	@echo "==> Tests that measure time, one at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(PYTEST_ARGS) || test $$? -eq 5
