@@ -105,3 +105,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def libraries_loaded_once() -> None:
+    """Load what breaks if it is loaded twice.
+
+    pytester forgets all modules that were loaded during its test, so that the next test would load
+    them again, beside parts of them that are still known.
+    """
+    import matplotlib.pyplot
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401

@@ -14,6 +14,7 @@ from tests.support.benchmarks import OTHER_MACHINE, BenchmarkProject
 from tests.support.commands import harness
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("libraries_loaded_once")
 
 
 @pytest.fixture

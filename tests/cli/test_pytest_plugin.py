@@ -19,6 +19,7 @@ from tests.support.benchmarks import PLUGIN, SEEDS, BenchmarkProject, records
 from tests.support.commands import harness
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("libraries_loaded_once")
 
 
 @pytest.fixture
