@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given
 
 from harness.analysis import baseline
+from harness.analysis.parity import read_parity, write_parity
 from harness.analysis.result import aggregate
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware import certificate, machine
 from harness.launch.runner import read_progress
 from harness.launch.torchrun import Torchrun
+from harness.preflight.report import read_preflight, write_preflight
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.record import (
     read_rank_result,
@@ -31,6 +33,8 @@ from harness.records.record import (
 from harness.records.running import read_failed_ranks
 from harness.records.seal import sealed_text
 from harness.records.store import read_recorded_spec
+from harness.render.parity import rule_lines
+from harness.render.terminal.parity import to_json
 from harness.slurm import submission
 from harness.spec.cluster import Profile
 from harness.tracking.contents import TrialOutline, trial_contents
@@ -38,6 +42,8 @@ from tests.factories import make_cell, make_machine, make_record, write_sweep
 from tests.fuzz.changes import SEEDS, changed_bytes, changed_content
 from tests.fuzz.outcome import assert_read_or_refused
 from tests.hardware.test_certificate import made
+from tests.preflight.test_check import make_preflight
+from tests.support.parity import make_parity
 from tests.support.results import make_result
 from workloads.tokenizer import _read_cached, _write_cached
 
@@ -126,6 +132,31 @@ def read_spec(path: Path) -> Any:
     return sweep, [cell.label for cell in sweep.cells]
 
 
+def write_one_parity(results: Results) -> Path:
+    folder = results.sweep_folder("demo")
+    write_parity(folder, make_parity())
+    return folder.parity_path
+
+
+def read_whole_parity(path: Path) -> Any:
+    """Read a parity and compute what the terminal and the report show of it."""
+    parity = read_parity(SweepFolder(path.parent))
+    assert parity is not None
+    return to_json(parity), rule_lines(parity)
+
+
+def write_one_preflight(results: Results) -> Path:
+    path = results.preflight_path("demo")
+    write_preflight(path, make_preflight(problem="labels are not within 0 to 9"))
+    return path
+
+
+def read_whole_preflight(path: Path) -> Any:
+    preflight = read_preflight(path)
+    assert preflight is not None
+    return preflight, preflight.problem_count
+
+
 def read_whole_record(path: Path) -> Any:
     """Read a record and compute what the commands and MLflow show of it."""
     record = read_record(path)
@@ -149,6 +180,8 @@ KINDS = {
         write=lambda results: certificate.write(results, made(1, 5)), read=read_certificate
     ),
     "baseline": Kind(write=write_baseline, read=baseline.read),
+    "parity": Kind(write=write_one_parity, read=read_whole_parity),
+    "pre-flight": Kind(write=write_one_preflight, read=read_whole_preflight),
 }
 
 
