@@ -140,13 +140,22 @@ class _Loader(DataLoader[Any]):
             return super().__iter__()
         if sys.version_info < (3, 12):
             wait_for_idle_threads()
-        return _name_timeouts(super().__iter__())
+        return _name_worker_errors(super().__iter__())
 
 
-def _name_timeouts(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of workers; raises LoaderTimeout for torch's error about a late one."""
+def _name_worker_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of workers; raises an error that says what became of a worker.
+
+    That is LoaderTimeout where one is late, and RuntimeError where one was killed: torch's own,
+    unless the worker had announced its batch and was not there to hand it over.
+    """
     try:
         yield from batches
+    except (EOFError, ConnectionError) as error:
+        raise RuntimeError(
+            "DataLoader worker: killed before it handed over its batch; the kernel's log says if it"
+            " was for want of memory"
+        ) from error
     except RuntimeError as error:
         if "DataLoader timed out" not in str(error):
             raise
