@@ -110,6 +110,8 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
         fetch(1, 0)
 
 
+# torch's handler of SIGCHLD raises wherever Python is just then, in a finalizer too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_worker_that_is_killed_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
