@@ -207,13 +207,18 @@ def of_trial(record: Record) -> CellResult:
         return CellResult(
             cell=cell, target=None, conditions={}, trials=[], left_out={record.status: 1}
         )
+    target = None
+    if record.rank0 is not None:
+        target = record.rank0.target
+    conditions = {kind: [value] for kind, value in _conditions(record).items()}
+    environment = {name: [value] for name, value in _environment(record).items()}
     return CellResult(
         cell=cell,
-        target=record.rank0.target if record.rank0 else None,
-        conditions={kind: [value] for kind, value in _conditions(record).items()},
+        target=target,
+        conditions=conditions,
         trials=[_trial_result(record)],
         left_out={},
-        environment={name: [value] for name, value in _environment(record).items()},
+        environment=environment,
     )
 
 

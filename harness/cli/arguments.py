@@ -123,6 +123,15 @@ GoalOption = Annotated[
         help="A value of the target metric: compare the steps until it is reached, too.",
     ),
 ]
+AccuracyMarginOption = Annotated[
+    float,
+    typer.Option(
+        "--accuracy-margin",
+        min=0.0,
+        metavar="X",
+        help="The smallest change of the target metric that matters, in the metric's unit.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    AccuracyMarginOption,
     ClusterOption,
     DataOption,
     JsonOption,
@@ -221,15 +222,7 @@ def parity(
     max_ulp: Annotated[
         int, typer.Option("--max-ulp", min=0, help="How far apart elements of the rung ulp may be.")
     ] = 4,
-    margin: Annotated[
-        float,
-        typer.Option(
-            "--accuracy-margin",
-            min=0.0,
-            metavar="X",
-            help="The smallest change of the target metric that matters, in the metric's unit.",
-        ),
-    ] = 0.01,
+    margin: AccuracyMarginOption = 0.01,
     seed: Annotated[
         int | None,
         typer.Option("--seed", help="The seed of all runs.  [default: the sweep's first]"),

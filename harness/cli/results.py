@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    AccuracyMarginOption,
     GoalOption,
     JsonOption,
     MinEffectOption,
@@ -121,15 +122,7 @@ def compare(
         ),
     ] = "",
     min_effect: MinEffectOption = "1%",
-    accuracy_margin: Annotated[
-        float,
-        typer.Option(
-            "--accuracy-margin",
-            min=0.0,
-            metavar="X",
-            help="The smallest change of the target metric that matters, in the metric's unit.",
-        ),
-    ] = 0.01,
+    accuracy_margin: AccuracyMarginOption = 0.01,
     goal: GoalOption = None,
     steps_margin: Annotated[
         str,

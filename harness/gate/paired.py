@@ -414,6 +414,10 @@ def summarize_pairs(
     fast, whole = _log_ratios(samples)
     lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
     whole_lows, whole_highs = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
+    a_steps = [sample.a_fast_step for sample in samples]
+    b_steps = [sample.b_fast_step for sample in samples]
+    mean_steps = [sample.mean_step for sample in samples]
+    windows = sum(len(sample.turn_step_seconds) for sample in samples)
     return PairedResult(
         verdict=verdict,
         ratio=math.exp(float(fast.mean())),
@@ -422,11 +426,11 @@ def summarize_pairs(
         whole_ratio=math.exp(float(whole.mean())),
         whole_low=_finite_exp(float(whole_lows[-1])),
         whole_high=_finite_exp(float(whole_highs[-1])),
-        a_rate=_mean_rate(cell, [sample.a_fast_step for sample in samples]),
-        b_rate=_mean_rate(cell, [sample.b_fast_step for sample in samples]),
-        mean_rate=_mean_rate(cell, [sample.mean_step for sample in samples]),
+        a_rate=_mean_rate(cell, a_steps),
+        b_rate=_mean_rate(cell, b_steps),
+        mean_rate=_mean_rate(cell, mean_steps),
         pairs=len(samples),
-        windows=sum(len(sample.turn_step_seconds) for sample in samples),
+        windows=windows,
         seconds=sum(sample.seconds for sample in samples),
         seconds_until_certain=foretell_seconds(samples, budget),
         same_bits=all(sample.same_bits for sample in samples),

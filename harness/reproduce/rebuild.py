@@ -89,20 +89,28 @@ def rebuild_sweep(
     trials: Sequence[Trial], settings: RunSettings | None, name: str, base: Path
 ) -> Sweep:
     """Return a sweep of trials that are on record, for the runner."""
-    file = Path(settings.sweep_file).name if settings is not None else "sweep.yaml"
     cells = {trial.cell.id: trial.cell for trial in trials}
-    return Sweep(
+    seeds = {trial.seed for trial in trials}
+    sweep = Sweep(
         name=name,
         description="run again from its records",
-        source=base / file,
-        seeds=sorted({trial.seed for trial in trials}),
+        source=base / "sweep.yaml",
+        seeds=sorted(seeds),
         repeats=1 + max(trial.repeat for trial in trials),
-        checkpoint=settings.checkpoint if settings is not None else "none",
-        timeout=settings.timeout if settings is not None else TIMEOUT,
+        checkpoint="none",
+        timeout=TIMEOUT,
         cells=list(cells.values()),
         excluded=(),
         unused_rules=(),
-        fingerprints=settings.fingerprints if settings is not None else None,
+    )
+    if settings is None:
+        return sweep
+    return replace(
+        sweep,
+        source=base / Path(settings.sweep_file).name,
+        checkpoint=settings.checkpoint,
+        timeout=settings.timeout,
+        fingerprints=settings.fingerprints,
     )
 
 
