@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.completion import (
+    complete_only,
     complete_profiles,
     complete_recorded_sweeps,
     complete_set,
@@ -66,6 +67,25 @@ DataOption = Annotated[
         metavar="[LABEL=]PATH",
         help="Where the data are: for every workload that reads files, or for the one named LABEL."
         " Repeatable.",
+    ),
+]
+# Of these trials alone; the sweep stays the same.
+OnlyOption = Annotated[
+    str,
+    typer.Option(
+        "--only",
+        metavar="CONDITION",
+        help="Only trials that satisfy it: =, !=, <, <=, >, >=, in, and, or, not and parentheses"
+        " with axes, workload and seed.",
+        autocompletion=complete_only,
+    ),
+]
+CellsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--cell",
+        metavar="ID",
+        help="Only trials of this cell: its id, the beginning of it, or its label. Repeatable.",
     ),
 ]
 ClusterOption = Annotated[
@@ -152,21 +172,26 @@ def load_sweep(
     data: Sequence[str],
     cluster: str,
     *,
+    only: str = "",
+    cells: Sequence[str] = (),
     timed: bool = True,
 ) -> tuple[Sweep, Profile]:
     """Return the sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
-    `cluster` is a profile's name or file. Where no trial is `timed`, more ranks than cores will do.
-    Only files are read: nothing is written or started.
+    `cluster` is a profile's name or file. `only` and `cells` select a part of the sweep. Where no
+    trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or
+    started.
 
-    Raises BadInput for a mistake in any of them, and for a cell that the profile can't run.
+    Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
     """
     from harness.spec import cluster as clusters
     from harness.spec import sweep as spec
+    from harness.spec.selected import select
 
     profile = clusters.load_profile(cluster)
     loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
+    loaded = select(loaded, only, cells)
     cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
     for cell in loaded.cells:
         cells_by_label[f"{loaded.source}: {cell.label}"] = cell

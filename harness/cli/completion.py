@@ -10,6 +10,7 @@ damaged one does not break completion.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def complete_set(incomplete: str) -> list[str]:
     for choice in _beginning_with(value, axis_choices(axis)):
         candidates.append(f"{axis}={finished}{comma}{choice}")
     return candidates
+
+
+def complete_only(incomplete: str) -> list[str]:
+    """Return conditions that continue the last word: with names, or after `axis=` with its values.
+
+    The shell replaces the whole condition, so that each candidate repeats what is before.
+    """
+    from harness.spec.axes import AXES, axis_choices
+
+    written, word = re.fullmatch(r"(.*?)([\w.:-]*)", incomplete, re.DOTALL).groups()  # type: ignore[union-attr]
+    comparison = re.search(r"([\w.]+)\s*(?:!=|==?|(?:not\s+)?in\s*\((?:[^()]*,)?)\s*$", written)
+    if comparison is None:
+        candidates = _beginning_with(word, ["workload", "seed", *AXES])
+    else:
+        candidates = _beginning_with(word, axis_choices(comparison[1]))
+    return [f"{written}{candidate}" for candidate in candidates]
 
 
 def _variable_axes() -> list[str]:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    CellsOption,
     DataOption,
     NameArgument,
+    OnlyOption,
     ResultsOption,
     RetryOption,
     SetOption,
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog=examples("harness submit quickstart --cluster slurm --dry-run"))
+@app.command(
+    epilog=examples(
+        "harness submit quickstart --cluster slurm --dry-run",
+        "harness submit sweep.yaml --cluster slurm --only 'world_size>1 and seed in (0, 1)'",
+    )
+)
 def submit(
     sweep: SweepArgument,
     # No default, unlike that of other commands: `local` could never be right here.
@@ -50,6 +57,8 @@ def submit(
     ],
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
     results: ResultsOption = Path("results"),
     retry_failed: RetryOption = True,
     dry_run: Annotated[
@@ -66,7 +75,7 @@ def submit(
     from harness.core.paths import Results
     from harness.render.terminal import submit as view
 
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm")
     # There is no --force: finished trials are never queued again, only failed ones.
     view.run(

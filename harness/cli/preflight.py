@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import (
+    CellsOption,
     ClusterOption,
     DataOption,
     JsonOption,
+    OnlyOption,
     ResultsOption,
     SetOption,
     SweepArgument,
@@ -26,13 +28,15 @@ app = typer.Typer()
     epilog=examples(
         "harness check quickstart",
         "harness check sweep.yaml --set workloads.mlp.options.lr=0.1",
-        "harness check sweep.yaml --json",
+        "harness check sweep.yaml --only workload=cnn --json",
     )
 )
 def check(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     seed: Annotated[
@@ -57,7 +61,7 @@ def check(
     from harness.core.paths import Results
     from harness.render.terminal import preflight as view
 
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
     chosen_seed = loaded.seeds[0] if seed is None else seed
     passed = view.run(

@@ -14,9 +14,11 @@ import typer
 
 from harness.cli.arguments import (
     AccuracyMarginOption,
+    CellsOption,
     ClusterOption,
     DataOption,
     JsonOption,
+    OnlyOption,
     ResultsOption,
     SetOption,
     SweepArgument,
@@ -229,6 +231,8 @@ def parity(
     ] = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
@@ -240,7 +244,8 @@ def parity(
     apart; fp64, as close to the run in fp64 as the reference is; equivalent, by the target metric of
     recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient
     limit are meant to differ, and are only compared with each other. The result stays in the sweep's
-    folder, for `harness show`, the report and MLflow.
+    folder, for `harness show`, the report and MLflow; that of a part of the sweep (--only, --cell) is
+    printed only.
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
@@ -258,7 +263,9 @@ def parity(
     from harness.reproduce.tracing import Tracer
 
     rung = parse_rung("--at-least", lowest)
-    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
+    loaded, profile = load_sweep(
+        sweep, settings, data, cluster, only=only, cells=cells, timed=False
+    )
     check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)
@@ -278,12 +285,14 @@ def parity(
         )
     if not any(cell.failure for cell in measured.cells):
         shutil.rmtree(folder)  # otherwise it has the logs that errors name
-    write_parity(results_folder.sweep_folder(loaded.name), measured)
+    is_whole = loaded.whole() is loaded
+    if is_whole:
+        write_parity(results_folder.sweep_folder(loaded.name), measured)
     if as_json:
         view.print_json(measured)
     else:
         view.show_parity(TerminalConsole(), measured)
-        if recorded:
+        if recorded and is_whole:
             print(f"harness collect {loaded.name}{results_folder.flag} brings it to MLflow")
     raise typer.Exit(measured.exit_code(rung))
 

@@ -15,10 +15,12 @@ import typer
 
 from harness.cli.arguments import (
     AccuracyMarginOption,
+    CellsOption,
     GoalOption,
     JsonOption,
     MinEffectOption,
     NameArgument,
+    OnlyOption,
     ResultsOption,
     UriOption,
     examples,
@@ -42,10 +44,13 @@ app = typer.Typer()
         "harness show mnist",
         "harness show mnist --phases",
         "harness show mnist --across num_workers",
+        "harness show mnist --only 'precision in (bf16, fp16)'",
     )
 )
 def show(
     sweep: NameArgument,
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
     phases: Annotated[
         bool,
@@ -70,11 +75,11 @@ def show(
     records only, so it also works while the sweep runs and without MLflow.
     """
     from harness.core.paths import Results
-    from harness.records.store import read_recorded_sweep
+    from harness.records.store import read_recorded_sweep, select_recorded
     from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
-    recorded = read_recorded_sweep(results_folder, sweep)
+    recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     _print_left_out(recorded)
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:

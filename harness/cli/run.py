@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    CellsOption,
     ClusterOption,
     DataOption,
     NoWaitOption,
+    OnlyOption,
     ResultsOption,
     RetryOption,
     SetOption,
@@ -55,12 +57,15 @@ VerboseOption = Annotated[
     epilog=examples(
         "harness plan quickstart",
         "harness plan sweep.yaml --set precision=bf16 --json",
+        "harness plan quickstart --only 'workload=mlp and strategy!=fsdp2'",
     )
 )
 def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     as_json: Annotated[
@@ -77,7 +82,7 @@ def plan(
 
     # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
-    loaded, _ = load_sweep(sweep, settings, data, cluster)
+    loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     view.show(loaded, Results(results), as_json=as_json)
 
 
@@ -133,12 +138,15 @@ def workloads(
         "harness run quickstart",
         "harness run mnist --data DIR --set seeds=0,1,2",
         "harness run sweep.yaml --until 2% --budget 30",
+        "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
     )
 )
 def run(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
@@ -177,7 +185,8 @@ def run(
 
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
-    record in the results folder, and MLflow shows it as a run.
+    record in the results folder, and MLflow shows it as a run. With --only or --cell, the other
+    trials of the sweep stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """
@@ -190,7 +199,7 @@ def run(
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     results_folder = Results(results)
     if selftest_before:
@@ -221,7 +230,11 @@ def run(
         view.deliver(records)
     recorded = read_recorded_sweep(results_folder, finished_sweep.name)
     show_results(
-        finished_sweep, recorded.records, results_folder, trouble=view.trouble, verbose=verbose
+        finished_sweep.whole(),
+        recorded.records,
+        results_folder,
+        trouble=view.trouble,
+        verbose=verbose,
     )
     for line in unreadable_lines(recorded.unreadable):
         print(line, file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,12 +43,15 @@ class Plan:
     # Of the trials whose record can't be read, which and what to do: a line each. They don't run,
     # because that would replace a record that may only be of another version of the harness.
     unreadable: Sequence[str] = ()
+    # Of trials of the sweep that are not selected, which the others are to compare with.
+    beside: Sequence[Record] = ()
 
 
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     """Return what is to do."""
+    beside = _records_left_out(sweep, folder)
     if not FINISHED[redo]:
-        return Plan(pending=sweep.trials(), finished=())
+        return Plan(pending=sweep.trials(), finished=(), beside=beside)
     pending = []
     finished = []
     resumed = []
@@ -65,7 +68,20 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         pending.append(trial)
         if record is not None and record.status == "interrupted":
             resumed.append(record)
-    return Plan(pending=pending, finished=finished, resumed=resumed, unreadable=unreadable)
+    return Plan(
+        pending=pending, finished=finished, resumed=resumed, unreadable=unreadable, beside=beside
+    )
+
+
+def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:
+    """Return the records of a sweep's trials that are not selected, as far as they can be read."""
+    records = []
+    for trial in sweep.trials_left_out():
+        with suppress(BadInput):
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+            if record is not None:
+                records.append(record)
+    return records
 
 
 def refuse_changed_profile(
@@ -78,7 +94,7 @@ def refuse_changed_profile(
     current = run_settings(sweep, profile, comparison_key(folder))
     device = "cuda" if profile.gpus else "cpu"
     changes: list[str] = []
-    for record in (*planned.finished, *planned.resumed):
+    for record in (*planned.finished, *planned.resumed, *planned.beside):
         change = None
         if record.settings is not None:
             change = profile_change(record.settings, current)

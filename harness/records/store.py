@@ -33,6 +33,7 @@ from harness.records.decode import (
 from harness.records.record import Record, read_record_header, read_record_if_exists
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
+from harness.spec.selected import SelectedSweep, select
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
@@ -72,8 +73,10 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
 
     The ids are those that it asks for, and those of its cells' trials that earlier commands have
     left. They are for readers that decode no cells, such as the tracker. The folder also gets a
-    key, if it has none (`comparison_key`). Raises BadInput for a folder that another sweep has.
+    key, if it has none (`comparison_key`). Of a sweep of which a part is selected, the whole is
+    written. Raises BadInput for a folder that another sweep has.
     """
+    sweep = sweep.whole()
     _check_owner(sweep, folder)
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     trial_ids = [trial.id for trial in (*sweep.trials(), *recorded_trials(folder, sweep.cells))]
@@ -273,6 +276,25 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
         unreadable=unreadable,
         other_code=trials_of_other_code(folder, sweep.cells),
     )
+
+
+def select_recorded(recorded: RecordedSweep, only: str, cells: Sequence[str]) -> RecordedSweep:
+    """Return the part of a recorded sweep that `--only` and `--cell` name.
+
+    Trials that earlier commands have left may be chosen too. Raises BadInput as `select` does.
+    """
+    if not only and not cells:
+        return recorded
+    trials = [record.trial for record in recorded.records]
+    sweep = select(recorded.sweep, only, cells, trials)
+    assert isinstance(sweep, SelectedSweep)
+    records = []
+    for record in recorded.records:
+        if sweep.selection.has(record.trial.cell, record.trial.seed):
+            records.append(record)
+    settings_ids = {cell.settings_id for cell in sweep.cells}
+    other_code = [other for other in recorded.other_code if other.cell.settings_id in settings_ids]
+    return replace(recorded, sweep=sweep, records=records, other_code=other_code)
 
 
 @contextmanager

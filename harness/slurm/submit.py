@@ -194,7 +194,7 @@ def prepare(
             previous.append(record)
     excluded, remarks = _nodes_to_exclude(previous, profile.slurm)
     return PreparedSubmission(
-        submission=submissions.new(sweep, profile, packing, first_attempts, excluded),
+        submission=submissions.new(sweep.whole(), profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_ids),
         remarks=[*packing.remarks, *remarks, *_remarks_on_shell(), *todo.unreadable],

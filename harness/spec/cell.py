@@ -200,7 +200,7 @@ class Cell:
         setting = setting_of(axis)
         if setting is not None:
             settings: Mapping[str, Any] = getattr(self.workload, setting.section)
-            return _hashable(settings.get(setting.name))
+            return hashable(settings.get(setting.name))
         variable = variable_of(axis)
         if variable is not None:
             return self.environment.get(variable)
@@ -315,10 +315,10 @@ def _as_yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _hashable(value: Any) -> Hashable:
+def hashable(value: Any) -> Hashable:
     """Return a value of a setting with tuples for lists, and texts for mappings."""
     if isinstance(value, list | tuple):
-        return tuple(_hashable(item) for item in value)
+        return tuple(hashable(item) for item in value)
     if isinstance(value, dict):
         return json.dumps(value, sort_keys=True)
     level: Hashable = value

@@ -130,6 +130,14 @@ class Sweep:
         """Return the trials of all blocks in the order in which they run."""
         return [trial for block in self.blocks() for trial in block]
 
+    def whole(self) -> Sweep:
+        """Return the sweep with all of its cells: itself, unless it is a `SelectedSweep`."""
+        return self
+
+    def trials_left_out(self) -> list[Trial]:
+        """Return the trials of the whole sweep that are not among `trials`."""
+        return []
+
 
 def ready_sweeps() -> dict[str, Path]:
     """Return the sweeps that come with the package, by name."""

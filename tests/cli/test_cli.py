@@ -10,7 +10,7 @@ import typer.main
 
 import harness as package
 from harness.cli import main as cli
-from harness.cli.completion import complete_set
+from harness.cli.completion import complete_only, complete_set
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
@@ -119,6 +119,21 @@ def completed(
     with pytest.raises(SystemExit):
         cli.main([])
     return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("prec", ["precision"]),
+        ("strategy=ddp and (work", ["strategy=ddp and (workload"]),
+        ("strategy = fs", ["strategy = fsdp2"]),
+        ("precision!=bf16:", ["precision!=bf16:fsdp2"]),
+        ("precision in (bf16, fp1", ["precision in (bf16, fp16"]),
+        ("num_workers=", []),
+    ],
+)
+def test_conditions_are_completed(typed: str, offered: list[str]) -> None:
+    assert complete_only(typed) == offered
 
 
 class TestCompletion:

@@ -68,7 +68,7 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
         }
         cells.append(ids | asdict(cell))
     trials = [trial.id for trial in sweep.trials()]
-    return asdict(sweep) | {"cells": cells, "trials": trials}
+    return asdict(sweep.whole()) | {"cells": cells, "trials": trials}
 
 
 def _describe_fingerprints(chosen: Fingerprints) -> str:

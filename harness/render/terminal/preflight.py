@@ -38,6 +38,8 @@ def run(
 ) -> bool:
     """Examine the workloads of a sweep, keep and print the result; return whether all is well.
 
+    The result of a part of the sweep is printed only: what is kept is of all workloads.
+
     Raises HarnessError if a process does not get to the end of its checks; the log that it names
     stays.
     """
@@ -58,7 +60,8 @@ def run(
             shutil.rmtree(folder, ignore_errors=True)
             raise
     shutil.rmtree(folder, ignore_errors=True)
-    write_preflight(results.preflight_path(sweep.name), preflight)
+    if sweep.whole() is sweep:
+        write_preflight(results.preflight_path(sweep.name), preflight)
     if as_json:
         print(json.dumps(asdict(preflight), indent=1))
     else:

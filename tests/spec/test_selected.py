@@ -1,0 +1,131 @@
+"""Parts of a sweep: `--only` and `--cell`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.launch.sweep import plan, refuse_changed_profile
+from harness.records.settings import run_settings
+from harness.records.store import read_recorded_sweep, select_recorded, write_spec
+from harness.spec.cluster import load_profile
+from harness.spec.selected import select
+from harness.spec.sweep import Sweep
+from tests.factories import make_record, write_trial
+from tests.support.commands import harness
+from tests.support.sweeps import load, write
+
+MATRIX = {"precision": ["fp32", "bf16"], "options.dropout": [0.1, 0.2]}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """A sweep of four cells and two seeds."""
+    return load(tmp_path, matrix=MATRIX, seeds=[0, 1])
+
+
+def test_cells_and_seeds_are_selected_trial_by_trial(sweep: Sweep) -> None:
+    chosen = select(sweep, "precision=bf16 and options.dropout>0.1 or seed=1", ())
+    kept = {
+        (t.cell.axes.precision, t.cell.level("options.dropout"), t.seed) for t in chosen.trials()
+    }
+    every_cell_of_seed_1 = {(p, d, 1) for p in ("fp32", "bf16") for d in (0.1, 0.2)}
+    assert kept == every_cell_of_seed_1 | {("bf16", 0.2, 0)}
+    assert len(chosen.trials()) == 5
+    # The order of the blocks is that of the sweep: the second one runs backwards.
+    ids = {trial.id for trial in chosen.trials()}
+    assert [trial.id for trial in chosen.trials()] == [t.id for t in sweep.trials() if t.id in ids]
+    left_out = {trial.id for trial in chosen.trials_left_out()}
+    assert left_out == {trial.id for trial in sweep.trials()} - ids
+    assert chosen.whole() == sweep
+    more_repeats = replace(chosen, repeats=2)
+    assert more_repeats.whole() == replace(sweep, repeats=2)
+    assert len(more_repeats.trials()) == 10
+
+
+@pytest.mark.parametrize("length", [None, -3])
+def test_a_cell_is_named_by_its_id_or_its_beginning(sweep: Sweep, length: int | None) -> None:
+    cell = sweep.cells[2]
+    assert select(sweep, "", [cell.id[:length]]).cells == [cell]
+    assert select(sweep, "", [cell.label, sweep.cells[0].id]).cells == [sweep.cells[0], cell]
+
+
+@pytest.mark.parametrize(
+    ("only", "cell", "message"),
+    [
+        ("precision=fp16", "", "found none of the 8 trials; allowed: a condition that some satisfy, of"
+         " precision bf16, fp32"),
+        ("env.NCCL_ALGO=Ring", "", "unknown name 'env.NCCL_ALGO'"),
+        ("options.droput=0.1", "", "unknown name 'options.droput'; did you mean 'options.dropout'?"),
+        ("", "mlp-", "--cell mlp-: found 4 cells with such an id; allowed: one, of mlp-"),
+        ("", "cnn-0123456789", "--cell cnn-0123456789: no such cell in"),
+    ],
+)  # fmt: skip
+def test_selection_of_nothing_is_bad_input(
+    sweep: Sweep, only: str, cell: str, message: str
+) -> None:
+    with pytest.raises(BadInput) as error:
+        select(sweep, only, [cell] if cell else [])
+    assert message in str(error.value)
+
+
+def test_a_run_of_a_part_leaves_the_sweep_as_it_is(sweep: Sweep, tmp_path: Path) -> None:
+    folder = Results(tmp_path / "results").sweep_folder("demo")
+    first = sweep.trials()[0]
+    write_trial(folder, make_record(first.cell, seed=first.seed))
+    part = select(sweep, "precision=bf16", ())
+    planned = plan(part, folder, "failed")
+    assert {trial.cell.axes.precision for trial in planned.pending} == {"bf16"}
+    assert [record.trial.id for record in planned.beside] == [first.id]
+    forced = plan(part, folder, "all")
+    assert [record.trial.id for record in forced.beside] == [first.id]
+    write_spec(part, folder)
+    content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
+    assert content["trials"] == [trial.id for trial in sweep.trials()]
+    assert len(content["cells"]) == 4
+
+
+def test_a_part_does_not_run_with_another_profile_than_the_rest(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    folder = Results(tmp_path / "results").sweep_folder("demo")
+    first = sweep.trials()[0]
+    profile = load_profile("local")
+    settings = run_settings(sweep, replace(profile, environment={"NCCL_ALGO": "Tree"}))
+    write_trial(folder, replace(make_record(first.cell, seed=first.seed), settings=settings))
+    part = select(sweep, "precision=bf16", ())
+    with pytest.raises(BadInput, match="ran with another profile"):
+        refuse_changed_profile(plan(part, folder, "all"), part, profile, folder)
+
+
+def test_recorded_trials_of_earlier_commands_may_be_chosen(sweep: Sweep, tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder("demo")
+    for seed in (0, 7):
+        write_trial(folder, make_record(sweep.cells[0], seed=seed))
+    write_spec(sweep, folder)
+    recorded = select_recorded(read_recorded_sweep(results, "demo"), "seed=7", ())
+    assert [record.trial.id for record in recorded.records] == [f"{sweep.cells[0].id}-s7-r0"]
+    assert [cell.id for cell in recorded.sweep.cells] == [sweep.cells[0].id]
+    shown = harness("show", "demo", "--results", str(results.path), "--only", "seed=7")
+    assert (shown.code, shown.err) == (0, "")
+    assert "1/1 done" in shown.out
+
+
+def test_plan_shows_the_selected_cells(tmp_path: Path) -> None:
+    path = str(write(tmp_path, matrix=MATRIX, seeds=[0, 1]))
+    results = str(tmp_path / "results")
+    options = ("--results", results, "--only", "precision=bf16 and seed=1")
+    shown = harness("plan", path, *options)
+    assert (shown.code, shown.err) == (0, "")
+    assert "2 cells × seeds 1 × 1 repeat = 2 trials" in shown.out
+    content = json.loads(harness("plan", path, *options, "--json").out)
+    assert len(content["cells"]) == len(content["trials"]) == 2
+    refused = harness("plan", path, "--only", "precison=bf16")
+    assert refused.code == 2
+    assert refused.err.startswith("harness: --only 'precison=bf16': column 1: unknown name")
