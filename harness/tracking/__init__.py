@@ -5,7 +5,7 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 
 `tracker`   brings a sweep's runs up to date (`Tracker.deliver`) and reads records back.
 `runs`      finds the runs of a sweep in MLflow and writes what differs.
-`contents`  decides what a run shows, as plain data; `scalars` is the table of its numbers.
+`contents`  decides what a run shows, as plain data; its numbers are those of `analysis.scalars`.
 `verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.

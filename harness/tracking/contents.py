@@ -19,12 +19,12 @@ import numpy as np
 
 from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult, join, of_trial, rounded
+from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Record, Status
 from harness.render.format import interruption_note, nondeterminism_notes
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
-from harness.tracking.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.tracking.verdicts import (
     interval_metrics,
     mean_metrics,

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from harness.analysis.scalars import RATE
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params
-from harness.tracking.scalars import RATE
 
 VIEW = "harness"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag

@@ -13,11 +13,11 @@ from typing import Any
 from harness.analysis.compare import Row
 from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult
+from harness.analysis.scalars import RATE, metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.render import parity as texts
 from harness.spec.cell import Cell
 from harness.tracking.markdown import comparison_note
-from harness.tracking.scalars import RATE, metric_name
 
 
 def mean_metrics(result: CellResult) -> dict[str, float]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.analysis.scalars import RATE
 from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
 from harness.tracking.pages import INTERVAL
-from harness.tracking.scalars import RATE
 from tests.browser.conftest import screenshot
 from tests.factories import make_cell, make_record, write_sweep
 

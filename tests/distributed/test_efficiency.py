@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.scalars import scalars
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.records.environment import describe_hardware
 from harness.records.record import Record
-from harness.tracking.scalars import scalars
 from tests.factories import make_machine
 from tests.support.running import by_label, line_sweep, run
 

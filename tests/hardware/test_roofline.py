@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.image
 import pytest
 
+from harness.analysis.scalars import scalars
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
@@ -32,7 +33,6 @@ from harness.render.terminal.roofline import (
 from harness.render.terminal.run import show_results
 from harness.render.terminal.table import result_table
 from harness.spec.validity import ValidityRules
-from harness.tracking.scalars import scalars
 from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record, with_throughput
 from tests.support.sweeps import load
 

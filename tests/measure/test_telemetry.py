@@ -14,11 +14,11 @@ import pynvml
 import pytest
 import torch
 
+from harness.analysis.scalars import scalars
 from harness.measure.gpu import THROTTLING
 from harness.measure.host import Counters
 from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, joules_between, telemetry_for
 from harness.records import record as records
-from harness.tracking.scalars import scalars
 from tests.factories import make_record
 from tests.support.gpu import UUID, FakeGpu, FakeHost
 from tests.support.running import by_label, line_sweep, run, wait_until

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.analysis.scalars import scalars
 from harness.records.record import Compiled, Evaluation, Interruption, LossScale, Record
 from harness.tracking.contents import (
     CURVE_POINTS,
@@ -18,7 +19,6 @@ from harness.tracking.contents import (
     trial_contents,
 )
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
-from harness.tracking.scalars import scalars
 from tests.factories import BEGUN, make_cell, make_record
 from tests.support.parity import OTHER, REFERENCE, make_parity
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.cells import naming_axes
+from harness.analysis.telemetry import joules_per_sample
 from harness.measure.memory import training_bytes
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.chart import COLORS, INK
 from harness.render.html.report import Report, ReportCell
 from harness.render.html.rows import Bar, Group, Part, bars, shade
-from harness.tracking.telemetry import joules_per_sample
 
 MAX_COLUMNS = 6  # of the matrix, where the axes allow it
 FULL_SHADE_RATIO = 1.2  # the least ratio with the full shade, so that mere noise stays pale

@@ -1,8 +1,8 @@
-"""The single numbers of a trial that MLflow shows: one table, a row for each.
+"""The single numbers of a trial, as tables of trials and MLflow show them: a row for each.
 
-To add a number, add a row to `SCALARS`: its name in MLflow, its unit and how it is read from a
+To add a number, add a row to `SCALARS`: its name, its unit, what it means and how it is read from a
 record. The name ends with the unit where it has one (`_ms`, `_mib`), because MLflow shows no units.
-The runs of cells, MLflow's comparisons and its charts then have the number too.
+The runs of cells, MLflow's comparisons and charts, data frames and exported tables then have it too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import fmean
 
+from harness.analysis import telemetry
 from harness.measure.memory import training_bytes
 from harness.records.record import Compiled, LossScale, RankResult, Record, Summary
-from harness.tracking import telemetry
 
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
 
@@ -37,7 +37,7 @@ UNITS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number of a trial: its name in MLflow, its unit, and how it is read from a record.
+    """A number of a trial: its name, its unit, what it means, and how it is read from a record.
 
     `read` returns the number in the base unit (seconds, bytes, hertz), or None where it was not
     measured. A cell shows the mean over its done trials.
@@ -45,8 +45,9 @@ class Scalar:
     Names are part of what users have: filters and charts in MLflow refer to them.
     """
 
-    name: str  # in MLflow
+    name: str  # in MLflow and in tables
     unit: str  # a key of UNITS
+    meaning: str  # without a full stop
     read: Callable[[Record], float | None]
     summed: bool = False  # a cell shows the sum instead of the mean
     with_range: bool = False  # a cell shows the smallest and the largest value too
@@ -66,6 +67,7 @@ class ScalarFamily:
 
     name: str
     unit: str
+    meaning: str
     read: Callable[[Record], Mapping[str, float | None]]
     summed: bool = False
     with_range: bool = False
@@ -198,49 +200,81 @@ def _memory_of(rank: RankResult) -> dict[str, int | None]:
 
 SCALARS: tuple[Scalar | ScalarFamily, ...] = (
     # Speed, in the steady state of the trial.
-    Scalar(RATE, "samples/s", of_summary(lambda summary: summary.throughput),
-           with_range=True),
-    Scalar("step_time_p50_ms", "ms", of_summary(lambda summary: summary.step_p50)),
-    Scalar("step_time_p90_ms", "ms", of_summary(lambda summary: summary.step_p90)),
-    Scalar("step_time_p99_ms", "ms", of_summary(lambda summary: summary.step_p99)),
-    Scalar("steady_from_step", "", of_summary(lambda summary: summary.window_start)),
-    Scalar("skew", "", of_summary(_skew)),
+    Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
+           of_summary(lambda summary: summary.throughput), with_range=True),
+    Scalar("step_time_p50_ms", "ms", "median time of a step of the window, at the slowest rank",
+           of_summary(lambda summary: summary.step_p50)),
+    Scalar("step_time_p90_ms", "ms", "90th percentile of the same",
+           of_summary(lambda summary: summary.step_p90)),
+    Scalar("step_time_p99_ms", "ms", "99th percentile of the same",
+           of_summary(lambda summary: summary.step_p99)),
+    Scalar("steady_from_step", "", "first step of the window, counted from 0",
+           of_summary(lambda summary: summary.window_start)),
+    Scalar("skew", "", "share of its time that another rank waits for the slowest one",
+           of_summary(_skew)),
     # What was learned.
-    Scalar("final_loss", "", of_summary(lambda summary: summary.final_loss), with_range=True),
-    ScalarFamily("final_*", "", of_target(lambda summary: summary.final_metric), with_range=True),
-    ScalarFamily("best_*", "", of_target(lambda summary: summary.best_metric)),
+    Scalar("final_loss", "", "loss of the last step in training, mean over ranks",
+           of_summary(lambda summary: summary.final_loss), with_range=True),
+    ScalarFamily("final_*", "", "target metric at the last evaluation",
+                 of_target(lambda summary: summary.final_metric), with_range=True),
+    ScalarFamily("best_*", "", "target metric at the best evaluation",
+                 of_target(lambda summary: summary.best_metric)),
     # Where the time went.
-    ScalarFamily("*_share", "", step_phase_shares),
-    Scalar("harness.interruptions", "", interruptions, summed=True),
-    Scalar("harness.interruptions_lost_s", "s", interruptions_lost, summed=True),
-    ScalarFamily("phase_*_s", "s", lambda record: record.phases),
+    ScalarFamily("*_share", "", "share of the window's time in this phase of a step, all ranks together",
+                 step_phase_shares),
+    Scalar("harness.interruptions", "", "how often the trial was interrupted and resumed",
+           interruptions, summed=True),
+    Scalar("harness.interruptions_lost_s", "s", "time that the interruptions cost",
+           interruptions_lost, summed=True),
+    ScalarFamily("phase_*_s", "s", "time of this phase of the trial, at the rank that took longest",
+                 lambda record: record.phases),
     # What torch.compile and fp16's loss scaling did.
-    Scalar("compile_graphs", "", most_compiled(lambda compiled: compiled.graphs)),
-    Scalar("compile_graph_breaks", "",
+    Scalar("compile_graphs", "", "graphs that were compiled, at the rank with most",
+           most_compiled(lambda compiled: compiled.graphs)),
+    Scalar("compile_graph_breaks", "", "graph breaks, at the rank with most",
            most_compiled(lambda compiled: sum(compiled.graph_breaks.values()))),
-    Scalar("compile_recompiles", "", most_compiled(lambda compiled: compiled.recompiles)),
-    Scalar("compile_cache_hits", "", most_compiled(lambda compiled: compiled.cache_hits)),
-    Scalar("loss_scale", "", of_loss_scale(lambda loss_scale: loss_scale.scale)),
-    Scalar("loss_scale_skipped_steps", "", of_loss_scale(lambda loss_scale: loss_scale.skipped_steps)),
+    Scalar("compile_recompiles", "", "compilations because a guard failed, at the rank with most",
+           most_compiled(lambda compiled: compiled.recompiles)),
+    Scalar("compile_cache_hits", "", "graphs that were in Inductor's cache, at the rank with most",
+           most_compiled(lambda compiled: compiled.cache_hits)),
+    Scalar("loss_scale", "", "scale of the loss in fp16 at the end",
+           of_loss_scale(lambda loss_scale: loss_scale.scale)),
+    Scalar("loss_scale_skipped_steps", "", "steps that fp16 skipped because gradients overflowed",
+           of_loss_scale(lambda loss_scale: loss_scale.skipped_steps)),
     # How well the hardware was used; MFU as a fraction.
-    Scalar("mfu", "", of_summary(lambda summary: summary.mfu)),
-    Scalar("mfu_measured", "", of_summary(lambda summary: summary.mfu_measured)),
-    Scalar("intensity_flop_per_byte", "FLOP/byte", intensity),
+    Scalar("mfu", "", "FLOPs of the model a second over the vendor's peak",
+           of_summary(lambda summary: summary.mfu)),
+    Scalar("mfu_measured", "", "the same over the peak that `harness peak` measured",
+           of_summary(lambda summary: summary.mfu_measured)),
+    Scalar("intensity_flop_per_byte", "FLOP/byte", "FLOPs of a sample per byte of its memory traffic",
+           intensity),
     # Telemetry beside the training.
-    Scalar("gpu_utilization", "", telemetry.mean_reading("gpu_utilization")),
-    Scalar("gpu_memory_mib", "MiB", telemetry.mean_reading("gpu_memory_bytes")),
-    Scalar("gpu_temperature_c", "°C", telemetry.mean_reading("gpu_temperature_c")),
-    Scalar("gpu_sm_clock_mhz", "MHz", telemetry.mean_reading("gpu_sm_clock_hz")),
-    Scalar("gpu_power_w", "W", telemetry.mean_reading("gpu_power_w")),
-    Scalar("cpu_frequency_mhz", "MHz", telemetry.mean_reading("cpu_frequency_hz")),
-    Scalar("load_per_core", "", telemetry.mean_reading("load_per_core")),
-    Scalar("cpu_use", "", telemetry.mean_share("cpu_use")),
-    Scalar("cpu_steal", "", telemetry.mean_share("cpu_steal")),
-    Scalar("process_cpu", "cores", telemetry.mean_share("process_cpu")),
-    ScalarFamily("gpu_throttled_share.*", "", telemetry.throttled_shares),
-    Scalar("gpu_foreign_processes", "", telemetry.foreign_processes),
-    Scalar("joules_per_sample", "J", telemetry.joules_per_sample),
-    ScalarFamily("memory_*_mib", "MiB", peak_memory),
+    Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
+           telemetry.mean_reading("gpu_utilization")),
+    Scalar("gpu_memory_mib", "MiB", "memory in use on the GPU, mean",
+           telemetry.mean_reading("gpu_memory_bytes")),
+    Scalar("gpu_temperature_c", "°C", "temperature of the GPU, mean",
+           telemetry.mean_reading("gpu_temperature_c")),
+    Scalar("gpu_sm_clock_mhz", "MHz", "clock of the GPU's multiprocessors, mean",
+           telemetry.mean_reading("gpu_sm_clock_hz")),
+    Scalar("gpu_power_w", "W", "power of the GPU, mean", telemetry.mean_reading("gpu_power_w")),
+    Scalar("cpu_frequency_mhz", "MHz", "frequency of the cores, mean",
+           telemetry.mean_reading("cpu_frequency_hz")),
+    Scalar("load_per_core", "", "load average of the machine per core, mean",
+           telemetry.mean_reading("load_per_core")),
+    Scalar("cpu_use", "", "share of all cores' time in use", telemetry.mean_share("cpu_use")),
+    Scalar("cpu_steal", "", "share of all cores' time that the hypervisor took",
+           telemetry.mean_share("cpu_steal")),
+    Scalar("process_cpu", "cores", "cores that a rank used, mean",
+           telemetry.mean_share("process_cpu")),
+    ScalarFamily("gpu_throttled_share.*", "", "share of samples in which the GPU was throttled, at the worst rank",
+                 telemetry.throttled_shares),
+    Scalar("gpu_foreign_processes", "", "processes of others on the GPU, at the rank with most",
+           telemetry.foreign_processes),
+    Scalar("joules_per_sample", "J", "energy of all GPUs for one sample",
+           telemetry.joules_per_sample),
+    ScalarFamily("memory_*_mib", "MiB", "peak of this kind of memory, at the rank that took most",
+                 peak_memory),
 )  # fmt: skip
 
 
@@ -268,7 +302,7 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
             values.setdefault(name, []).append(value)
     combined: dict[str, float] = {}
     for name, of_trials in values.items():
-        row = _row_of(name)
+        row = row_of(name)
         combined[name] = sum(of_trials) if row.summed else fmean(of_trials)
         if row.with_range and len(of_trials) > 1:
             combined[f"{name}_min"] = min(of_trials)
@@ -276,7 +310,7 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return combined
 
 
-def _row_of(name: str) -> Scalar | ScalarFamily:
+def row_of(name: str) -> Scalar | ScalarFamily:
     """Return the row that a number's name belongs to: the longest pattern that matches it."""
     matching = [row for row in SCALARS if fnmatchcase(name, row.name)]
     return max(matching, key=lambda row: len(row.name))
