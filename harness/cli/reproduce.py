@@ -374,15 +374,7 @@ def reproduce(
         str,
         typer.Option("--cell", metavar="CELL", help="Of several trials, those of this cell."),
     ] = "",
-    margin: Annotated[
-        float,
-        typer.Option(
-            "--margin",
-            min=0.0,
-            metavar="X",
-            help="The smallest difference of the target metric that matters, in the metric's unit.",
-        ),
-    ] = 0.01,
+    margin: AccuracyMarginOption = 0.01,
     data: DataOption = [],  # noqa: B006
     base: Annotated[
         Path | None,

@@ -27,6 +27,8 @@ class Cause:
 
 
 REDUCTION_ORDER = Cause("reduction order", SHARING)
+# An evaluation adds up what each rank has counted on its part of the test set.
+RANKS = Cause("reduction order", (*SHARING, "evaluation"))
 BUCKET_LAYOUT = Cause("bucket layout", SHARING)
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
 ISA = Cause("ISA", COMPUTING)
@@ -49,7 +51,7 @@ CAUSES = {
     "channels_last": Cause("memory format", COMPUTING),
     "activation_checkpointing": Cause("recomputed activations", ("backward",)),
     "strategy": REDUCTION_ORDER,
-    "world_size": REDUCTION_ORDER,
+    "world_size": RANKS,
     "grad_accum_steps": REDUCTION_ORDER,
     "reduction": REDUCTION_ORDER,
     "bucket_cap_mb": BUCKET_LAYOUT,
