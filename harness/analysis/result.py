@@ -22,7 +22,7 @@ from harness.measure.summary import measured_window, unpack
 from harness.records.checks import Amount, Moment, Number
 from harness.records.code import Code
 from harness.records.differences import as_text, environment_fields
-from harness.records.environment import Software
+from harness.records.environment import Environment, Software
 from harness.records.record import Rank0Report, Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
@@ -211,7 +211,10 @@ def of_trial(record: Record) -> CellResult:
     if record.rank0 is not None:
         target = record.rank0.target
     conditions = {kind: [value] for kind, value in _conditions(record).items()}
-    environment = {name: [value] for name, value in _environment(record).items()}
+    environment = {}
+    if record.rank0 is not None:
+        compared = compared_fields(record.rank0.environment)
+        environment = {name: [value] for name, value in compared.items()}
     return CellResult(
         cell=cell,
         target=target,
@@ -310,15 +313,13 @@ def _conditions(record: Record) -> dict[str, str]:
     }
 
 
-def _environment(record: Record) -> dict[str, str]:
-    """Return the fields of a trial's environment that comparisons name, as text.
+def compared_fields(environment: Environment) -> dict[str, str]:
+    """Return the fields of an environment that comparisons name, as text.
 
     Without paths, which belong to one machine: baselines are meant to be committed.
     """
-    if record.rank0 is None:
-        return {}
     texts = {}
-    for name, value in environment_fields(record.rank0.environment).items():
+    for name, value in environment_fields(environment).items():
         text = as_text(value)
         if not UNCOMPARED.fullmatch(name) and "/" not in text:
             texts[name] = text

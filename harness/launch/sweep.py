@@ -15,6 +15,7 @@ from harness.launch import forkserver
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener, remove_leftovers
+from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.torchrun import Torchrun
 from harness.records.record import Record, Status, read_record_if_exists
 from harness.records.settings import profile_change, run_settings
@@ -176,6 +177,7 @@ def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
 
     Of a trial that will run, the runner does that.
     """
+    remove_abandoned_blocks()
     remove_temporary_files(folder.path)
     for record in planned.finished:
         remove_leftovers(folder.trial_folder(record.trial.id))

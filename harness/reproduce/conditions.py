@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.evidence import ORDER, FirstDifference
+from harness.analysis.result import compared_fields
+from harness.hardware.machine import Device, machine_key
+from harness.records.code import Code
 from harness.records.differences import (
     Difference,
     Value,
@@ -31,6 +34,7 @@ APPLIED_BY_RANKS = (
 )
 # It says where code lies; which code that is, is compared by its content and by versions.
 PATHS = ("variables.PYTHONPATH",)
+HARDWARE = "hardware.key"  # the field of a baseline that names the machine's kind
 # What decides which samples a trial sees, and in what order.
 ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
 # What decides which numbers a trial computes, rounding errors left aside.
@@ -72,6 +76,47 @@ def condition_differences(
     if recorded.get("axes.deterministic"):
         names += [f"variables.{name}" for name in GPU_VARIABLES]
     return differences(_without(recorded, names), _without(present, names))
+
+
+def baseline_differences(
+    recorded: Mapping[str, Sequence[str]], environment: Environment, device: Device
+) -> list[Difference]:
+    """Return where an environment has another value than any trial of a baseline had.
+
+    `recorded` has each value of each field once. A baseline that was saved before it had them says
+    nothing of what its trials ran with, which counts as a difference.
+    """
+    if not recorded:
+        return [Difference("environment", None, "not compared: the baseline has none")]
+    present = {**compared_fields(environment), HARDWARE: machine_key(environment.hardware, device)}
+    present = {name: text for name, text in present.items() if name not in APPLIED_BY_RANKS}
+    before = {}
+    for name, texts in recorded.items():
+        if name not in APPLIED_BY_RANKS:
+            matches = present.get(name) in texts
+            before[name] = present[name] if matches else " or ".join(texts)
+    return differences(before, present)
+
+
+def code_of_baseline(recorded: Mapping[str, Sequence[str]]) -> Code | None:
+    """Return the harness's code that a baseline was measured with.
+
+    None if it does not say, or if its trials had several.
+    """
+    fields = {}
+    for name in ("version", "commit", "dirty", "training"):
+        texts = recorded.get(f"harness.{name}", [])
+        if len(texts) > 1:
+            return None
+        fields[name] = texts[0] if texts else None
+    if fields["version"] is None:
+        return None
+    return Code(
+        version=fields["version"],
+        commit=fields["commit"],
+        dirty=fields["dirty"] == "true",
+        training=fields["training"],
+    )
 
 
 def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.analysis.evidence import (
@@ -13,10 +13,11 @@ from harness.analysis.evidence import (
     evidence_of_baseline,
     evidence_of_record,
 )
-from harness.analysis.result import TrialResult
+from harness.analysis.result import CellResult, TrialResult
 from harness.analysis.selection import Named
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
+from harness.hardware.machine import Device
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.provenance import Provenance, describe_launch
@@ -27,7 +28,14 @@ from harness.records.differences import Difference, trial_differences
 from harness.records.environment import Environment
 from harness.records.record import Record, RunSettings, Target
 from harness.records.store import lock, write_spec
-from harness.reproduce.conditions import condition_differences, fields_here, fields_of_record
+from harness.reproduce.conditions import (
+    HARDWARE,
+    baseline_differences,
+    code_of_baseline,
+    condition_differences,
+    fields_here,
+    fields_of_record,
+)
 from harness.reproduce.describe import environment_of_ranks
 from harness.reproduce.rebuild import rebuild_cell, rebuild_profile, rebuild_sweep, run_fields
 from harness.reproduce.source import (
@@ -62,6 +70,8 @@ class Original:
     sweep: str  # the name of its sweep
     record: Record | None = None  # None for a trial of a baseline
     result: TrialResult | None = None  # of a baseline's trial
+    # Of a baseline: each value of each field of the environments of its trials.
+    baseline_fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sweep_folder: SweepFolder | None = (
         None  # which has what records only name, such as changes of code
     )
@@ -77,6 +87,13 @@ class Original:
         if self.record is None or self.record.rank0 is None:
             return None
         return self.record.rank0.environment
+
+    @property
+    def code(self) -> Code | None:
+        """Return the harness's code that it ran with, None where that was not recorded."""
+        if self.environment is not None:
+            return self.environment.code
+        return code_of_baseline(self.baseline_fields)
 
     @property
     def base_folder(self) -> Path | None:
@@ -119,6 +136,7 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
                 target=baseline.target,
                 sweep=trial.sweep,
                 result=trial,
+                baseline_fields=_fields_of_baseline(baseline),
             )
             for trial in baseline.trials
         ]
@@ -131,6 +149,13 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
         names = ", ".join(sorted({original.trial.id for original in complete})[:10])
         raise BadInput(f"--seed and --cell name no trial; allowed: those of {names}")
     return chosen
+
+
+def _fields_of_baseline(baseline: CellResult) -> dict[str, Sequence[str]]:
+    """Return what a baseline says of what its trials ran with; nothing if it is of an older schema."""
+    if not baseline.environment:
+        return {}
+    return {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
 
 
 def _of_record(record: Record, folder: Path | None) -> Original | None:
@@ -217,13 +242,14 @@ class Preparer:
         environment = original.environment
         repository = environment.repository if environment is not None else None
         source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
+        commits = original.baseline_fields.get("repository.commit", [])
+        if len(commits) == 1:
+            source = replace(source, commit=commits[0])
         recorded = original.trial.cell.workload
         present = None if planned is None else planned.cell.workload
         return {
             "workload": choose_workload(source, recorded, present, base, self._options.code),
-            "harness": choose_harness(
-                environment.code if environment is not None else None, self._options.code
-            ),
+            "harness": choose_harness(original.code, self._options.code),
         }
 
     def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
@@ -244,13 +270,15 @@ class Preparer:
         profile: Profile,
         sources: Mapping[str, SourceChoice],
     ) -> list[Difference]:
-        """Return what is other than it was recorded; of a baseline, only what its cell says."""
-        if original.record is None or original.settings is None:
-            return trial_differences(original.trial, trial)
+        """Return what is other than it was recorded."""
         environment = self._environment(original, trial, profile, sources)
+        if original.record is None:
+            device: Device = "cuda" if profile.gpus else "cpu"
+            of_trial = trial_differences(original.trial, trial)
+            return of_trial + baseline_differences(original.baseline_fields, environment, device)
+        run = run_fields(original.settings, profile) if original.settings is not None else None
         return condition_differences(
-            fields_of_record(original.record),
-            fields_here(trial, environment, run_fields(original.settings, profile)),
+            fields_of_record(original.record), fields_here(trial, environment, run)
         )
 
     def _environment(
@@ -313,10 +341,9 @@ def _with_code_of_ranks(
 
 def code_of_ranks(original: Original, sources: Mapping[str, SourceChoice]) -> Code:
     """Return which harness the ranks of a trial import: the recorded one, or this one."""
-    environment = original.environment
-    if sources["harness"].choice == "here" or environment is None or environment.code is None:
+    if sources["harness"].choice == "here" or original.code is None:
         return describe_code()
-    return environment.code
+    return original.code
 
 
 def run_again(
