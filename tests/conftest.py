@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import shutil
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -59,28 +59,18 @@ def free_port() -> int:
     return port
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an MLflow database without any runs. Making one takes seconds, so tests copy it."""
-    results = Results(tmp_path_factory.mktemp("empty"))
-    Tracker(results).prepare()
-    return results.database
-
-
 @pytest.fixture
-def results(tmp_path: Path, empty_store: Path) -> Results:
-    """Return a results folder that has an empty MLflow store."""
+def results(tmp_path: Path) -> Results:
+    """Return an empty results folder."""
     results = Results(tmp_path / "results")
     results.path.mkdir()
-    shutil.copy(empty_store, results.database)
     return results
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start a real MLflow server and yield its address; it has ended when the tests have."""
     results = Results(tmp_path_factory.mktemp("server"))
-    shutil.copy(empty_store, results.database)
     with server(Tracker(results), port=free_port()) as address:
         yield address
 
@@ -101,12 +91,18 @@ def interrupts_are_heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, previous)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep cached tokenizers in the tests' folder, not in the home of whoever runs the tests."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cache tokenizers and empty databases in the tests' folder, not in the home of whoever runs them.
+
+    The processes of a run share it, since each has a folder of its own in that of the run.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -259,6 +259,15 @@ class Results:
         return sorted(self.runs.glob(f"*/{cell_id}-s*-r*/record.json"))
 
 
+def cache_folder() -> Path:
+    """Return the folder for what can be made again, in the user's cache by the XDG convention.
+
+    Raises RuntimeError for a user without a home, where XDG_CACHE_HOME is not set either.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "distributed-training-harness"
+
+
 def safe_folder_name(name: str) -> str:
     """Return a folder's name that is safe in any file system and shell.
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from harness.core.errors import BadInput, HarnessError, StorageError, one_line
 from harness.core.redaction import REDACTED, URL_CREDENTIALS, redact_text, secret_values
 from harness.core.storage import free_space, storage_error
+from harness.tracking.database import create_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -216,6 +217,7 @@ def connect(uri: str) -> MlflowClient:
 
     scheme = uri.partition(":")[0].partition("+")[0]
     if scheme in DATABASES:
+        create_database(uri)
         _check_database_answers(uri)
     return MlflowClient(tracking_uri=uri)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +48,7 @@ def from_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path: Path, empty_store: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     """Return a folder with a sweep, and much beside it that is called like what we import."""
     for name in ("workloads", "clusters", "harness", "yaml", "torch"):
         (tmp_path / name).mkdir()
@@ -67,8 +66,6 @@ def project(tmp_path: Path, empty_store: Path) -> Path:
         "warmup": 1,
     }
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    (tmp_path / "results").mkdir()
-    shutil.copy(empty_store, tmp_path / "results" / "mlflow.db")
     return tmp_path
 
 

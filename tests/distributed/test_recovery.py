@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -171,12 +170,10 @@ def interrupt_twice(command: subprocess.Popen[str]) -> None:
     command.send_signal(signal.SIGINT)
 
 
-def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path, empty_store: Path) -> None:
+def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     sweep = held_sweep(tmp_path, hold, seeds=[0, 1, 2, 3])
-    (tmp_path / "results").mkdir()
-    shutil.copy(empty_store, tmp_path / "results" / "mlflow.db")
 
     run(sweep, listener=Killer("rank", "agent", "forkserver", hold=hold))
     assert failure_kinds(sweep) == ["Killed", "Lost", "Lost", None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -169,11 +168,11 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
 
 
 def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
-    results: Results, folder: SweepFolder, tmp_path: Path, empty_store: Path
+    results: Results, folder: SweepFolder, tmp_path: Path
 ) -> None:
     records = small_sweep(folder)
     Tracker(results).deliver(folder)
-    other_uri = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'other.db')}"
+    other_uri = f"sqlite:///{tmp_path / 'other.db'}"
     tracker = Tracker(results, other_uri)
     for record in records:
         tracker.deliver(folder, [record])
@@ -268,7 +267,7 @@ def die() -> None:
 
 
 def test_a_delivery_cut_off_anywhere_is_completed(
-    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Matplotlib takes longer than all writes together.
     monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
@@ -277,7 +276,6 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     for at in range(100):
         results = Results(tmp_path / str(at))
         write_sweep(results.sweep_folder("demo"), records)
-        results.database.write_bytes(empty_store.read_bytes())
         with monkeypatch.context() as patched:
             made = meddle_with(patched, at, die)
             try:

@@ -76,9 +76,12 @@ def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> No
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_a_cached_tokenizer_is_used_and_no_partial_file_remains(cache: Path) -> None:
+def test_a_cached_tokenizer_is_used_and_no_partial_file_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tokenizer = trained(texts(), 700)
-    folder = cache / "distributed-training-harness" / "tokenizers"
+    folder = tmp_path / "distributed-training-harness" / "tokenizers"
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert trained(texts(), 700).to_str() == tokenizer.to_str()
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
