@@ -21,6 +21,7 @@ from harness.records.record import (
     RankResult,
     Record,
     Status,
+    StopOutcome,
     Target,
     write_record,
 )
@@ -110,7 +111,7 @@ def make_record(
         status=status,
         attempt=attempt,
         started=started,
-        ended=started + 5.0 + step_seconds * cell.length.in_steps(10),
+        ended=started + 5.0 + step_seconds * _trained_steps(cell),
         failure=failure,
         violations=invalid,
         previous_failures=(),
@@ -119,7 +120,7 @@ def make_record(
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         ranks=ranks,
         rank0=learned if done else None,
-        phases={"startup": 2.0, "build": 0.5, "train": step_seconds * cell.length.in_steps(10)},
+        phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
 
 
@@ -180,6 +181,12 @@ def write_trial(folder: SweepFolder, record: Record, *, logs: str = "") -> None:
         place.rank_log(rank.rank).write_text(f"rank {rank.rank}\n{logs}", encoding="utf-8")
 
 
+def _trained_steps(cell: Cell) -> int:
+    """Return the steps of a trial; one with a rule for stopping ends halfway."""
+    steps = cell.length.in_steps(10)
+    return steps if cell.stop is None else steps // 2
+
+
 def _ranks(cell: Cell) -> range:
     return range(cell.axes.world_size)
 
@@ -187,7 +194,7 @@ def _ranks(cell: Cell) -> range:
 def _rank(
     rank: int, trial: Trial, started: float, step_seconds: float, rank0: Rank0Report | None
 ) -> RankResult:
-    steps = trial.cell.length.in_steps(10)
+    steps = _trained_steps(trial.cell)
     rng = np.random.default_rng([trial.seed, trial.repeat, rank])
     seconds = step_seconds * rng.uniform(0.95, 1.05, steps)
     loss = 2.3 * np.exp(-np.arange(steps) / steps) + rng.normal(0, 0.01, steps)
@@ -210,13 +217,23 @@ def _rank(
 
 
 def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
-    steps = cell.length.in_steps(10)
+    steps = _trained_steps(cell)
     every = cell.evaluate.in_steps(10)
     evaluations = [
         Evaluation(step=step, epoch=step / 10, metrics=_metrics(step / steps, seed), seconds=0.05)
         for step in sorted({*range(every, steps + 1, every), steps})
     ]
+    stop = None
+    if cell.stop is not None:
+        evaluations = [replace(done, validation=done.metrics) for done in evaluations]
+        stop = StopOutcome(
+            reason="patience",
+            step=steps,
+            metric=Target(name="loss", higher_is_better=False),
+            restored=cell.stop.restore_best,
+        )
     return Rank0Report(
+        stop=stop,
         target=Target(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
         parameter_count=235_146,
@@ -229,7 +246,7 @@ def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
 
 def _metrics(progress: float, seed: int) -> dict[str, float]:
     accuracy = 0.9 * progress + 0.001 * seed
-    return {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "test_loss": 2.3 - 2 * progress}
+    return {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 2.3 - 2 * progress}
 
 
 def make_machine(**changes: Any) -> Machine:

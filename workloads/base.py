@@ -57,10 +57,15 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class Splits:
-    """The samples to train on and the samples to test on."""
+    """The samples to train on and the samples to test on.
+
+    Choices, such as when to stop and which parameters are the best, are made on the validation set
+    if there is one. Otherwise the test set makes them, and its figures are somewhat too good.
+    """
 
     train: Samples
     test: Samples
+    validation: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Workload(ABC):
 
     @abstractmethod
     def splits(self) -> Splits:
-        """Return the training and the test samples."""
+        """Return the training and the test samples, and the validation samples if there are any."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -127,9 +132,10 @@ class Workload(ABC):
 
     @abstractmethod
     def metrics(self, rows: Tensor) -> dict[str, float]:
-        """Return the metrics over the whole test set by name; the target must be among them.
+        """Return the metrics over a whole test or validation set by name, the target among them.
 
-        `rows` holds what `evaluate` returned, float64, shape (test samples, k), in sample order.
+        `rows` holds what `evaluate` returned, float64, shape (samples, k), in sample order. A sweep
+        that stops by the loss (`stop: {metric: loss}`) takes the metric `loss`.
         """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -167,7 +173,7 @@ class Workload(ABC):
 class Classifier(Workload):
     """A workload whose batches are (inputs, ..., labels) and whose loss is cross-entropy.
 
-    Its metrics are accuracy, macro-F1 and the test loss.
+    Its metrics are accuracy, macro-F1 and the loss.
     """
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -187,12 +193,12 @@ class Classifier(Workload):
         return torch.stack([losses.double(), logits.argmax(1).double(), labels.double()], dim=1)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
-        """Return accuracy, macro-F1 and the mean cross-entropy of the test set."""
+        """Return accuracy, macro-F1 and the mean cross-entropy."""
         losses, predicted, labels = rows[:, 0], rows[:, 1].long(), rows[:, 2].long()
         return {
             "accuracy": float((predicted == labels).double().mean()),
             "macro_f1": macro_f1(predicted, labels),
-            "test_loss": float(losses.mean()),
+            "loss": float(losses.mean()),
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,16 @@ from torch.nn.functional import interpolate
 
 from workloads.base import Splits, TensorSamples
 from workloads.files import read_idx
-from workloads.sources import Csv, Digits, Idx, ImageData, Row, TextData, held_out_count
+from workloads.sources import (
+    Csv,
+    Digits,
+    Idx,
+    ImageData,
+    Row,
+    TextData,
+    held_out_count,
+    validation_count,
+)
 from workloads.tickets import tickets
 
 DIGIT_SIDE = 8  # pixels of a side of scikit-learn's digits
@@ -33,6 +42,10 @@ class LabeledPixels(NamedTuple):
 
     pixels: Pixels
     labels: Tensor  # int64, shape (samples,)
+
+    def at(self, indices: Sequence[int]) -> LabeledPixels:
+        """Return the samples at `indices`."""
+        return LabeledPixels(self.pixels[indices], self.labels[indices])
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Texts:
     train_labels: Tensor
     test: list[str]
     test_labels: Tensor
+    validation: list[str]  # empty without a validation set
+    validation_labels: Tensor
     classes: tuple[str, ...]
 
 
@@ -70,8 +85,17 @@ def load_images(data: ImageData) -> Images:
     else:
         train, test = _load_idx(data, "train"), _load_idx(data, "t10k")
         classes = data.classes
+    validation = None
+    if data.validation:
+        labels = [str(label) for label in train.labels.tolist()]
+        training, held_out = validation_split(labels, data.validation, data.draw_seed)
+        train, validation = train.at(training), train.at(held_out)
     table = _normalization_table(train.pixels)
-    splits = Splits(train=_normalized(train, table), test=_normalized(test, table))
+    splits = Splits(
+        train=_normalized(train, table),
+        test=_normalized(test, table),
+        validation=None if validation is None else _normalized(validation, table),
+    )
     height, width = train.pixels.shape[2:]
     return Images(splits, (height, width), classes)
 
@@ -84,27 +108,47 @@ def load_texts(data: TextData) -> Texts:
     test: list[Row] | None
     if isinstance(data, Csv):
         train, test = data.rows()
-        split_seed = data.split_seed
     else:
         train, test = tickets(data.rows, data.seed), None
-        split_seed = data.seed
     if test is None:
-        train, test = _hold_out(train, split_seed)
+        train, test = _split_rows(train, stratified(_labels(train), data.draw_seed))
+    validation: list[Row] = []
+    if data.validation:
+        split = validation_split(_labels(train), data.validation, data.draw_seed)
+        train, validation = _split_rows(train, split)
     classes = tuple(sorted({label for _, label in train}))
     return Texts(
         train=[text for text, _ in train],
         train_labels=_class_numbers(train, classes),
         test=[text for text, _ in test],
         test_labels=_class_numbers(test, classes),
+        validation=[text for text, _ in validation],
+        validation_labels=_class_numbers(validation, classes),
         classes=classes,
     )
 
 
-def stratified(labels: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
+def validation_split(
+    labels: Sequence[str], fraction: float, seed: int
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the samples to train on and of those to validate on, each ascending.
+
+    `labels` are those of the training set, from which the test set is apart already. Raises
+    ValueError if no class has two samples.
+    """
+    training, held_out = stratified(labels, seed, lambda count: validation_count(count, fraction))
+    if not held_out:
+        raise ValueError("validation: found no class with 2 samples; allowed: one or more")
+    return training, held_out
+
+
+def stratified(
+    labels: Sequence[str], seed: int, count_held_out: Callable[[int], int] = held_out_count
+) -> tuple[list[int], list[int]]:
     """Return the indices of the samples to train on and of those to hold out, each ascending.
 
-    The fraction HELD_OUT of every class is held out, at least one sample. The draws follow from
-    `seed` and the labels alone.
+    `count_held_out` returns how many of so many samples of a class are held out. The draws follow
+    from `seed` and the labels alone.
     """
     indices_by_label: defaultdict[str, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):
@@ -113,21 +157,28 @@ def stratified(labels: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
     held_out: set[int] = set()
     for label in sorted(indices_by_label):
         indices = indices_by_label[label]
-        held_out.update(rng.sample(indices, held_out_count(len(indices))))
+        held_out.update(rng.sample(indices, count_held_out(len(indices))))
     training = [index for index in range(len(labels)) if index not in held_out]
     return training, sorted(held_out)
 
 
-def _hold_out(rows: list[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Return the rows to train on and the rows to test on."""
-    training, held_out = stratified([label for _, label in rows], seed)
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """Return the label of each row."""
+    return [label for _, label in rows]
+
+
+def _split_rows(
+    rows: Sequence[Row], split: tuple[list[int], list[int]]
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows at either indices of a split."""
+    training, held_out = split
     return [rows[index] for index in training], [rows[index] for index in held_out]
 
 
 def _class_numbers(rows: list[Row], classes: tuple[str, ...]) -> Tensor:
     """Return the position of each row's label in `classes`, int64, shape (rows,)."""
     numbers = {label: number for number, label in enumerate(classes)}
-    return torch.tensor([numbers[label] for _, label in rows])
+    return torch.tensor([numbers[label] for _, label in rows], dtype=torch.int64)
 
 
 def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
@@ -175,7 +226,5 @@ def _load_digits(data: Digits) -> tuple[LabeledPixels, LabeledPixels]:
     pixels = enlarged.round().to(torch.uint8).numpy()
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
     training, held_out = stratified([str(label) for label in labels.tolist()], data.split_seed)
-    return (
-        LabeledPixels(pixels[training], labels[training]),
-        LabeledPixels(pixels[held_out], labels[held_out]),
-    )
+    digits = LabeledPixels(pixels, labels)
+    return digits.at(training), digits.at(held_out)

@@ -93,15 +93,20 @@ class DistilBert(Classifier):
         return load_texts(self.data)
 
     @cached_property
-    def samples(self) -> tuple[TokenSamples, TokenSamples]:
-        """The training and the test set as token ids."""
+    def samples(self) -> tuple[TokenSamples, TokenSamples, TokenSamples | None]:
+        """The training, test and validation sets as token ids; None without a validation set."""
         if self.checkpoint_folder:
             tokenizer = Tokenizer.from_file(str(self.checkpoint_folder / TOKENIZER))
         else:
             tokenizer = trained(self.texts.train, self.options.architecture.vocabulary)
+        texts = self.texts
+        validation = None
+        if texts.validation:
+            validation = self._tokenize(tokenizer, texts.validation, texts.validation_labels)
         return (
-            self._tokenize(tokenizer, self.texts.train, self.texts.train_labels),
-            self._tokenize(tokenizer, self.texts.test, self.texts.test_labels),
+            self._tokenize(tokenizer, texts.train, texts.train_labels),
+            self._tokenize(tokenizer, texts.test, texts.test_labels),
+            validation,
         )
 
     @cached_property

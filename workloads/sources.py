@@ -7,31 +7,48 @@ so that planning a sweep takes no noticeable time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from workloads.files import errors_naming, find_idx, read_idx, read_labeled
-from workloads.options import Between, Settings
+from workloads.options import Between, Fraction, Settings
 from workloads.tickets import tickets
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Row = tuple[str, str]  # a text and its label
 # The fraction of each class that is tested on where a source has no test set of its own.
 HELD_OUT = 0.15
-DIGITS_FOR_TRAINING = 1528  # of the 1,797, the others being held out
+DIGITS_PER_CLASS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)  # of 0 to 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Settings):
-    """Base of the settings that know how many samples there are to train on."""
+    """Base of the settings that know how many samples there are to train on.
+
+    The share `validation` of each class is taken out of the training samples, by draws that follow
+    from the seed of the split.
+    """
+
+    validation: Fraction = 0.0  # 0: there is no validation set
+
+    @property
+    def draw_seed(self) -> int:
+        """Return the seed of the draws that hold samples out."""
+        raise NotImplementedError
+
+    def class_counts(self) -> Mapping[str, int]:
+        """Return how many samples of each class are not in the test set; files are as `check` wants."""
+        raise NotImplementedError
 
     @cached_property  # cells of a sweep ask again and again, and files have to be read
     def training_samples(self) -> int:
         """Return the number of samples to train on; the files are as `check` wants them."""
-        raise NotImplementedError
+        counts = self.class_counts()
+        held_out = sum(validation_count(count, self.validation) for count in counts.values())
+        return sum(counts.values()) - held_out
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return a conflict if no batch of the size that the axes ask for can be filled."""
@@ -46,10 +63,20 @@ def held_out_count(count: int) -> int:
     return max(1, round(HELD_OUT * count))
 
 
-def _training_count(labels: Iterable[str]) -> int:
-    """Return how many samples of these labels are left to train on."""
+def validation_count(count: int, fraction: float) -> int:
+    """Return how many of a class's training samples are taken for validation.
+
+    At least one, but none of a class that has a single sample: it would not be trained at all.
+    """
+    if not fraction:
+        return 0
+    return min(count - 1, max(1, round(fraction * count)))
+
+
+def _without_held_out(labels: Iterable[str]) -> dict[str, int]:
+    """Return how many samples of each label are left when the test set is held out."""
     counts = Counter(labels)
-    return counts.total() - sum(held_out_count(count) for count in counts.values())
+    return {label: count - held_out_count(count) for label, count in counts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +89,15 @@ class Digits(Source):
     source: Literal["digits"] = "digits"
     split_seed: Seed = 0
 
-    @cached_property
-    def training_samples(self) -> int:
-        """Return the number of digits that are not held out, whatever the seed of the split."""
-        return DIGITS_FOR_TRAINING
+    @property
+    def draw_seed(self) -> int:
+        """Return the seed of the split."""
+        return self.split_seed
+
+    def class_counts(self) -> Mapping[str, int]:
+        """Return how many of each digit are left, whatever the seed of the split."""
+        counts = enumerate(DIGITS_PER_CLASS)
+        return {str(digit): count - held_out_count(count) for digit, count in counts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +110,12 @@ class Idx(Source):
     source: Literal["idx"] = "idx"
     path: Path
     classes: Annotated[int, Between(2, 256)] = 10  # labels are 0 to classes - 1
+    split_seed: Seed = 0  # of the draw that holds validation samples out
+
+    @property
+    def draw_seed(self) -> int:
+        """Return the seed of the split."""
+        return self.split_seed
 
     def pair(self, split: Literal["train", "t10k"]) -> tuple[Path, Path]:
         """Return the files with the images and with the labels of a split."""
@@ -86,12 +124,11 @@ class Idx(Source):
             find_idx(self.path, f"{split}-labels-idx1-ubyte"),
         )
 
-    @cached_property
-    def training_samples(self) -> int:
-        """Return the number of labels of the training split."""
+    def class_counts(self) -> Mapping[str, int]:
+        """Return how many samples of each class the training split has."""
         _, labels_path = self.pair("train")
-        (count,), _ = read_idx(labels_path, 1)
-        return count
+        _, labels = read_idx(labels_path, 1)
+        return {str(label): count for label, count in Counter(labels).items()}
 
     def files(self) -> list[Path]:
         """Return the four files."""
@@ -148,13 +185,18 @@ class Csv(Source):
     label: str = "label"  # the column with the label
     split_seed: Seed = 0  # of the draw that holds samples out
 
-    @cached_property
-    def training_samples(self) -> int:
-        """Return the number of rows to train on."""
+    @property
+    def draw_seed(self) -> int:
+        """Return the seed of the split."""
+        return self.split_seed
+
+    def class_counts(self) -> Mapping[str, int]:
+        """Return how many rows of each label are not in the test set."""
         train, test = self.rows()
+        labels = [label for _, label in train]
         if test is not None:
-            return len(train)
-        return _training_count(label for _, label in train)
+            return Counter(labels)
+        return _without_held_out(labels)
 
     def files(self) -> list[Path]:
         """Return the training file, and the test file if there is one."""
@@ -223,14 +265,18 @@ class Tickets(Source):
     rows: Annotated[int, Between(60)] = 4000
     seed: Seed = 0
 
-    @cached_property
-    def training_samples(self) -> int:
-        """Return the number of tickets to train on; generating them takes a moment."""
-        return _training_count(label for _, label in tickets(self.rows, self.seed))
+    @property
+    def draw_seed(self) -> int:
+        """Return the seed of the tickets."""
+        return self.seed
+
+    def class_counts(self) -> Mapping[str, int]:
+        """Return how many tickets of each class are left; generating them takes a moment."""
+        return _without_held_out(label for _, label in tickets(self.rows, self.seed))
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return a conflict as for other sources; no ticket is generated for a usual batch."""
-        if axes["batch_size"] <= self.rows // 2:
+        if axes["batch_size"] <= self.rows // 2 * (1 - self.validation):
             return None
         return super().conflict(axes)
 

@@ -44,7 +44,8 @@ from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verd
 
 FILES = "data.files"  # the digest of all files of a workload
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
-IDENTITY = ("workload", "options", "data", "length", "evaluate", "warmup")  # besides the axes
+# Besides the axes.
+IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 # Differences that say that the code is another, which is often the question.
@@ -326,6 +327,7 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
         FILES: identity.get("files"),
         "length": asdict(cell.length),
         "evaluate": asdict(cell.evaluate),
+        "stop": None if cell.stop is None else asdict(cell.stop),
         "warmup": cell.warmup,
         **asdict(cell.axes),
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},

@@ -110,7 +110,7 @@ def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, Row]:
     """Return each metric at each evaluation that has it."""
     values: dict[str, list[tuple[int, float]]] = {}
     for evaluation in evaluations:
-        for name, value in evaluation.metrics.items():
+        for name, value in evaluation.all_metrics.items():
             values.setdefault(name, []).append((evaluation.step, value))
     rows = {}
     for name, points in values.items():

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 
 from harness.analysis import telemetry
+from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
 from harness.measure.memory import training_bytes
 from harness.records.record import Compiled, LossScale, RankResult, Record, Summary
 
@@ -219,6 +220,10 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
                  of_target(lambda summary: summary.final_metric), with_range=True),
     ScalarFamily("best_*", "", "target metric at the best evaluation",
                  of_target(lambda summary: summary.best_metric)),
+    Scalar("epochs", "", "epochs trained, of trials with a rule for stopping", epochs_trained,
+           with_range=True),
+    Scalar("epochs_to_best", "", "epochs until the best evaluation", epochs_to_best),
+    Scalar("epochs_to_goal", "", "epochs until the goal of the rule for stopping", epochs_to_goal),
     # Where the time went.
     ScalarFamily("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),

@@ -192,6 +192,7 @@ def _trial_result(result: RankResult, seed: int) -> TrialResult:
     """Return what a comparison of accuracy needs of a trial; its speed is measured elsewhere."""
     report = result.rank0
     assert report is not None
+    final = report.final_evaluation
     return TrialResult(
         sweep="gate",
         seed=seed,
@@ -203,7 +204,7 @@ def _trial_result(result: RankResult, seed: int) -> TrialResult:
         settled=None,
         window_steps=0,
         batch_seconds=(),
-        metric=report.evaluations[-1].metrics.get(report.target.name),
+        metric=None if final is None else final.metrics.get(report.target.name),
         parameter_digest=report.parameter_digest,
         order_digest=None,
     )

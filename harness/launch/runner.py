@@ -382,6 +382,9 @@ def _write(folder: TrialFolder, record: Record) -> None:
     remove_leftovers(folder)
     if record.status in ("done", "invalid"):
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
+        if record.rank0 is not None and record.rank0.checkpoint is None:
+            # They were only there for the rule for stopping to restore the best.
+            shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
 
 
 def _size(folder: TrialFolder) -> int:

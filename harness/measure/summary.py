@@ -41,8 +41,7 @@ def summarize(
     window = measured_window(ranks, warmup)
     window_steps = int(window.mask.sum())
     final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
-    best = rank0.target.best(rank0.evaluations)
-    last = rank0.evaluations[-1] if rank0.evaluations else None
+    best, final = rank0.best_evaluation, rank0.final_evaluation
     figures = _WindowFigures()
     if window_steps >= MIN_WINDOW_STEPS:
         figures = _measure_window(ranks, step_seconds, window.mask, batch_size)
@@ -58,7 +57,7 @@ def summarize(
         shares=figures.shares,
         slowest=figures.slowest,
         final_loss=final_loss,
-        final_metric=None if last is None else last.metrics[rank0.target.name],
+        final_metric=None if final is None else final.metrics[rank0.target.name],
         best_metric=None if best is None else best.metrics[rank0.target.name],
     )
 

@@ -63,7 +63,7 @@ def check_finite_samples(probe: Probe) -> Outcome:
     """Check that no sample has values that are not finite."""
     count = 0
     bad = 0
-    for samples in (probe.splits.train, probe.splits.test):
+    for samples in _all_sets(probe):
         for batch in _within_time(samples):
             count += len(batch[0])
             bad += _count_not_finite(batch)
@@ -91,7 +91,7 @@ def check_labels(probe: Probe) -> Outcome:
     classes = probe.calls[-1].classes
     count = 0
     outside: Counter[int] = Counter()
-    for samples in (probe.splits.train, probe.splits.test):
+    for samples in _all_sets(probe):
         for batch in _within_time(samples):
             labels = batch[-1]
             count += len(labels)
@@ -116,7 +116,7 @@ def _labels_outside(labels: Tensor, classes: int) -> list[int]:
 
 
 def check_split(probe: Probe) -> Outcome:
-    """Check that the test set has no samples of the training set.
+    """Check that neither the test nor the validation set has samples of the training set.
 
     Texts from templates and tiny images coincide by chance. How often they do so is seen within the
     training set, so only what goes beyond that is a leak.
@@ -124,23 +124,39 @@ def check_split(probe: Probe) -> Outcome:
     train: Counter[int] = Counter()
     for batch in _within_time(probe.splits.train):
         train.update(row_digests(batch))
+    repeated = sum(count for count in train.values() if count > 1) / train.total()
+    counts = []
+    for name, samples in (("test", probe.splits.test), ("validation", probe.splits.validation)):
+        if samples is None:
+            continue
+        shared, tested = _count_shared(samples, train)
+        share = shared / tested
+        if share > repeated + TOLERATED_OVERLAP:
+            return problem(
+                f"{shared:,} of {tested:,} {name} samples are training samples too ({share:.0%})",
+                "split before samples are repeated or augmented, and take duplicates out: what is"
+                " tested must not have been trained on",
+            )
+        counts.append(f"{shared:,} of {tested:,} {name} samples")
+    return passed(f"{' and '.join(counts)} occur among {train.total():,} to train on")
+
+
+def _count_shared(samples: Samples, train: Counter[int]) -> tuple[int, int]:
+    """Return how many samples are training samples too, and how many were looked at."""
     tested = 0
     shared = 0
-    for batch in _within_time(probe.splits.test):
+    for batch in _within_time(samples):
         digests = row_digests(batch)
         tested += len(digests)
         shared += sum(digest in train for digest in digests)
-    repeated = sum(count for count in train.values() if count > 1) / train.total()
-    share = shared / tested
-    if share > repeated + TOLERATED_OVERLAP:
-        return problem(
-            f"{shared:,} of {tested:,} test samples are training samples too ({share:.0%})",
-            "split before samples are repeated or augmented, and take duplicates out: what is tested"
-            " must not have been trained on",
-        )
-    return passed(
-        f"{shared:,} of {tested:,} test samples occur among {train.total():,} to train on"
-    )
+    return shared, tested
+
+
+def _all_sets(probe: Probe) -> list[Samples]:
+    """Return the training, the test and, if there is one, the validation set."""
+    splits = probe.splits
+    sets = (splits.train, splits.test, splits.validation)
+    return [samples for samples in sets if samples is not None]
 
 
 def _within_time(samples: Samples) -> Iterator[Batch]:

@@ -37,8 +37,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
-# the workload's code, fingerprints and variables as axes.
-SCHEMA = "5.2"
+# the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
+# stopping and confusions.
+SCHEMA = "5.3"
 RECORD_FORMAT = FileFormat(
     name="record",
     schema=SCHEMA,
@@ -97,27 +98,60 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The test set's metrics after `step` optimizer steps."""
+    """The metrics after `step` optimizer steps."""
 
     step: Number  # optimizer steps so far
     epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
     seconds: Duration  # that the evaluation took
+    validation: Mapping[str, float] | None = None  # over the validation set; None without one
+
+    @property
+    def deciding(self) -> Mapping[str, float]:
+        """Return the metrics by which the best evaluation is chosen, and when training stops.
+
+        They are those of the validation set if there is one, so that the test set decides nothing.
+        """
+        if self.validation is None:
+            return self.metrics
+        return self.validation
+
+    @property
+    def all_metrics(self) -> dict[str, float]:
+        """Return the metrics of both sets, those of the validation set as `validation_NAME`."""
+        values = dict(self.metrics)
+        for name, value in (self.validation or {}).items():
+            values[f"validation_{name}"] = value
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The metric that a workload is trained towards."""
+    """A metric that a workload is trained towards, or that evaluations are chosen by."""
 
     name: str  # of a metric of the evaluations
     higher_is_better: bool  # false for losses and errors
+
+    def score(self, value: float) -> float:
+        """Return a value of the metric such that a greater one is better."""
+        return value if self.higher_is_better else -value
 
     def best(self, evaluations: Sequence[Evaluation]) -> Evaluation | None:
         """Return the evaluation with the best value, the earliest among equals; None of none."""
         if not evaluations:
             return None
-        choose = max if self.higher_is_better else min
-        return choose(evaluations, key=lambda evaluation: evaluation.metrics[self.name])
+        return max(evaluations, key=lambda evaluation: self.score(evaluation.deciding[self.name]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOutcome:
+    """How a trial with a rule for stopping ended."""
+
+    # patience, goal: what of the rule ended it; length: it trained for its whole length
+    reason: Literal["patience", "goal", "length"]
+    step: Number  # optimizer steps that were trained
+    metric: Target  # that the rule looked at
+    restored: bool  # whether the parameters at the end are those of the best evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +169,25 @@ class Rank0Report:
     checkpoint: str | None = None
     # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
     bytes_per_sample: Amount | None = None
+    stop: StopOutcome | None = None  # None for a trial without a rule for stopping
+
+    @property
+    def best_evaluation(self) -> Evaluation | None:
+        """Return the best evaluation, None without any.
+
+        The rule for stopping says by which metric; without a rule, it is the target.
+        """
+        metric = self.target if self.stop is None else self.stop.metric
+        return metric.best(self.evaluations)
+
+    @property
+    def final_evaluation(self) -> Evaluation | None:
+        """Return the evaluation of the parameters at the end, None without any."""
+        if not self.evaluations:
+            return None
+        if self.stop is not None and self.stop.restored:
+            return self.best_evaluation
+        return self.evaluations[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +347,8 @@ class Summary:
     shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
     slowest: SlowestRank | None  # None for one rank, and where communication can't be told apart
     final_loss: float | None  # mean over ranks, in training, of the last step
-    final_metric: float | None  # the target metric at the last evaluation
-    best_metric: float | None  # and at the best one
+    final_metric: float | None  # the target metric of the parameters at the end, on the test set
+    best_metric: float | None  # and at the best evaluation
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
     mfu: Amount | None = None
     mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
@@ -554,6 +607,11 @@ def _length_problem(record: Record) -> str | None:
     assert record.rank0 is not None
     assert record.loss is not None
     steps = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    problem = _stop_problem(record, steps)
+    if problem is not None:
+        return problem
+    if record.rank0.stop is not None:
+        steps = record.rank0.stop.step
     counts = {"loss": record.loss.count}
     for index, result in enumerate(record.ranks):
         series = {"loss": result.loss, "step_seconds": result.step_seconds}
@@ -565,6 +623,20 @@ def _length_problem(record: Record) -> str | None:
         if count != steps:
             return f"{key}: found {count} steps; allowed: the {steps} of the trial"
     return _step_problem(record, steps)
+
+
+def _stop_problem(record: Record, length: int) -> str | None:
+    """Return what of how a trial was stopped does not fit its cell, or its length in steps."""
+    assert record.rank0 is not None
+    stop = record.rank0.stop
+    if (stop is None) != (record.trial.cell.stop is None):
+        state = "nothing" if stop is None else "something"
+        return f"rank0.stop: found {state}; its cell says otherwise"
+    if stop is None:
+        return None
+    if stop.step > length or (stop.reason == "length" and stop.step != length):
+        return f"rank0.stop.step: found {stop.step} by {stop.reason}; the length is {length}"
+    return None
 
 
 def _step_problem(record: Record, steps: int) -> str | None:
@@ -583,22 +655,24 @@ def _evaluation_problem(record: Record) -> str | None:
     """Return which evaluation does not fit the trial, or which figure does not fit them."""
     assert record.rank0 is not None
     assert record.summary is not None
-    target = record.rank0.target
-    evaluations = record.rank0.evaluations
+    report, target = record.rank0, record.rank0.target
     last_step = 0
-    for index, evaluation in enumerate(evaluations):
+    for index, evaluation in enumerate(report.evaluations):
         key = f"rank0.evaluations[{index}]"
         if target.name not in evaluation.metrics:
             return f"{key}.metrics.{target.name}: missing; it is the target metric"
+        chosen_by = target.name if report.stop is None else report.stop.metric.name
+        if chosen_by not in evaluation.deciding:
+            return f"{key}: found no {chosen_by}, by which the best is chosen"
         assert record.loss is not None
         if not last_step <= evaluation.step <= record.loss.count:
             return f"{key}.step: found {evaluation.step}; allowed: {last_step} to the last one"
         last_step = evaluation.step
-    best = target.best(evaluations)
-    if best is None:
+    final, best = report.final_evaluation, report.best_evaluation
+    if final is None or best is None:
         return None
     figures = {
-        "final_metric": evaluations[-1].metrics[target.name],
+        "final_metric": final.metrics[target.name],
         "best_metric": best.metrics[target.name],
     }
     return _first_difference(record.summary, figures)

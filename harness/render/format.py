@@ -18,6 +18,7 @@ from harness.spec.cell import short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
+    from harness.analysis.stopping import StopSummary
     from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
@@ -29,6 +30,11 @@ BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
 WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
+STOP_REASONS = {
+    "patience": "stopped: no better {metric}",
+    "goal": "stopped: reached the goal of {metric}",
+    "length": "trained for its whole length:",
+}
 LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its digits
 
 
@@ -80,6 +86,25 @@ def interruption_note(interruption: Interruption) -> str:
     return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
+def stop_note(record: Record) -> str | None:
+    """Say after how many epochs a trial was stopped, why, and with which parameters it ended.
+
+    None for a trial without a rule for stopping, or that says nothing that its length does not.
+    """
+    report = record.rank0
+    if report is None or report.stop is None or report.best_evaluation is None:
+        return None
+    stop, best = report.stop, report.best_evaluation
+    reason = STOP_REASONS[stop.reason].format(metric=stop.metric.name)
+    epochs = stop.step / report.steps_per_epoch
+    note = f"{reason} after {epochs:.3g} epochs (step {stop.step})"
+    if stop.reason != "goal":
+        note += f", best {stop.metric.name} at {best.epoch:.3g}"
+    if stop.restored:
+        note += ", whose parameters it ended with"
+    return note
+
+
 def nondeterminism_notes(record: Record) -> list[str]:
     """Return what torch said of operations that may vary in a deterministic trial, each text once.
 
@@ -90,6 +115,14 @@ def nondeterminism_notes(record: Record) -> list[str]:
         if rank.determinism is not None:
             notes.update(dict.fromkeys(rank.determinism.warnings))
     return [f"may vary between runs: {note}" for note in notes]
+
+
+def stop_counts(summary: StopSummary) -> str:
+    """Return how many trials ended by what, and the epochs until the goal if any reached it."""
+    reasons = counts(summary.reasons.elements())
+    if summary.epochs_to_goal is None:
+        return reasons
+    return f"{reasons} after {summary.epochs_to_goal:.3g} epochs"
 
 
 # Measured quantities and their intervals.

@@ -178,7 +178,7 @@ def _of_all_ranks(record: Record) -> list[Mark]:
         return []
     marks = []
     for evaluation in record.rank0.evaluations:
-        for name, value in evaluation.metrics.items():
+        for name, value in evaluation.all_metrics.items():
             digest = digest_bytes("float64", (), struct.pack("<d", value))
             marks.append(_mark(evaluation.step, "evaluation", name, digest))
     last = record.loss.count

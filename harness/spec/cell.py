@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
@@ -63,6 +63,38 @@ class Length(Strict):
         if self.steps is not None:
             count, unit = self.steps, "step"
         return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule(Strict):
+    """When a trial ends before its length is reached, by what evaluations of its validation set say.
+
+    The schedule of the learning rate is that of the whole length, wherever the trial ends.
+    """
+
+    # `loss` is the metric of that name, `target` the workload's target metric.
+    metric: Literal["loss", "target"] = "loss"
+    patience: Count | None = None  # evaluations in a row without an improvement
+    min_delta: Annotated[float, Between(0)] = 0.0  # an improvement is greater than this
+    goal: float | None = None  # a value of the metric that is good enough
+    restore_best: bool = False  # whether the trial ends with the parameters of the best evaluation
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that would end nothing."""
+        if self.patience is None and self.goal is None:
+            raise ValueError("found neither patience nor goal; allowed: one of them, or both")
+
+    def __str__(self) -> str:
+        conditions = []
+        if self.patience is not None:
+            conditions.append(f"patience {self.patience}")
+        if self.min_delta:
+            conditions.append(f"min delta {self.min_delta:g}")
+        if self.goal is not None:
+            conditions.append(f"goal {self.goal:g}")
+        if self.restore_best:
+            conditions.append("the best restored")
+        return f"{self.metric}: {', '.join(conditions)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +159,14 @@ class Cell:
     axes: Axes
     # How long it trains; the schedule of the learning rate ends there too.
     length: Length
-    evaluate: Length  # how often the test set is evaluated, besides once at the end
+    evaluate: Length  # how often the model is evaluated, besides once at the end
     warmup: Annotated[
         int, Between(0)
     ]  # optimizer steps before the measured window; an attempt begins with as many
     # What ranks begin with, over whatever else sets these variables. It has all variables that the
     # sweep names, of which some may be unset.
     environment: Variables = field(default_factory=dict)
+    stop: StopRule | None = None  # None: it trains for its whole length
 
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
@@ -153,7 +186,7 @@ class Cell:
         """Return the same without the workload's code, which a change of code leaves as it is.
 
         It covers the workload's own settings, the axes that differ from their defaults, the
-        variables that are set, the lengths and the warm-up.
+        variables that are set, the lengths, the warm-up and the rule for stopping.
         """
         return self._id_of(self._settings)
 
@@ -177,6 +210,8 @@ class Cell:
         }
         if self.variables_set:  # without any, the id is that of a sweep that names no variable
             settings["environment"] = self.variables_set
+        if self.stop is not None:
+            settings["stop"] = without_defaults(self.stop)
         return settings
 
     def _id_of(self, content: Mapping[str, Any]) -> str:

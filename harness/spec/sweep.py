@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
-from harness.spec.cell import Cell, Fingerprints, Length, Profiling, Trial
+from harness.spec.cell import Cell, Fingerprints, Length, Profiling, StopRule, Trial
 from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.setting_axis import setting_of
@@ -54,6 +54,7 @@ class SweepFile(Strict):
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
+    stop: StopRule | None = None  # None: every trial has its whole length
     warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
@@ -436,6 +437,21 @@ class _CellPlanner:
         problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {self.label}"
         raise self.document.error(("warmup",), problem)
 
+    def _stop_rule(self, workload: PlannedWorkload) -> StopRule | None:
+        """Return the workload's own rule for stopping, or else the sweep's.
+
+        Raises BadInput if it looks at a validation set that the data's settings leave empty. A
+        user's own class may have one without a setting, so that only its ranks can tell.
+        """
+        rule = self.entry.stop or self.file.stop
+        if rule is not None and getattr(workload.data, "validation", None) == 0:
+            problem = (
+                "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
+                " test set does not decide when training ends"
+            )
+            raise self.document.error((*self.key, "data", "validation"), problem)
+        return rule
+
     @property
     def _length(self) -> Length:
         """Return how long the workload trains: its own length, or else the sweep's."""
@@ -457,11 +473,13 @@ class _CellPlanner:
 
     def _cell(self, point: matrix.Point) -> Cell:
         """Return the cell of a point, with the workload's own lengths or else the sweep's."""
+        workload = self._workload(point)
         return Cell(
-            workload=self._workload(point).reference,
+            workload=workload.reference,
             axes=point.axes,
             environment=point.environment,
             length=self._length,
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,
+            stop=self._stop_rule(workload),
         )

@@ -16,6 +16,7 @@ from harness.core.errors import BadInput
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
     Length,
+    StopRule,
     WorkloadCode,
     WorkloadRef,
     digest_files,
@@ -45,6 +46,7 @@ class WorkloadEntry(Strict):
     axes: dict[str, Any] = field(default_factory=dict)  # one value each, over the sweep's `axes`
     length: Length | None = None
     evaluate: Length | None = None
+    stop: StopRule | None = None
     seeds: Seeds | None = None
 
 

@@ -22,7 +22,7 @@ from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Evaluation, Failure, Record, Status
-from harness.render.format import interruption_note, nondeterminism_notes
+from harness.render.format import interruption_note, nondeterminism_notes, stop_note
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
 from harness.tracking.verdicts import (
@@ -35,7 +35,7 @@ from harness.tracking.verdicts import (
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 5
+LAYOUT = 6
 CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
@@ -154,6 +154,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         "harness.order_digest": record.order_digest,
         "harness.invalid": "; ".join(record.violations) or None,
         "harness.interruptions": "; ".join(_interruptions(record)) or None,
+        "harness.stop": stop_note(record),
         "mlflow.note.content": _trial_note(record),
     }
     if record.failure:
@@ -334,6 +335,7 @@ def params(cell: Cell) -> dict[str, str]:
         **cell.levels,
         "length": str(cell.length),
         "evaluate": f"every {cell.evaluate}",
+        "stop": None if cell.stop is None else str(cell.stop),
         "warmup_steps": cell.warmup,
     }
     for name, value in workload.options.items():
@@ -366,6 +368,9 @@ def curves(record: Record) -> list[Point]:
             if name in used_names:
                 name = f"test_{name}"
             step = evaluation.step
+            points.append(Point(name=name, value=value, at=times[step], step=step))
+        for metric, value in (evaluation.validation or {}).items():
+            name = metric_name(f"validation_{metric}")
             points.append(Point(name=name, value=value, at=times[step], step=step))
     return points
 
@@ -427,6 +432,9 @@ def _trial_note(record: Record) -> str | None:
     interruptions = _interruptions(record)
     if interruptions:
         paragraphs.append(_list("resumed", interruptions))
+    stop = stop_note(record)
+    if stop is not None:
+        paragraphs.append(stop)
     nondeterminism = nondeterminism_notes(record)
     if nondeterminism:
         paragraphs.append(_list("not all of it is deterministic", nondeterminism))

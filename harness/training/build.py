@@ -23,7 +23,7 @@ from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Length
 from harness.training.checkpoint import Checkpointer
 from harness.training.determinism import DeterministicMode
-from harness.training.evaluate import check_target
+from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, make_loader
 from harness.training.manifest import describe_origin
@@ -35,6 +35,7 @@ from harness.training.precision import Scaler, apply_matmul_precision, under_aut
 from harness.training.ranks import derive_seed, seed_everything
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep
+from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.tree_step import TreeStep
@@ -53,7 +54,7 @@ class TrialParts:
     folder: TrialFolder  # where all files of the trial go
     mesh: ParallelMesh
     workload: Workload
-    splits: Splits  # the training and the test samples
+    splits: Splits  # the samples to train, to test and perhaps to validate on
     order: BatchOrder  # which samples make up which batch
     # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
     loader: Iterable[Fetched]
@@ -98,6 +99,7 @@ def build_trial(
     compiler = Compiler(axes, folder.compiler_cache(mesh.ranks.rank))
     with state.timed("data"):
         splits = workload.splits()
+    check_validation_set(cell.stop, workload, splits)
     order = BatchOrder(
         samples=len(splits.train),
         batch_size=axes.batch_size,
@@ -115,7 +117,7 @@ def build_trial(
         # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
-        check_target(workload, model, splits.test, axes, mesh.device)
+        check_metrics(workload, model, splits.test, axes, mesh.device, cell.stop)
         parameter_count = sum(parameter.numel() for parameter in model.parameters())
         clock = step_clock(mesh.device)
         strategy = strategy_class(axes.strategy)(axes, mesh)

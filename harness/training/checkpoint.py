@@ -17,7 +17,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -168,26 +168,53 @@ class Checkpointer:
         )
         state.interruptions.append(interruption)
 
-    def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
-        """Put back all that was built as it was; return what this rank has of its own."""
+    def restore_model(self, folder: Path, step: int) -> None:
+        """Put back parameters, buffers and the workload's own state as `save` wrote them at `step`.
+
+        The optimizer and the random numbers stay as they are, so nothing is to be trained after it.
+        Raises BadCheckpoint at every rank if the checkpoint is missing or damaged.
+        """
+        path = folder / checkpoint_name(step)
+        fault: str | None = None
+        if self.mesh.ranks.is_rank_0:
+            fault = find_fault(path, self.origin)
+        fault = self.mesh.broadcast_from_rank_0(fault)
+        if fault is not None:
+            raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
+        weights, content = self._read(path)
+        self._load_model(weights, content["ranks"][self.mesh.ranks.rank])
+
+    def _read(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the weights and all else of a checkpoint; raises BadCheckpoint."""
         try:
             weights = load_file(path / WEIGHTS_FILE)
             content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-            rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
         except Exception as error:
             raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
-        # A trial that had done fewer steps was still arranging itself.
-        for _ in range(min(content["step"], self.strategy.arranging_steps)):
-            rehearse_step()
+        return weights, content
+
+    def _load_model(
+        self, weights: dict[str, torch.Tensor], rank_content: Mapping[str, Any]
+    ) -> None:
+        """Put back the parameters, the buffers and the workload's own state."""
         self.strategy.load_full_weights(self.model, weights)
         # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
             buffer.copy_(rank_content["buffers"][name])
+        self.workload_state.load(rank_content["workload"])
+
+    def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
+        """Put back all that was built as it was; return what this rank has of its own."""
+        weights, content = self._read(path)
+        rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
+        # A trial that had done fewer steps was still arranging itself.
+        for _ in range(min(content["step"], self.strategy.arranging_steps)):
+            rehearse_step()
+        self._load_model(weights, rank_content)
         self.strategy.load_full_optimizer_state(self.model, self.optimizer, content["optimizer"])
         if self.schedule:
             self.schedule.load_state_dict(content["schedule"])
         self.scaler.restore(rank_content["scaler"])
-        self.workload_state.load(rank_content["workload"])
         _restore_random_state(rank_content["random"])
         return rank_content
 

@@ -1,6 +1,6 @@
-"""Evaluation over the exact test set: no sample twice, none lost, at any number of ranks.
+"""Evaluation over exactly the samples of a test or validation set, at any number of ranks.
 
-A padded or truncated test set, which is what torch's DistributedSampler gives, would make metrics
+A padded or truncated set, which is what torch's DistributedSampler gives, would make metrics
 depend on the number of ranks. So each rank evaluates its share, and rank 0 computes the metrics
 from all rows in the order of the samples.
 """
@@ -16,9 +16,11 @@ from torch import nn
 
 from harness.core.errors import BadInput, NotApplied
 from harness.spec.axes import Axes
+from harness.spec.cell import StopRule
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
 from harness.training.precision import autocast
+from harness.training.stopping import LOSS
 from harness.training.strategies.base import Strategy
 from workloads.base import Samples, Workload
 
@@ -72,10 +74,17 @@ def evaluate(
 
 
 @torch.no_grad()
-def check_target(
-    workload: Workload, model: nn.Module, samples: Samples, axes: Axes, device: torch.device
+def check_metrics(
+    workload: Workload,
+    model: nn.Module,
+    samples: Samples,
+    axes: Axes,
+    device: torch.device,
+    rule: StopRule | None,
 ) -> None:
-    """Raise BadInput if the workload's metrics lack its target, before any time is spent on it.
+    """Raise BadInput if the workload's metrics lack its target, or what the rule for stopping wants.
+
+    That is before any time is spent on it.
 
     `model` is the one that was just built, before a strategy has it. Two samples are evaluated, and
     what that may change is put back: buffers, the generators of torch, and the training mode.
@@ -96,12 +105,15 @@ def check_target(
         metrics = workload.metrics(rows.double().cpu())
     except Exception:
         return  # some metrics, such as an area under a curve, are not defined over two samples
-    name = workload.target.name
-    if name not in metrics:
-        raise BadInput(
-            f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
-            f" allowed: metrics with {name!r} among them, the workload's target"
-        )
+    needed = {workload.target.name: "the workload's target"}
+    if rule is not None and rule.metric == "loss":
+        needed[LOSS.name] = "which stop.metric names"
+    for name, purpose in needed.items():
+        if name not in metrics:
+            raise BadInput(
+                f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
+                f" allowed: metrics with {name!r} among them, {purpose}"
+            )
 
 
 def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Tensor:

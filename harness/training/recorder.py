@@ -159,7 +159,7 @@ class Recorder(StepObserver, Hooks):
         """Record the evaluations that have taken place since the last call."""
         for evaluation in self._state.evaluations[self._evaluations :]:
             self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
-            self._write("evaluation", metric_tensors(evaluation.metrics))
+            self._write("evaluation", metric_tensors(evaluation.all_metrics))
         self._evaluations = len(self._state.evaluations)
         self._file.flush()
 

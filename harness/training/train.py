@@ -10,8 +10,9 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, StepTimes
-from harness.records.record import Evaluation, Target
+from harness.records.record import Evaluation, StopOutcome, Target
 from harness.training.build import TrialParts
 from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_parameters
@@ -29,13 +30,19 @@ from harness.training.loader import Fetched
 from harness.training.model import must_place_batches, place_batch
 from harness.training.progress import Progress
 from harness.training.state import TrainingState
+from harness.training.stopping import find_stop_reason, selection_metric
 from harness.training.workload_state import join_state_digests
+from workloads.base import Samples
 
 # The seconds that a segment should last. It must be long beside what happens between segments, and
 # short for somebody who waits for a trial to stop.
 SEGMENT_SECONDS = 2.0
 # A segment has at most so many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
+
+
+class _EvaluationGivenUp(Exception):
+    """An evaluation was given up, at every rank, because a rank was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,10 @@ class Trainer:
         self.hooks = hooks or Hooks()
         self.telemetry: SegmentListener = parts.telemetry
         self.target = Target(**asdict(parts.workload.target))
+        self.stop_rule = parts.assignment.trial.cell.stop
+        # The metric by which the best evaluation is chosen.
+        self.selection = selection_metric(self.stop_rule, self.target)
+        self.is_restored = False  # whether the parameters are those of the best evaluation again
         self.progress = Progress(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
@@ -143,11 +154,28 @@ class Trainer:
             self._interrupt()
         if self._evaluation_was_missed():
             self.evaluate()
-        while self.state.step < last_step:
+        while self.state.step < last_step and self.stop_reason is None:
             self._train_epoch(last_step)
+        if self.is_finished:
+            self._restore_best()
+
+    @property
+    def stop_reason(self) -> Literal["patience", "goal"] | None:
+        """Return what of the rule for stopping has ended the trial, None if nothing has."""
+        if self.stop_rule is None:
+            return None
+        return find_stop_reason(self.stop_rule, self.target, self.state.evaluations)
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether nothing is left to train."""
+        return self.stop_reason is not None or self.state.step == self.parts.total_steps
 
     def _train_epoch(self, last_step: int) -> None:
-        """Train to the end of the present epoch, or to `last_step` if that comes first."""
+        """Train to the end of the present epoch, or to `last_step` if that comes first.
+
+        An evaluation may end the trial before either.
+        """
         state, order = self.state, self.parts.order
         order.seek(state.step)
         epoch_end = (order.epoch + 1) * order.steps
@@ -163,6 +191,8 @@ class Trainer:
             self.hooks.after_segment(state, segment)
             if state.step == next_evaluation:
                 self.evaluate()
+                if self.stop_reason is not None:
+                    return
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.
@@ -278,7 +308,7 @@ class Trainer:
     # Evaluation
 
     def _next_evaluation(self) -> int:
-        """Return the step after which the test set is evaluated next."""
+        """Return the step after which the model is evaluated next."""
         done = self.state.step // self.steps_between_evaluations
         return min((done + 1) * self.steps_between_evaluations, self.parts.total_steps)
 
@@ -290,44 +320,96 @@ class Trainer:
         return is_due and step > last_evaluated
 
     def evaluate(self) -> None:
-        """Evaluate the test set.
+        """Evaluate the test set, and the validation set if there is one.
 
-        If the sweep keeps the best checkpoint and this is the best model so far, save it. Raises
-        NonFiniteLoss for a metric that is NaN or infinite, and Interrupted.
+        If the best model is kept and this is the best so far, save it. Raises NonFiniteLoss for a
+        metric that is NaN or infinite, NotApplied and Interrupted.
         """
         parts, state = self.parts, self.state
         if not self.hooks.should_evaluate(state):
             return
         self.progress.report("evaluate", state.step)
-        with state.timed("evaluate") as elapsed:
-            metrics = evaluate(
-                parts.workload,
-                parts.model,
-                parts.splits.test,
-                parts.axes,
-                parts.strategy,
-                parts.mesh,
-                self._all_ranks_continue,
-            )
+        validation: dict[str, float] | None = None
+        metrics: dict[str, float] | None = None
+        with state.timed("evaluate") as elapsed, suppress(_EvaluationGivenUp):
+            if parts.splits.validation is not None:
+                validation = self._metrics_of(parts.splits.validation, "validation set")
+            metrics = self._metrics_of(parts.splits.test, "test set")
         if metrics is None:
             self._interrupt()
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteLoss(
-                    f"{name} of the test set became {value}"
-                    f" after step {state.step} of {parts.total_steps}"
-                )
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
             metrics=metrics,
             seconds=elapsed(),
+            validation=validation,
         )
         state.evaluations.append(evaluation)
-        is_best = self.target.best(state.evaluations) == evaluation
-        if parts.assignment.checkpoint == "best" and is_best:
+        if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 parts.checkpointer.save(parts.folder.best_checkpoints, state)
+
+    def _metrics_of(self, samples: Samples, name: str) -> dict[str, float]:
+        """Return the metrics over samples; `name` is what errors call these.
+
+        Raises NonFiniteLoss, and _EvaluationGivenUp if a rank was asked to stop.
+        """
+        parts = self.parts
+        metrics = evaluate(
+            parts.workload,
+            parts.model,
+            samples,
+            parts.axes,
+            parts.strategy,
+            parts.mesh,
+            self._all_ranks_continue,
+        )
+        if metrics is None:
+            raise _EvaluationGivenUp
+        for metric, value in metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteLoss(
+                    f"{metric} of the {name} became {value}"
+                    f" after step {self.state.step} of {parts.total_steps}"
+                )
+        return metrics
+
+    # The best parameters
+
+    def _keeps_best(self) -> bool:
+        """Return whether the parameters of the best evaluation are saved, for users or for the end.
+
+        Raises NotApplied if they could not be restored, before time is spent on further epochs.
+        """
+        if self.stop_rule is not None and self.stop_rule.restore_best:
+            lost = self.parts.workload_state.missing_from_checkpoints()
+            if lost is not None:
+                raise NotApplied(f"stop.restore_best can't be had: {lost}")
+            return True
+        return self.parts.assignment.checkpoint == "best"
+
+    def _restore_best(self) -> None:
+        """Put back the parameters of the best evaluation, if the rule for stopping says so."""
+        parts, state = self.parts, self.state
+        best = self.selection.best(state.evaluations)
+        if self.stop_rule is None or not self.stop_rule.restore_best or best is None:
+            return
+        if best.step != state.step:
+            with state.timed("checkpoint"):
+                parts.checkpointer.restore_model(parts.folder.best_checkpoints, best.step)
+        self.is_restored = True
+
+    @property
+    def stop_outcome(self) -> StopOutcome | None:
+        """Return how the rule for stopping has ended the trial, None without a rule."""
+        if self.stop_rule is None:
+            return None
+        return StopOutcome(
+            reason=self.stop_reason or "length",
+            step=self.state.step,
+            metric=self.selection,
+            restored=self.is_restored,
+        )
 
     # Interruption
 

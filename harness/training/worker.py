@@ -240,9 +240,9 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
 def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
     """Return what is the same at all ranks, and so said once."""
     parts = trainer.parts
-    best = trainer.target.best(trainer.state.evaluations)
+    best = trainer.selection.best(trainer.state.evaluations)
     checkpoint_path: Path | None = None
-    if best is not None:
+    if best is not None and parts.assignment.checkpoint == "best":
         checkpoint_path = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
     return Rank0Report(
         target=trainer.target,
@@ -254,6 +254,7 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         environment=_environment(parts.assignment),
         checkpoint=_relative_path(checkpoint_path, parts.folder),
         bytes_per_sample=_bytes_per_sample(parts),
+        stop=trainer.stop_outcome,
     )
 
 

@@ -31,7 +31,7 @@ UNKNOWN_KEYS = [
         "workload",
         "name: demo\nworkloads:\n  mlp:\n    dat: {source: digits}\n",
         "sweep.yaml:4: workloads.mlp.dat: unknown key; did you mean 'data'? allowed: ",
-        "options, seeds, uses",
+        "options, seeds, stop, uses",
     ),
     param(
         "length",
@@ -273,6 +273,26 @@ COMBINATIONS = [
         "neither-steps-nor-epochs",
         GOOD + "evaluate: {}\n",
         "sweep.yaml:4: evaluate: found neither steps nor epochs; allowed: one of them",
+    ),
+    param(
+        "a-rule-that-stops-nothing",
+        GOOD + "stop: {min_delta: 0.1}\n",
+        "sweep.yaml:4: stop: found neither patience nor goal; allowed: one of them, or both",
+    ),
+    param(
+        "patience-of-nothing",
+        GOOD + "stop: {patience: 0}\n",
+        "sweep.yaml:4: stop.patience: found 0; allowed: at least 1",
+    ),
+    param(
+        "stop-on-an-unknown-metric",
+        GOOD + "stop: {patience: 2, metric: accuracy}\n",
+        'sweep.yaml:4: stop.metric: found "accuracy"; allowed: loss, target',
+    ),
+    param(
+        "stop-without-a-validation-set",
+        GOOD + "stop: {patience: 2}\n",
+        "sweep.yaml:3: workloads.mlp.data.validation: found 0; allowed: more, such as 0.15: stop looks at",
     ),
     param(
         "warmup",

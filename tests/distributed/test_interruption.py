@@ -19,7 +19,7 @@ from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import Record, read_rank_result
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
-from tests.support.running import RecordCollector, line_sweep, processes_below, run
+from tests.support.running import LINE, RecordCollector, line_sweep, processes_below, run
 
 pytestmark = pytest.mark.distributed
 
@@ -46,9 +46,13 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, **options: Any) 
             "noise": 0.1,
             "interrupt": str(moments_path),
             "rank": axes.get("world_size", 1) - 1,
+            "validation": 64,
             **options,
         },
         "axes": axes,
+        # At the second evaluation, with the parameters of the first.
+        "uses": LINE.replace("LineFit", "Unlearning"),
+        "stop": {"metric": "target", "patience": 1, "restore_best": True},
     }
     path = line_sweep(folder, {"line": entry}, length={"steps": STEPS}, evaluate={"steps": 12})
     (record,) = run(path, slots=4)
@@ -63,8 +67,11 @@ def assert_same_bits(record: Record, other: Record) -> None:
     assert record.rank0.parameter_digest == other.rank0.parameter_digest
     assert record.loss == other.loss
     assert record.order_digest == other.order_digest
-    metrics = [evaluation.metrics for evaluation in record.rank0.evaluations]
-    assert metrics == [evaluation.metrics for evaluation in other.rank0.evaluations]
+    metrics = [evaluation.all_metrics for evaluation in record.rank0.evaluations]
+    assert metrics == [evaluation.all_metrics for evaluation in other.rank0.evaluations]
+    assert record.rank0.stop is not None
+    assert record.rank0.stop == other.rank0.stop
+    assert (record.rank0.stop.reason, record.rank0.stop.step) == ("patience", 24)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -296,7 +296,7 @@ class ShuffledLabels(Sound):
 
 
 class WrongDirection(Sound):
-    target = Target("test_loss", higher_is_better=True)
+    target = Target("loss", higher_is_better=True)
 
 
 # Each mistake, with the check that names it and a part of what is said.

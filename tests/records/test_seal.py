@@ -23,6 +23,7 @@ from harness.records.record import (
 )
 from harness.records.seal import digest_of, sealed_text
 from harness.records.series import MAX_COUNT, Series
+from harness.spec.cell import StopRule
 from tests.factories import make_cell, make_record
 
 REMEDY = RECORD_FORMAT.remedy
@@ -115,6 +116,11 @@ DDP = make_record(make_cell(strategy="ddp", world_size=2))
 assert DDP.summary is not None
 assert DDP.rank0 is not None
 SHORT = Series.pack(np.zeros(3))
+STOPPED = make_record(replace(make_cell(steps=40), stop=StopRule(patience=1)))
+assert STOPPED.rank0 is not None
+assert STOPPED.rank0.stop is not None
+LENGTH = replace(STOPPED.rank0.stop, reason="length")
+UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -136,6 +142,16 @@ SHORT = Series.pack(np.zeros(3))
         (replace(DDP, status="invalid"), "violations: found 0"),
         (replace(DDP, rank0=None), "rank0: found nothing"),
         (replace(DDP, attempt=0), "attempt: found 0; allowed: 1 or more"),
+        (replace(STOPPED, rank0=replace(STOPPED.rank0, stop=None)), "rank0.stop: found nothing"),
+        (replace(DDP, rank0=replace(DDP.rank0, stop=LENGTH)), "rank0.stop: found something"),
+        (
+            replace(STOPPED, rank0=replace(STOPPED.rank0, stop=LENGTH)),
+            "rank0.stop.step: found 20 by length; the length is 40",
+        ),
+        (
+            replace(STOPPED, rank0=replace(STOPPED.rank0, evaluations=[UNDECIDED])),
+            r"rank0.evaluations\[0\]: found no loss, by which the best is chosen",
+        ),
         (
             replace(DDP, rank0=replace(DDP.rank0, target=replace(DDP.rank0.target, name="x"))),
             r"rank0.evaluations\[0\].metrics.x: missing; it is the target metric",

@@ -70,6 +70,17 @@ def test_star_is_for_a_certain_winner_only(
     assert SweepResult.of_records(sweep, records).is_winner_certain("mlp") == (mark == "★")
 
 
+def test_trials_that_stopped_have_their_epochs_beside_the_metric(tmp_path: Path) -> None:
+    sweep = load(
+        tmp_path,
+        {"mlp": {"data": {"source": "digits", "validation": 0.1}}},
+        length={"steps": 100},
+        stop={"patience": 2},
+    )
+    (row,) = rows(sweep, [make_record(sweep.cells[0])])
+    assert row[-4:] == ["5", "5", "1/1", "done"]
+
+
 def test_invalid_trials_are_counted_and_left_out_of_means(tmp_path: Path) -> None:
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
     good = make_record(sweep.cells[0], seed=0)

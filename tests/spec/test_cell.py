@@ -16,6 +16,7 @@ from harness.spec.axes import AXES, DEFAULTS, Axes, axis_choices
 from harness.spec.cell import (
     Cell,
     Length,
+    StopRule,
     Trial,
     WorkloadRef,
     digest_files,
@@ -311,6 +312,14 @@ def test_length() -> None:
     for both_or_neither in ({}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ValueError, match="allowed: one of them"):
             Length(**both_or_neither)
+
+
+def test_a_rule_for_stopping_is_part_of_the_id() -> None:
+    cell = make()
+    rules = [StopRule(patience=2), StopRule(patience=3), StopRule(patience=2, restore_best=True)]
+    stopping = [replace(cell, stop=rule).id for rule in rules]
+    assert len({cell.id, *stopping}) == 4
+    assert replace(cell, stop=StopRule(patience=2, min_delta=0.0)).id == stopping[0]
 
 
 def test_without_defaults_keeps_what_has_no_default() -> None:

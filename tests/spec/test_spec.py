@@ -47,7 +47,7 @@ def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
         {"steps": None, "epochs": 1},
     ) * 2 + (10,)
     assert set(cell["workload"]["options"]) == {option.name for option in fields(MLPOptions)}
-    assert cell["workload"]["data"] == {"source": "digits", "split_seed": 0}
+    assert cell["workload"]["data"] == {"source": "digits", "split_seed": 0, "validation": 0.0}
     assert plan["trials"] == [f"{cell['id']}-s0-r0"]
 
 

@@ -43,6 +43,7 @@ class Options(Settings):
     interrupt: str = ""
     rank: int = 0
     samples: int = 256
+    validation: int = 0  # of these samples are validated on, and not trained on
     sequential: bool = False  # a bare nn.Sequential as the model
     dropout: float = 0.0
     exact: bool = False  # the model keeps itself out of autocast
@@ -126,11 +127,14 @@ class LineFit(Workload):
         outputs = inputs.sum(1, keepdim=True) + 0.1 * torch.randn(len(inputs), 1, generator=source)
         self.step, self.began = 0, 0.0
         self.average: dict[str, Tensor] = {}
-        train = inputs[:-65], outputs[:-65]
+        held_out = self.options.validation
+        train = inputs[held_out:-65], outputs[held_out:-65]
+        validation = TensorSamples((inputs[:held_out], outputs[:held_out]))
         noise = self.options.noise
         return Splits(
             train=NoisySamples(train, noise) if noise else TensorSamples(train),
             test=TensorSamples((inputs[-65:], outputs[-65:])),
+            validation=validation if held_out else None,
         )
 
     def build_model(self) -> nn.Module:
@@ -240,6 +244,12 @@ class LineFit(Workload):
         the inputs is not computed.
         """
         return 6 * (8 * 16 + 16) - 2 * 8 * 16
+
+
+class Unlearning(LineFit):
+    """Takes a greater error for a better one, so that its first evaluation is its best."""
+
+    target = Target("error", higher_is_better=True)
 
 
 class ForgetfulFit(LineFit):

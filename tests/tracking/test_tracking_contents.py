@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.scalars import scalars
 from harness.records.record import Compiled, Evaluation, Interruption, LossScale, Record
+from harness.spec.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,
     TrialOutline,
@@ -126,6 +127,23 @@ def test_interruptions_are_described_and_counted() -> None:
     assert "interruptions" not in str(undisturbed.tags) + str(
         [point.name for point in undisturbed.points]
     )
+
+
+def test_a_trial_that_stopped_says_when_and_why() -> None:
+    cell = replace(make_cell(steps=60), stop=StopRule(patience=2, restore_best=True))
+    record = make_record(cell)
+    contents = trial_contents(record, repeats=1)
+    note = (
+        "stopped: no better loss after 3 epochs (step 30), best loss at 3, whose parameters it ended"
+        " with"
+    )
+    assert contents.tags["harness.stop"] == note
+    assert contents.params["stop"] == "loss: patience 2, the best restored"
+    numbers = scalars(record)
+    assert (numbers["epochs"], numbers["epochs_to_best"]) == (3, 3)
+    assert "epochs_to_goal" not in numbers
+    names = {point.name for point in contents.points}
+    assert {"validation_loss", "validation_accuracy", "test_loss"} <= names
 
 
 def test_a_number_that_is_unknown_has_no_metric() -> None:

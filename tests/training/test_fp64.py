@@ -56,7 +56,7 @@ def test_parameters_buffers_inputs_and_the_optimizers_state_are_double(tmp_path:
     assert observer.dtypes == {torch.float64, torch.int64}
     trainer.hooks = Hooks()
     trainer.evaluate()
-    assert trainer.state.evaluations[0].metrics["test_loss"] > 0
+    assert trainer.state.evaluations[0].metrics["loss"] > 0
 
 
 def test_it_begins_and_draws_as_fp32_does_and_stays_near(tmp_path: Path) -> None:

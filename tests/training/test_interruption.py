@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import state_dict
 
 from harness.core import storage
-from harness.core.errors import Interrupted, StorageError
+from harness.core.errors import BadCheckpoint, Interrupted, NotApplied, StorageError
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
@@ -32,6 +33,8 @@ from harness.records.record import (
     LossScale,
     RankResult,
     Record,
+    StopOutcome,
+    Target,
     read_rank_result,
     write_record,
 )
@@ -69,6 +72,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "noise": {"options": {"noise": 0.1}},
     "noise, workers": {"options": {"noise": 0.1}, "axes": {"num_workers": 2}},
 }
+# Its best evaluation is the first, after 5 steps, and the third is the second that is no better.
+STOPPED: dict[str, Any] = {
+    "uses": f"{LINE.rpartition(':')[0]}:Unlearning",
+    "options": {"dropout": 0.3, "validation": 40, "memory": True, "average": 0.9},
+    "stop": {"metric": "target", "patience": 2, "restore_best": True},
+}
+STOPPED_AT = 3 * STEPS_BETWEEN_EVALUATIONS
 NEVER = 1 << 30  # more forward passes than any evaluation has
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -83,6 +93,7 @@ class Outcome:
     order_sums: tuple[int, ...]
     evaluations: list[tuple[int, Mapping[str, float]]]
     loss_scale: LossScale | None
+    stop: StopOutcome | None
 
 
 def load_assignment(folder: Path, entry: Mapping[str, Any], checkpoint: str) -> Assignment:
@@ -166,8 +177,9 @@ def outcome_of(result: RankResult) -> Outcome:
         parameter_digest=result.rank0.parameter_digest,
         losses=result.loss,
         order_sums=tuple(result.order_sums),
-        evaluations=[(done.step, done.metrics) for done in result.rank0.evaluations],
+        evaluations=[(done.step, done.all_metrics) for done in result.rank0.evaluations],
         loss_scale=result.loss_scale,
+        stop=result.rank0.stop,
     )
 
 
@@ -213,6 +225,45 @@ def test_an_attempt_without_a_step_leaves_no_checkpoint_and_counts_as_none(tmp_p
     )
     assert checkpoints == [[], [], ["step-000000003"], ["step-000000003"]]
     assert interruptions == [(3, "SIGUSR2")]
+
+
+# Trials that stop before their length
+
+
+def test_a_stopped_trial_that_was_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Before and after its best evaluation, and where the next evaluation would stop it."""
+    whole, _ = run_trial(tmp_path / "whole", STOPPED)
+    resumed, interruptions = run_trial(
+        tmp_path / "resumed", STOPPED, [1, STEPS_BETWEEN_EVALUATIONS, 7, STOPPED_AT]
+    )
+    assert resumed == whole
+    assert len(interruptions) == 4
+    assert whole.losses is not None
+    assert whole.losses.count == STOPPED_AT
+    assert whole.stop == StopOutcome(
+        reason="patience",
+        step=STOPPED_AT,
+        metric=Target(name="error", higher_is_better=True),
+        restored=True,
+    )
+    best_only, _ = run_trial(tmp_path / "best", STOPPED | {"length": {"steps": 5}})
+    assert whole.parameter_digest == best_only.parameter_digest
+
+
+def test_a_best_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
+    def remove_best(folder: TrialFolder) -> None:
+        shutil.rmtree(folder.best_checkpoints)
+
+    with pytest.raises(
+        BadCheckpoint, match=r"the best parameters can't be restored: .*/step-00000"
+    ):
+        run_trial(tmp_path / "trial", STOPPED, [7], between=remove_best)
+
+
+def test_what_no_checkpoint_has_is_never_restored_without(tmp_path: Path) -> None:
+    entry = STOPPED | {"uses": f"{LINE.rpartition(':')[0]}:ForgetfulFit"}
+    with pytest.raises(NotApplied, match=r"stop\.restore_best can't be had: training has changed"):
+        run_trial(tmp_path / "trial", entry)
 
 
 # What a checkpoint must have

@@ -65,7 +65,7 @@ def test_looking_changes_nothing_that_is_trained(
     parameters = []
     for number, is_checked in enumerate((True, False)):
         if not is_checked:
-            monkeypatch.setattr(build, "check_target", lambda *_: None)
+            monkeypatch.setattr(build, "check_metrics", lambda *_: None)
         workload = kind(Options(dropout=0.5, memory=True, noise=0.1), Settings())
         trainer = make_trainer(make_assignment(steps=5), workload, tmp_path / str(number))
         trainer.run()

@@ -5,15 +5,17 @@ import os
 import random
 import struct
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.images import idx
 from tests.support.tree import TOP
 from workloads.base import TensorSamples
 from workloads.data import load_images, load_texts, stratified
-from workloads.sources import HELD_OUT, Csv, Digits, Idx, Tickets
+from workloads.sources import HELD_OUT, Csv, Digits, Idx, ImageData, TextData, Tickets
 
 
 def tensors(samples: object) -> tuple[torch.Tensor, ...]:
@@ -145,3 +147,82 @@ def test_samples_to_train_on_are_known_without_loading_them(
     assert digits.training_samples == len(load_images(digits).splits.train)
     for texts in (Tickets(rows=77, seed=split_seed), Csv(path=tmp_path / "texts.csv")):
         assert texts.training_samples == len(load_texts(texts).train)
+
+
+@pytest.fixture(params=["digits", "idx", "csv", "csv with a test file", "tickets"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> ImageData | TextData:
+    """Data of each kind, with a third of each class to validate on."""
+    rows = "".join(f"{label} {number},{label}\n" for label in "abc" for number in range(20))
+    path = tmp_path / "texts.csv"
+    path.write_text(f"text,label\n{rows}", encoding="utf-8")
+    for split in ("train", "t10k"):
+        images, labels = bytes(range(240)), bytes(number % 3 for number in range(60))
+        (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx((60, 2, 2), images))
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx((60,), labels))
+    sources: dict[str, ImageData | TextData] = {
+        "digits": Digits(validation=1 / 3),
+        "idx": Idx(path=tmp_path, validation=1 / 3),
+        "csv": Csv(path=path, validation=1 / 3),
+        "csv with a test file": Csv(path=path, test=path, validation=1 / 3),
+        "tickets": Tickets(rows=180, validation=1 / 3),
+    }
+    return sources[request.param]
+
+
+def samples_of(data: ImageData | TextData) -> tuple[list[str], list[str], list[str]]:
+    """Return the training, test and validation samples with their labels, as texts."""
+    if isinstance(data, (Csv, Tickets)):
+        texts = load_texts(data)
+        splits = (
+            (texts.train, texts.train_labels),
+            (texts.test, texts.test_labels),
+            (texts.validation, texts.validation_labels),
+        )
+        train, test, validation = (
+            [f"{text} {label}" for text, label in zip(inputs, labels.tolist(), strict=True)]
+            for inputs, labels in splits
+        )
+        return train, test, validation
+    images = load_images(data).splits
+    train, test, validation = (
+        [] if samples is None else [str(label) for label in tensors(samples)[1].tolist()]
+        for samples in (images.train, images.test, images.validation)
+    )
+    return train, test, validation
+
+
+def label_counts(samples: list[str]) -> dict[str, int]:
+    """Return how many samples have which label, the last word of each."""
+    return dict(sorted(Counter(sample.split()[-1] for sample in samples).items()))
+
+
+def test_a_validation_set_is_a_share_of_each_class_of_the_training_set(
+    source: ImageData | TextData,
+) -> None:
+    train, test, validation = samples_of(source)
+    whole, whole_test, none = samples_of(replace(source, validation=0.0))
+    assert none == []
+    assert test == whole_test
+    assert sorted(train + validation) == sorted(whole)
+    of_training = label_counts(whole)
+    shares = {label: round(count / 3) for label, count in of_training.items()}
+    assert label_counts(validation) == shares
+    assert source.training_samples == len(train)
+
+
+def test_the_draw_of_a_validation_set_follows_from_the_seed() -> None:
+    texts = Tickets(rows=180, validation=0.2)
+    assert samples_of(texts) == samples_of(texts)
+    digits = [load_images(Digits(validation=0.2, split_seed=seed)).splits for seed in (0, 0, 1)]
+    first, again, other = (tensors(splits.validation)[0] for splits in digits if splits.validation)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_class_with_one_sample_is_trained_on(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text,label\na,x\nb,x\nc,y\n", encoding="utf-8")
+    data = Csv(path=path, test=path, validation=0.5)
+    texts = load_texts(data)
+    assert (len(texts.train), len(texts.validation), data.training_samples) == (2, 1, 2)
+    assert set(texts.train_labels.tolist()) == {0, 1}

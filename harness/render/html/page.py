@@ -34,7 +34,8 @@ from harness.render.terminal.roofline import describe_shares, draw_roofline, roo
 from harness.spec.sweep import Sweep
 
 ABOUT_CURVES = (
-    "means over trials, with their range where lines are few; cells with equal values share a line"
+    "means over trials, with their range where lines are few, up to where the first of them ended;"
+    " cells with equal values share a line"
 )
 
 
@@ -310,6 +311,16 @@ SECTIONS = (
         " seeds with 95% intervals; fewer is faster. A seed that never reached it makes a cell"
         " inconclusive.",
         needs="a goal that cells of one workload reached: harness report SWEEP --to-reach VALUE",
+    ),
+    Section(
+        id="stopping",
+        title="Early stopping",
+        kind="bars",
+        build=sections.stopping,
+        about="epochs that were trained, averaged over trials, and what ended them. Trials of"
+        " different lengths compare in throughput, which is that of their steady steps, and in the"
+        " metric that each ended with.",
+        needs="stop: {patience: 2} in the sweep file, and a validation set",
     ),
     Section(
         id="curves",

@@ -109,15 +109,17 @@ def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
 def _losses(record: Record) -> dict[int, float]:
     """Return the loss by step, thinned to at most MAX_POINTS steps.
 
-    Steps count from 1. A plot is some hundred pixels wide, so that more points would not show.
+    Steps count from 1. A plot is some hundred pixels wide, so that more points would not show. The
+    steps are spread over the trial's planned length, so that trials that stopped at different steps
+    have those before in common.
     """
-    if record.loss is None:
+    if record.loss is None or record.rank0 is None:
         return {}
     losses = record.loss.unpack()
-    if not len(losses):
-        return {}
-    indices = np.linspace(0, len(losses) - 1, min(len(losses), MAX_POINTS)).round().astype(int)
-    return {int(index) + 1: float(losses[index]) for index in np.unique(indices)}
+    planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    indices = np.linspace(0, planned - 1, min(planned, MAX_POINTS)).round().astype(int)
+    trained = np.unique(indices[indices < len(losses)])
+    return {int(index) + 1: float(losses[index]) for index in trained}
 
 
 def _metrics(record: Record) -> dict[int, float]:

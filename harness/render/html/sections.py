@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.cells import naming_axes
+from harness.analysis.stopping import StopSummary, summarize_stops
 from harness.analysis.telemetry import joules_per_sample
 from harness.measure.memory import training_bytes
 from harness.records.record import Record
@@ -300,6 +301,38 @@ def _fewest_ranks(cells: Sequence[ReportCell]) -> dict[str, ReportCell]:
         if key not in bases or _ranks(cell) < _ranks(bases[key]):
             bases[key] = cell
     return bases
+
+
+def stopping(report: Report) -> list[Group]:
+    """Return the epochs that trials with a rule for stopping trained, in the mean over a cell.
+
+    A bar is cut where the best evaluation was.
+    """
+    groups = []
+    for workload, cells in report.workloads.items():
+        summaries = {}
+        for cell in cells:
+            summary = summarize_stops(cell.done)
+            if summary is not None:
+                summaries[cell.name] = summary
+        if not summaries:
+            continue
+        longest = max(summary.epochs for summary in summaries.values())
+        rows = [_epochs_bar(name, summary, longest) for name, summary in summaries.items()]
+        legend = [(COLORS[0], "until the best evaluation"), (COLORS[6], "after it")]
+        groups.append(Group(title=workload, rows=rows, legend=legend))
+    return groups
+
+
+def _epochs_bar(name: str, summary: StopSummary, longest: float) -> Bar:
+    """Return the bar of a cell; that of `longest` epochs takes all the space."""
+    best = summary.epochs if summary.epochs_to_best is None else summary.epochs_to_best
+    parts = [
+        Part(width=100 * best / longest, color=COLORS[0], name="until the best evaluation"),
+        Part(width=100 * (summary.epochs - best) / longest, color=COLORS[6], name="after it"),
+    ]
+    text = f"{summary.epochs:.3g} epochs, best at {best:.3g}; by {fmt.stop_counts(summary)}"
+    return Bar(label=name, parts=parts, text=text)
 
 
 def memory(report: Report) -> list[Group]:

@@ -18,13 +18,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness.analysis.cells import shown_seeds
+from harness.analysis.stopping import summarize_stops
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
-from harness.render.format import duration, interruption_note, nondeterminism_notes
+from harness.render.format import (
+    duration,
+    interruption_note,
+    nondeterminism_notes,
+    stop_counts,
+    stop_note,
+)
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
 from harness.render.terminal.table import marks_legend, result_table
@@ -210,6 +217,7 @@ def show_results(
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
         f"\n{marks_legend(sweep)}{means}. Records: {folder}",
+        *_stop_lines(records),
         *roofline_lines(sweep, records, results, peaks),
     ]
     _print_lines(console, lines + _earlier_lines(sweep, records))
@@ -294,6 +302,17 @@ def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     return [
         f"{counted(len(records), 'trial')}: {len(latest)} of the last command ({_seeds(latest)}),"
         f" {len(earlier)} of earlier ones ({_seeds(earlier)})"
+    ]
+
+
+def _stop_lines(records: Sequence[Record]) -> list[str]:
+    """Return how to read trials of different lengths, if a rule for stopping has made some."""
+    summary = summarize_stops(record for record in records if record.status == "done")
+    if summary is None:
+        return []
+    return [
+        f"Ended by {stop_counts(summary)}. Throughput is that of steady steps, however many there"
+        " were; metrics are those of the parameters that each trial ended with."
     ]
 
 
@@ -428,11 +447,14 @@ def _describe_numbers(record: Record, summary: Summary) -> str:
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
-    These are its interruptions, with the seconds that each cost, checkpoints that it could not go
-    on from, operations that may vary in spite of deterministic mode, and a rank that slows all
-    others.
+    These are when and why it was stopped, its interruptions, with the seconds that each cost,
+    checkpoints that it could not go on from, operations that may vary in spite of deterministic mode,
+    and a rank that slows all others.
     """
     remarks: list[str] = []
+    stop = stop_note(record)
+    if stop is not None:
+        remarks.append(stop)
     for interruption in record.ranks[0].interruptions:
         remarks.append(interruption_note(interruption))
     for refusal in record.ranks[0].refused_checkpoints:

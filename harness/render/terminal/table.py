@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.cells import summary_values, varying_axes
+from harness.analysis.stopping import summarize_stops
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
@@ -114,21 +115,22 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     (`harness.statistics.trials`). The highest means of each workload are marked, and the fastest
     cell with a mark of its own if it is certain to be. Model FLOPs utilization has a column where
     any trial has one. Where workloads have different target metrics, each value has its metric's
-    name before it.
+    name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
+    and those until their best evaluation.
     """
     from harness.analysis.sweep_result import SweepResult  # loads SciPy, which a plan does not need
 
     result = SweepResult.of_records(sweep, records)
     axes = varying_axes(sweep.cells)
-    mfu_columns: dict[str, str] = {}  # those of MFU_COLUMNS that any record has a value for
-    for title, field in MFU_COLUMNS.items():
-        if summary_values(records, field):
-            mfu_columns[title] = field
+    mfu_columns = _mfu_columns(records)
     targets = {record.rank0.target.name for record in records if record.rank0}
     metric_column = "metric"
     if len(targets) == 1:
         (metric_column,) = targets
-    numbers = ["samples/s", "step ms", *mfu_columns, metric_column]
+    stop_columns: list[str] = []
+    if any(record.rank0 and record.rank0.stop for record in records):
+        stop_columns = ["epochs", "best at"]
+    numbers = ["samples/s", "step ms", *mfu_columns, metric_column, *stop_columns]
     table = make_table(
         ["cell", "workload", *axes, *numbers, "trials"],
         [*numbers, *NUMERIC_AXES],
@@ -148,9 +150,29 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
         for field in mfu_columns.values():
             row.append(_mean_utilization(done, field))
         row.append(_marked(metric, marks.metric.get(cell.id)))
+        if stop_columns:
+            row += _epochs(done)
         row.append(_trial_counts(cell_result))
         table.add_row(*row)
     return table
+
+
+def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
+    """Return those of MFU_COLUMNS that any record has a value for."""
+    columns = {}
+    for title, field in MFU_COLUMNS.items():
+        if summary_values(records, field):
+            columns[title] = field
+    return columns
+
+
+def _epochs(records: Sequence[Record]) -> list[str]:
+    """Return the mean epochs that trials trained, and those until their best evaluation."""
+    summary = summarize_stops(records)
+    if summary is None:
+        return [fmt.MISSING, fmt.MISSING]
+    best = fmt.MISSING if summary.epochs_to_best is None else f"{summary.epochs_to_best:.3g}"
+    return [f"{summary.epochs:.3g}", best]
 
 
 def _mean_summary(records: Sequence[Record], field: str) -> float | None:

@@ -110,6 +110,18 @@ def test_a_section_without_data_says_what_it_needs(results: Results, sweep: Swee
     assert "of the roof" in after.texts["roofline"]
 
 
+def test_trials_that_stopped_are_shown_with_their_epochs(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(
+        tmp_path,
+        data={"source": "digits", "validation": 0.1},
+        stop={"patience": 2, "restore_best": True},
+    )
+    write_run(results, sweep, make_records(sweep))
+    texts = report(results).texts
+    assert "3 epochs, best at 3; by 3 patience" in texts["stopping"]
+    assert "training loss" in texts["curves"]
+
+
 @pytest.mark.usefixtures("sweep")
 def test_sections_of_a_complete_sweep(results: Results) -> None:
     texts = report(results).texts

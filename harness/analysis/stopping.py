@@ -1,0 +1,76 @@
+"""How long trials with a rule for stopping trained: epochs, until their best, and until the goal.
+
+Such trials have different lengths. That changes no throughput, which is samples/s of the steady steps
+however many there are; and a target metric is that of the parameters that a trial ended with, so that
+a verdict on it compares what the rules led to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.records.record import Record
+
+
+def epochs_trained(record: Record) -> float | None:
+    """Return the epochs that a trial trained, None without a rule for stopping."""
+    if record.rank0 is None or record.rank0.stop is None:
+        return None
+    return record.rank0.stop.step / record.rank0.steps_per_epoch
+
+
+def epochs_to_best(record: Record) -> float | None:
+    """Return the epochs until the best evaluation, None without a rule for stopping."""
+    if record.rank0 is None or record.rank0.stop is None:
+        return None
+    best = record.rank0.best_evaluation
+    return None if best is None else best.epoch
+
+
+def epochs_to_goal(record: Record) -> float | None:
+    """Return the epochs until the goal of the rule for stopping, None if it was not reached."""
+    if record.rank0 is None or record.rank0.stop is None or record.rank0.stop.reason != "goal":
+        return None
+    return epochs_trained(record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopSummary:
+    """How the done trials of a cell ended, of those that have a rule for stopping."""
+
+    reasons: Counter[str]  # patience, goal or length -> trials
+    epochs: float  # trained, in the mean
+    epochs_to_best: float | None  # in the mean; None without evaluations
+    epochs_to_goal: float | None  # in the mean of the trials that reached it; None if none did
+
+
+def summarize_stops(records: Iterable[Record]) -> StopSummary | None:
+    """Return how trials ended, None if none of them has a rule for stopping."""
+    stopped = []
+    reasons: Counter[str] = Counter()
+    for record in records:
+        if record.rank0 is not None and record.rank0.stop is not None:
+            stopped.append(record)
+            reasons[record.rank0.stop.reason] += 1
+    epochs = _mean(stopped, epochs_trained)
+    if epochs is None:
+        return None
+    return StopSummary(
+        reasons=reasons,
+        epochs=epochs,
+        epochs_to_best=_mean(stopped, epochs_to_best),
+        epochs_to_goal=_mean(stopped, epochs_to_goal),
+    )
+
+
+def _mean(records: Sequence[Record], read: Callable[[Record], float | None]) -> float | None:
+    """Return the mean of a number over the records that have it, None if none has."""
+    values = []
+    for record in records:
+        value = read(record)
+        if value is not None:
+            values.append(value)
+    return fmean(values) if values else None

@@ -1,0 +1,69 @@
+"""Decides when a trial ends before its length: pure functions of its evaluations.
+
+The evaluations are the same at every rank, and every checkpoint has them. So all ranks decide alike,
+and a trial that was interrupted ends at the same step as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.core.errors import BadInput
+from harness.records.record import Evaluation, Target
+from harness.spec.cell import StopRule
+from workloads.base import Splits, Workload
+
+LOSS = Target(name="loss", higher_is_better=False)
+
+
+def selection_metric(rule: StopRule | None, target: Target) -> Target:
+    """Return the metric by which the best evaluation of a trial is chosen."""
+    if rule is not None and rule.metric == "loss":
+        return LOSS
+    return target
+
+
+def find_stop_reason(
+    rule: StopRule, target: Target, evaluations: Sequence[Evaluation]
+) -> Literal["patience", "goal"] | None:
+    """Return why a trial ends after its last evaluation, None if it goes on.
+
+    `target` is the workload's. The goal goes before patience, if the last evaluation has met both.
+    """
+    metric = selection_metric(rule, target)
+    scores = [metric.score(evaluation.deciding[metric.name]) for evaluation in evaluations]
+    if rule.goal is not None and max(scores, default=-math.inf) >= metric.score(rule.goal):
+        return "goal"
+    if rule.patience is not None and _count_since_improvement(scores, rule) >= rule.patience:
+        return "patience"
+    return None
+
+
+def _count_since_improvement(scores: Sequence[float], rule: StopRule) -> int:
+    """Return how many of the last scores were no improvement; greater scores are better.
+
+    An improvement is greater by more than `min_delta` than the last one that was an improvement, so
+    that many small steps in the right direction count once they come to more than that.
+    """
+    reference = -math.inf
+    count = 0
+    for score in scores:
+        if score > reference + rule.min_delta:
+            reference = score
+            count = 0
+        else:
+            count += 1
+    return count
+
+
+def check_validation_set(rule: StopRule | None, workload: Workload, splits: Splits) -> None:
+    """Raise BadInput if a rule looks at a validation set that there is not."""
+    if rule is None or splits.validation is not None:
+        return
+    name = type(workload).__name__
+    raise BadInput(
+        f"stop: {name}.splits(): found no validation set; allowed: Splits(train, test, validation), so"
+        " that the test set does not decide when training ends"
+    )
