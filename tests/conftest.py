@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,15 +19,31 @@ from harness.spec.cluster import SHARED_HOST
 from harness.tracking import Tracker
 from harness.tracking.connect import quiet
 from harness.tracking.ui import server
+from tests.support.forkservers import end_servers
 
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Tests that measure time come last; `make test` runs them in a second
 # stage, in one process, with nothing beside. Of a test with several marks the first one here
 # counts.
 ALONE = "alone"
+WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 # Files without such a mark that take more than half a minute, by the beginnings of their names.
 LONG_FILES = ("tests/tracking/test_tracking", "tests/tracking/test_ui", "tests/training/test_inter")
+
+
+def pytest_configure() -> None:
+    """Let the commands of this run of pytest share forkservers, and no other command of this user."""
+    if WORKER not in os.environ:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="harness-tests-")
+
+
+def pytest_unconfigure() -> None:
+    """End these forkservers once all processes of pytest have ended."""
+    if WORKER not in os.environ:
+        folder = Path(os.environ["XDG_RUNTIME_DIR"])
+        end_servers(folder / "harness-forkservers")
+        shutil.rmtree(folder)
 
 
 def kind_rank(item: pytest.Item) -> int:

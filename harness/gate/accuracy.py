@@ -24,6 +24,7 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.launch.kept_forkserver import Setup
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
@@ -129,7 +130,11 @@ class RevisionTrainer:
         launcher = Torchrun(environment=self.profile.environment)
         variables = launcher.variables(axes.num_threads, trial.cell.environment)
         on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-        server = shared_server(variables, preload=TORCH, refuse_threads=not on_gpus)
+        server = shared_server(
+            variables,
+            Setup(preload=TORCH, refuse_threads=not on_gpus),
+            keep_seconds=self.profile.keep_forkserver,
+        )
         processes = server.fork(_rank_requests(tree, folder, variables, axes.world_size))
         try:
             self._wait(processes)

@@ -32,6 +32,7 @@ from harness.core.worktree import Tree
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
 from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.launch.kept_forkserver import Setup
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
@@ -325,7 +326,11 @@ class PairStarter:
             cores = self._draw_cores()
             # What drivers and libraries of GPUs start when they are loaded is not known.
             on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-            self.server = shared_server(self.variables, preload=TORCH, refuse_threads=not on_gpus)
+            self.server = shared_server(
+                self.variables,
+                Setup(preload=TORCH, refuse_threads=not on_gpus),
+                keep_seconds=self.profile.keep_forkserver,
+            )
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
                 arms[key] = Arm(self.trees[key].name, log, secrets)

@@ -21,8 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import psutil
-
 from harness.core.errors import HarnessError
 from harness.core.logs import last_log_line
 from harness.core.processes import (
@@ -33,17 +31,16 @@ from harness.core.processes import (
     start_session,
 )
 from harness.core.scratch import ScratchFolder
+from harness.launch import kept_forkserver
+from harness.launch.kept_forkserver import PROGRAM, Setup
+from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
 
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
-PROGRAM = Path(__file__).with_name("forkserver_process.py")
 TORCH = (
     "torch._dynamo",
     "torch.distributed.fsdp",
 )  # DDP, FSDP2 and optimizers import these one by one
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
-START_TIMEOUT = 300.0  # seconds that a forkserver may take to load its modules and to fork
-STALL_TIMEOUT = 15.0  # seconds without CPU time, after which a forkserver counts as stalled
-POLL = 1.0  # seconds between two looks at a forkserver that is waited for
 # Forkservers that one process has at once. Each holds torch in some 200 MB of memory of its own.
 MOST_SERVERS = 4
 
@@ -77,41 +74,57 @@ class ForkServer:
 
     def __init__(
         self,
-        variables: Mapping[str, str],
-        *,
-        preload: Sequence[str],
-        blocked_signals: Sequence[int] = (),
-        refuse_threads: bool = True,
-        log: Path | None = None,
+        process: Process,
+        connection: socket.socket,
+        log: Path,
+        log_folder: ScratchFolder | None = None,
     ) -> None:
-        """Start it, with `variables` as its environment, to load the modules `preload`.
+        """Take over a forkserver that has been started, which `connection` leads to.
 
-        What it forks inherits `blocked_signals`.
-        Without a `log` it gets one of its own, which is removed when the forkserver is closed,
-        unless an error has named it.
+        `log_folder` is the folder of the log if that is the forkserver's own.
         """
-        self._log_folder: ScratchFolder | None = None  # of a log of its own
-        if log is None:
-            self._log_folder = ScratchFolder("forkserver")
-            log = self._log_folder.path / "forkserver.log"
+        self.process = process
+        self.connection = connection
+        self.connection.settimeout(STALL_TIMEOUT)  # of sending: `select` precedes what is received
         self.log = log
+        self._log_folder = log_folder
         self.has_ended = False
         self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
         self._running: set[int] = set()  # numbers of forked processes that have not ended
         self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
-        self.connection, servers_end = socket.socketpair()
-        self.connection.settimeout(STALL_TIMEOUT)  # of sending: `select` precedes what is received
+
+    @staticmethod
+    def start(setup: Setup, variables: Mapping[str, str], log: Path | None = None) -> ForkServer:
+        """Start one for this process alone, with `variables` as its environment.
+
+        Without a `log` it gets one of its own, which is removed when the forkserver is closed,
+        unless an error has named it.
+        """
+        log_folder = None
+        if log is None:
+            log_folder = ScratchFolder("forkserver")
+            log = log_folder.path / "forkserver.log"
+        connection, servers_end = socket.socketpair()
         with servers_end:
             command = [sys.executable, "-P", str(PROGRAM)]
             environment = {**variables, **parent_variables()}
-            self.process = start_session(command, environment, self.log, stdin=servers_end.fileno())
-        setup = {
-            "preload": list(preload),
-            "blocked_signals": list(blocked_signals),
-            "refuse_threads": refuse_threads,
-        }
-        self._send(setup)
+            process = start_session(command, environment, log, stdin=servers_end.fileno())
+        server = ForkServer(process, connection, log, log_folder)
+        server._send(asdict(setup))
+        return server
+
+    @staticmethod
+    def connect(
+        setup: Setup, variables: Mapping[str, str], keep_seconds: float
+    ) -> ForkServer | None:
+        """Return one that is forked from what earlier commands have loaded, None if there is none."""
+        if not keep_seconds or not setup.refuse_threads:  # what GPUs have loaded may not outlive it
+            return None
+        kept = kept_forkserver.connect(setup, variables, keep_seconds)
+        if kept is None:
+            return None
+        return ForkServer(kept.process, kept.connection, kept.log)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
         """Return new processes in the order of the requests.
@@ -216,29 +229,6 @@ class ForkServer:
             ) from None
 
 
-class StallDetector:
-    """Tells for how long a process has made no progress: it neither computes nor waits for a disk."""
-
-    def __init__(self, pid: int) -> None:
-        self.process = psutil.Process(pid)
-        self.cpu_seconds = -1.0
-        self.last_progress = time.monotonic()
-
-    def seconds(self) -> float:
-        """Return the seconds since the last call that saw progress."""
-        now = time.monotonic()
-        try:
-            times = self.process.cpu_times()
-            waits_for_disk = self.process.status() == psutil.STATUS_DISK_SLEEP
-        except psutil.NoSuchProcess:  # its connection says so too
-            return 0.0
-        cpu_seconds = times.user + times.system
-        if cpu_seconds != self.cpu_seconds or waits_for_disk:
-            self.cpu_seconds = cpu_seconds
-            self.last_progress = now
-        return now - self.last_progress
-
-
 class ForkedProcess:
     """A process that was forked, with the methods of `subprocess.Popen`; it leads its own group."""
 
@@ -297,19 +287,19 @@ def kill_all(processes: Sequence[ForkedProcess]) -> None:
 
 def shared_server(
     variables: Mapping[str, str],
+    setup: Setup,
     *,
-    preload: Sequence[str],
-    blocked_signals: Sequence[int] = (),
-    refuse_threads: bool = True,
+    keep_seconds: float = 0.0,
     log: Path | None = None,
 ) -> ForkServer:
-    """Return a forkserver as `ForkServer` starts it, one that runs already if there is one.
+    """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
     There is one for each set of modules and each change of this process's environment, because
     libraries read variables when they are loaded. It runs until this process ends, or until as many
-    others as MOST_SERVERS allows were used after it.
+    others as MOST_SERVERS allows were used after it. With `keep_seconds`, its modules stay loaded
+    for so long after that, for further commands.
     """
-    key = json.dumps([list(preload), refuse_threads, _changed_variables(variables)])
+    key = json.dumps([asdict(setup), _changed_variables(variables)])
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
@@ -318,13 +308,9 @@ def shared_server(
             return server
         _close(server)
     _close_idle_servers()
-    server = ForkServer(
-        variables,
-        preload=preload,
-        blocked_signals=blocked_signals,
-        refuse_threads=refuse_threads,
-        log=log,
-    )
+    server = ForkServer.connect(setup, variables, keep_seconds)
+    if server is None:
+        server = ForkServer.start(setup, variables, log)
     _servers[key] = server
     atexit.register(server.close)
     return server
@@ -363,11 +349,17 @@ def _close(server: ForkServer) -> None:
     server.close()
 
 
-def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+def start_worker(
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    *,
+    keep_seconds: float = 0.0,
+) -> Process:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker loaded.
 
-    Raises HarnessError if the forkserver does not start.
+    `keep_seconds` is that of `shared_server`. Raises HarnessError if the forkserver does not start.
     """
     from harness.training.interruption import SIGNAL
 
@@ -381,14 +373,11 @@ def start_worker(arguments: Sequence[str], variables: Mapping[str, str], log: Pa
         log=str(log.absolute()),
     )
 
+    setup = Setup(preload=[*TORCH, "harness.training.worker"], blocked_signals=[SIGNAL])
+
     def fork() -> ForkedProcess:
         """Fork it from the forkserver that runs, or from a new one."""
-        server = shared_server(
-            variables,
-            preload=[*TORCH, "harness.training.worker"],
-            blocked_signals=[SIGNAL],
-            log=log,
-        )
+        server = shared_server(variables, setup, keep_seconds=keep_seconds, log=log)
         (process,) = server.fork([request])
         return process
 

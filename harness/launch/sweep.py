@@ -159,7 +159,9 @@ def run(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun(environment=profile.environment, fork=fork),
+            launcher=Torchrun(
+                environment=profile.environment, fork=fork, keep_forkserver=profile.keep_forkserver
+            ),
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
             stop_reason=stop_reason,

@@ -38,6 +38,8 @@ class Torchrun:
 
     environment: Mapping[str, str]  # variables of the cluster profile
     fork: bool = False  # whether ranks are forked instead, which `forked` describes
+    # Seconds that what ranks are forked from stays for later commands; 0: it ends with this one.
+    keep_forkserver: float = 0.0
     # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
     python_path: str | None = None
 
@@ -79,7 +81,9 @@ class Torchrun:
         Raises HarnessError if it is to be forked and the forkserver does not start.
         """
         if self.fork:
-            return forkserver.start_worker(arguments, variables, log)
+            return forkserver.start_worker(
+                arguments, variables, log, keep_seconds=self.keep_forkserver
+            )
         return start_session(arguments, {**variables, **parent_variables()}, log)
 
     def interrupt(self, process: Process) -> None:

@@ -31,7 +31,9 @@ def run_unmeasured(
     """
     axes = cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    launcher = Torchrun(environment=profile.environment, fork=fork)
+    launcher = Torchrun(
+        environment=profile.environment, fork=fork, keep_forkserver=profile.keep_forkserver
+    )
     command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
     variables = launcher.variables(axes.num_threads, cell.environment)
     process = launcher.start(command, variables, folder.launch_log)

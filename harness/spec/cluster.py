@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
@@ -22,14 +22,17 @@ from harness.spec.environment import PREFIX, Variables
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
-from workloads.options import Count, Strict
+from workloads.options import Between, Count, Strict
 
 # The profiles that come with the project; those in ./clusters are the user's.
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
+# Replaces `keep_forkserver` of any profile; 0 where no process may outlive its command.
+KEEP_FORKSERVER = "HARNESS_KEEP_FORKSERVER"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+MAX_KEEP_SECONDS = 86_400  # a day
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
@@ -48,6 +51,8 @@ class Profile(Strict):
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
+    # Seconds that this process stays for the next command; 0: it ends with the command.
+    keep_forkserver: Annotated[float, Between(0, MAX_KEEP_SECONDS)] = 300.0
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
@@ -128,9 +133,28 @@ def load_profile(name: str) -> Profile:
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))
+    keep_forkserver = _keep_forkserver()
+    if keep_forkserver is not None:
+        profile = replace(profile, keep_forkserver=keep_forkserver)
     if profile.launcher == "slurm":
         _check_partitions(document, profile)
     return profile
+
+
+def _keep_forkserver() -> float | None:
+    """Return the seconds that KEEP_FORKSERVER sets, None if it is unset; raises BadInput."""
+    text = os.environ.get(KEEP_FORKSERVER)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_KEEP_SECONDS:
+        raise BadInput(
+            f"{KEEP_FORKSERVER}: found {text!r}; allowed: 0 to {MAX_KEEP_SECONDS:,} seconds"
+        )
+    return seconds
 
 
 def _check_partitions(document: Document, profile: Profile) -> None:

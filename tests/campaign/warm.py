@@ -31,6 +31,7 @@ import psutil
 
 from harness.core.processes import die_with_parent
 from harness.launch import forkserver
+from harness.launch.kept_forkserver import PROGRAM
 from tests.campaign import shim
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
@@ -213,7 +214,7 @@ def _execute_child(process: Any, *arguments: Any) -> None:
     """Start a program for Popen; the forkserver's is run in a fork of this process."""
     parameters = inspect.signature(_start_program).bind(process, *arguments).arguments
     command = parameters["args"]
-    if isinstance(command, str) or str(forkserver.PROGRAM) not in map(str, command):
+    if isinstance(command, str) or str(PROGRAM) not in map(str, command):
         return _start_program(process, *arguments)  # type: ignore[no-any-return]
     process.pid = os.fork()
     if process.pid == 0:
@@ -240,9 +241,9 @@ def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
         os.chdir(parameters["cwd"] or ".")
         _reset_signals()
         shim.enter("forkserver")
-        program = str(forkserver.PROGRAM)
+        program = str(PROGRAM)
         sys.argv = [program]
-        sys.path.insert(0, str(forkserver.PROGRAM.parent))  # as Python does with a script's folder
+        sys.path.insert(0, str(PROGRAM.parent))  # as Python does with a script's folder
         runpy.run_path(program, run_name="__main__")
         exit_code = 0
     except SystemExit as ending:

@@ -17,6 +17,7 @@ from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.forkserver import ForkRequest, kill_all, shared_server
+from harness.launch.kept_forkserver import Setup
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -46,6 +47,7 @@ print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), 
 """
 
 PRELOAD = ("torch",)
+SETUP = Setup(preload=PRELOAD)
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +212,7 @@ def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path
     (tmp_path / "program.py").write_text("import harness.core.errors\nprint(harness.__path__[0])")
     log = tmp_path / "log"
     found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
-    server = shared_server(os.environ, preload=PRELOAD)
+    server = shared_server(os.environ, SETUP)
     codes = [server.fork([process])[0].wait(60) for process in (request(tmp_path, log, []), found)]
     assert codes == [1, 0]
     assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
@@ -226,16 +228,16 @@ def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path)
         (tree / "own.py").write_text(f"VALUE = {name!r}\n", encoding="utf-8")
         (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
         requests.append(request(tree, tmp_path / f"{name}.log", [core]))
-    server = shared_server(dict(os.environ), preload=PRELOAD)
+    server = shared_server(dict(os.environ), SETUP)
     assert [process.wait(300) for process in server.fork(requests)] == [0, 0]
     assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
     assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
-    assert shared_server(dict(os.environ), preload=PRELOAD) is server
+    assert shared_server(dict(os.environ), SETUP) is server
 
 
 def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
-    server = shared_server(dict(os.environ), preload=PRELOAD)
+    server = shared_server(dict(os.environ), SETUP)
     processes = server.fork([request(tmp_path, tmp_path / "log", []) for _ in range(2)])
     assert [process.poll() for process in processes] == [None, None]
     kill_all(processes)
@@ -282,14 +284,14 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     green = dict(os.environ)
     blue = {**green, "COLOR_OF_SERVER": "blue"}
     unset = {name: value for name, value in green.items() if name != "COLOR_OF_SERVER"}
-    busy = shared_server(green, preload=[])
+    busy = shared_server(green, Setup(preload=[]))
     processes = busy.fork([request(tmp_path, tmp_path / "log", [])])
-    idle = shared_server(blue, preload=[])
+    idle = shared_server(blue, Setup(preload=[]))
     idle.fork([])
-    third = shared_server(unset, preload=[])
+    third = shared_server(unset, Setup(preload=[]))
     assert list(forkserver._servers.values()) == [busy, third]
     assert idle.process.poll() is not None
-    assert shared_server(green, preload=[]) is busy
+    assert shared_server(green, Setup(preload=[])) is busy
     kill_all(processes)
     for server in (busy, third):
         server.close()

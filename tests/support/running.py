@@ -81,6 +81,7 @@ def run(
         device="cpu",
         environment=dict(environment),
         forkserver=forkserver,
+        keep_forkserver=0,  # so that it is a child of this process, where tests look for it
         validity=validity or ValidityRules(**NO_VALIDITY_LIMITS),
     )
     listener = listener or RecordCollector()

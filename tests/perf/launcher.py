@@ -1,0 +1,158 @@
+"""How long a sweep of many short trials takes, and what of it is training.
+
+    python -m tests.perf.launcher                  48 cells of two ranks and 20 steps
+
+The sweep runs twice as `harness run`, the second time from the forkserver that the first one left.
+Between the two, a bare script of the same training runs a few times under torchrun, which is what
+each cell would take by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.core.paths import Results
+from harness.records.environment import describe_hardware
+from harness.records.record import Record, read_record
+from tests.support.running import local_profile
+from tests.support.sweeps import write
+
+BIN = Path(sys.executable).parent
+SCRIPT = Path(__file__).with_name("torchrun_script.py")
+STEPS = 20
+RANKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the sweep."""
+
+    seconds: float  # of the whole command, wall time
+    cpu_seconds: float  # of the command and all that it waited for
+    started: float  # seconds since the epoch
+    records: Sequence[Record]  # in the order in which the trials ran
+
+    def phases(self) -> dict[str, float]:
+        """Return the seconds that each part of the command took, in order; they add up to it all."""
+        ended = self.started + self.seconds
+        phases = {"before the first trial": self.records[0].started - self.started}
+        in_trials = 0.0
+        for record in self.records:
+            for name, seconds in record.phases.items():
+                phases[f"trials: {name}"] = phases.get(f"trials: {name}", 0.0) + seconds
+                in_trials += seconds
+        durations = sum(record.ended - record.started for record in self.records)
+        phases["trials: the rest"] = durations - in_trials
+        last_end = self.records[-1].ended
+        phases["between trials"] = last_end - self.records[0].started - durations
+        phases["after the last trial"] = ended - last_end
+        return phases
+
+
+def run_sweep(folder: Path, cells: int) -> Run:
+    """Run the sweep in `folder`, from its beginning, and return what it took."""
+    rates = [1e-3 * (1 + number) for number in range(cells)]
+    axes = {"world_size": RANKS, "strategy": "ddp"}
+    sweep = write(
+        folder,
+        {"mlp": {"data": {"source": "digits"}}},
+        axes=axes,
+        matrix={"lr": rates},
+        length={"steps": STEPS},
+    )
+    profile = local_profile(folder, slots=RANKS)
+    results = Results(folder / "results")
+    arguments = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
+    started, cpu_before = time.time(), os.times()
+    with (folder / "run.log").open("w") as log:
+        subprocess.run(
+            [str(BIN / "harness"), "run", *arguments], stdout=log, stderr=log, check=True
+        )
+    seconds, cpu = time.time() - started, os.times()
+    (sweep_folder,) = results.runs.iterdir()
+    records = [read_record(path) for path in sweep_folder.glob("*/record.json")]
+    return Run(
+        seconds=seconds,
+        cpu_seconds=sum(cpu[2:4]) - sum(cpu_before[2:4]),
+        started=started,
+        records=sorted(records, key=lambda record: record.started),
+    )
+
+
+def time_script(rate: float) -> float:
+    """Return the seconds that the bare script takes under torchrun."""
+    start = time.perf_counter()
+    command = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=True
+    )
+    return time.perf_counter() - start
+
+
+def show(
+    console: Console, runs: dict[str, Run], script_seconds: Sequence[float], cells: int
+) -> None:
+    """Print a column for each run, and how many times as long the script takes for all cells."""
+    table = Table("seconds", *runs, box=None)
+    columns = [run.phases() for run in runs.values()]
+    for name in columns[0]:
+        table.add_row(name, *(f"{column.get(name, 0.0):.2f}" for column in columns))
+    table.add_row("in all", *(f"{run.seconds:.1f}" for run in runs.values()))
+    table.add_row("CPU time", *(f"{run.cpu_seconds:.1f}" for run in runs.values()))
+    console.print(table)
+    if not script_seconds:
+        return
+    typical = statistics.median(script_seconds)
+    console.print(
+        f"A bare script under torchrun takes {typical:.2f} s (median of {len(script_seconds)}),"
+        f" {cells} of them {cells * typical:.0f} s.",
+        highlight=False,
+    )
+    for name, run in runs.items():
+        console.print(f"{name}: {cells * typical / run.seconds:.1f} times as fast", highlight=False)
+
+
+def parse_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.launcher", description=__doc__)
+    parser.add_argument("--cells", type=int, default=48, help="of the sweep (default 48)")
+    parser.add_argument("--scripts", type=int, default=8, help="runs of the script (default 8)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run both, and print what they took."""
+    options = parse_options()
+    runs: dict[str, Run] = {}
+    script_seconds: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        for title in ("first run", "second run"):
+            folder = Path(name) / title.partition(" ")[0]
+            folder.mkdir()
+            runs[title] = run_sweep(folder, options.cells)
+            for number in range(options.scripts // 2):
+                script_seconds.append(time_script(1e-3 * (1 + number)))
+    console = Console(soft_wrap=True)
+    show(console, runs, script_seconds, options.cells)
+    console.print(
+        f"{options.cells} cells of {RANKS} ranks and {STEPS} steps on {os.cpu_count()} cores of"
+        f" {describe_hardware().cpu}, load {os.getloadavg()[0]:.1f}.",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

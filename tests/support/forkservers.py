@@ -1,0 +1,22 @@
+"""Ends forkservers that would stay for later commands."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from harness.launch import kept_forkserver
+
+
+def end_servers(folder: Path) -> None:
+    """End all servers whose sockets lie in a folder, and wait until they are gone."""
+    for path in folder.glob("*.socket"):
+        connection = kept_forkserver._connect(path)
+        if connection is None:
+            continue  # it has ended already
+        with connection, suppress(psutil.NoSuchProcess):
+            process = psutil.Process(kept_forkserver._peer(connection)[0])
+            process.kill()
+            process.wait(30)
