@@ -176,27 +176,10 @@ def load_sweep(
     cells: Sequence[str] = (),
     timed: bool = True,
 ) -> tuple[Sweep, Profile]:
-    """Return the sweep with its `--set` and `--data` options applied, and the profile it runs on.
+    """Return the sweep with its options applied, and the profile, as `load_planned` does."""
+    from harness.interface.planning import load_planned
 
-    `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
-    `cluster` is a profile's name or file. `only` and `cells` select a part of the sweep. Where no
-    trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or
-    started.
-
-    Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
-    """
-    from harness.spec import cluster as clusters
-    from harness.spec import sweep as spec
-    from harness.spec.selected import select
-
-    profile = clusters.load_profile(cluster)
-    loaded = spec.load_sweep(spec.find_sweep_file(sweep), settings, data)
-    loaded = select(loaded, only, cells)
-    cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
-    for cell in loaded.cells:
-        cells_by_label[f"{loaded.source}: {cell.label}"] = cell
-    clusters.check_fits(profile, cells_by_label, timed=timed)
-    return loaded, profile
+    return load_planned(sweep, settings, data, cluster, only=only, cells=cells, timed=timed)
 
 
 def load_local_profile(cluster: str) -> Profile:

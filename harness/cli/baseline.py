@@ -14,7 +14,6 @@ import typer
 
 from harness.cli.arguments import NameArgument, ResultsOption, UriOption, examples
 from harness.cli.completion import complete_sweeps
-from harness.cli.results import select_results
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ def save(
     """
     from harness.analysis import baseline
     from harness.core.paths import Results
+    from harness.interface.comparing import select_results
     from harness.render.terminal.compare import show_saved
 
     results_folder = Results(results)

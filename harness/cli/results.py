@@ -31,8 +31,9 @@ from harness.cli.run import VerboseOption
 from harness.core.errors import BadInput, parse_percentage
 
 if TYPE_CHECKING:
-    from harness.analysis.compare import Comparison, Rules, Side
+    from harness.analysis.compare import Side
     from harness.core.paths import Results
+    from harness.interface.comparing import Verdicts
     from harness.records.store import RecordedSweep
     from harness.statistics.verdict import Correction
 
@@ -163,6 +164,7 @@ def compare(
     """
     from harness.analysis.compare import Rules, certified_drifts
     from harness.core.paths import Results
+    from harness.interface.comparing import judge, select_results
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
@@ -183,14 +185,10 @@ def compare(
         correction=checked_correction,
         drift=certified_drifts(results_folder, sides),
     )
-    comparison = _compare(sides, split_commas(by), rules)
-    # With --by both A and B are cells of the one sweep.
-    compared_names = [f"{sides[0].name} by {by}"]
-    if len(sides) > 1:
-        compared_names = [side.name for side in sides[1:]]
-    _show_comparison(comparison, sides[0].name, compared_names, results_folder, as_json=as_json)
-    if comparison.exit_code:
-        raise typer.Exit(comparison.exit_code)
+    verdicts = judge(sides, split_commas(by), rules)
+    _show_comparison(verdicts, results_folder, as_json=as_json)
+    if verdicts.exit_code:
+        raise typer.Exit(verdicts.exit_code)
 
 
 def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
@@ -220,45 +218,25 @@ def _check_correction(name: str) -> Correction:
     raise BadInput(f"--correction: found {name!r}; allowed: holm, bh")
 
 
-def _compare(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Comparison:
-    """Return the comparison of the axes' values within the first side.
+def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> None:
+    """Print verdicts, below the certificates of the hardware that they rest on.
 
-    Without axes it is that of the other sides with the first. Raises BadInput for results that are
-    unlike in something that the rules do not name.
-    """
-    from harness.analysis.compare import compare, compare_by
-
-    if axes:
-        return compare_by(sides[0], axes, rules)
-    return compare(sides[0], sides[1:], rules)
-
-
-def _show_comparison(
-    comparison: Comparison,
-    reference: str,
-    names: Sequence[str],
-    results: Results,
-    *,
-    as_json: bool,
-) -> None:
-    """Print a comparison, below the certificates of the hardware that it rests on.
-
-    A certificate says how often equal code was told apart on that machine. `reference` is the name
-    of the first side, `names` those of the sides that are compared with it. With `as_json` the
+    A certificate says how often equal code was told apart on that machine. With `as_json` the
     comparison alone is printed, without the certificates.
     """
     from harness.hardware.certificate import citation_lines
     from harness.render.terminal import compare as view
 
+    comparison = verdicts.comparison
     if as_json:
-        view.print_json(comparison, reference, names)
+        view.print_json(comparison, verdicts.a, verdicts.b)
         return
     hardware: list[str] = []  # keys; one that several matches share is cited once
     for match in comparison.matches:
         hardware += match.hardware
     for line in citation_lines(results, hardware):
         print(line)
-    view.show_comparison(comparison, reference, names)
+    view.show_comparison(comparison, verdicts.a, verdicts.b)
 
 
 def _show_effects(side: Side, *, as_json: bool) -> None:
@@ -301,6 +279,7 @@ def report(
     names for every section that is empty the data that would fill it.
     """
     from harness.core.paths import Results
+    from harness.interface.comparing import select_results
     from harness.records.store import read_recorded_sweep
     from harness.render.html import page
 
@@ -381,16 +360,3 @@ def _print_left_out(recorded: RecordedSweep) -> None:
 
     for line in left_out_lines(recorded):
         print(line, file=sys.stderr)
-
-
-def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
-    """Return the results that the names stand for, in their order.
-
-    Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.
-
-    Raises BadInput for a name that stands for nothing, or for several things.
-    """
-    from harness.analysis.selection import select
-    from harness.tracking import Tracker
-
-    return select(results, names, lambda run: Tracker(results, tracking_uri).recall(run))

@@ -33,9 +33,7 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_workloads
 
 if TYPE_CHECKING:
-    from harness.launch.sweep import Redo
     from harness.records.record import Record
-    from harness.spec.sweep import Sweep
 
 FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, or --until was not reached
@@ -192,10 +190,9 @@ def run(
     """
     from harness.analysis import adaptive
     from harness.core.paths import Results
-    from harness.launch import sweep as runner
+    from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
     from harness.render.terminal.run import RunView, show_results, unreadable_lines
-    from harness.slurm.queue import refuse_live_jobs
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
@@ -207,30 +204,19 @@ def run(
 
         run_selftest("1,2,4", profile, results_folder)
     view = RunView(loaded, results_folder, tracking_uri)
-    redo = _trials_to_redo(force=force, retry_failed=retry_failed)
-
-    def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
-        """Run the trials of the sweep that are pending, and return all of its records."""
-        # A further repeat of --until must not run once more what --force has just run.
-        return runner.run(
-            sweep,
-            profile,
-            results_folder.sweep_folder(sweep.name),
-            view,
-            redo="missing" if is_further_repeat else redo,
-            fail_fast=fail_fast,
-            # A job in Slurm's queue may have the same trials, and would write the same folders.
-            check=refuse_live_jobs,
-            wait=not no_wait,
-        )
-
-    with view:
-        finished_sweep, records = adaptive.run_until(goal, loaded, run_pending)
-        # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
-        view.deliver(records)
-    recorded = read_recorded_sweep(results_folder, finished_sweep.name)
+    finished = run_sweep(
+        loaded,
+        profile,
+        results_folder,
+        view,
+        redo=trials_to_redo(force=force, retry_failed=retry_failed),
+        fail_fast=fail_fast,
+        wait=not no_wait,
+        goal=goal,
+    )
+    recorded = read_recorded_sweep(results_folder, finished.sweep.name)
     show_results(
-        finished_sweep.whole(),
+        finished.sweep.whole(),
         recorded.records,
         results_folder,
         trouble=view.trouble,
@@ -239,21 +225,11 @@ def run(
     for line in unreadable_lines(recorded.unreadable):
         print(line, file=sys.stderr)
     if goal is not None:
-        print(adaptive.describe_precision(goal, finished_sweep, records))
-    goal_reached = adaptive.reached(goal, finished_sweep, records)  # true without a goal
+        print(adaptive.describe_precision(goal, finished.sweep, finished.records))
+    # True without a goal.
+    goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
     is_complete = not recorded.unreadable and not view.disk_failed
-    _exit(records, goal_reached=goal_reached, is_complete=is_complete)
-
-
-def _trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
-    """Return which of the trials that have a record run again, as the runner calls it.
-
-    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the
-    sweep. Trials without a record run in any case.
-    """
-    if force:
-        return "all"
-    return "failed" if retry_failed else "missing"
+    _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
 
 
 def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:

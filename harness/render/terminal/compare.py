@@ -195,7 +195,7 @@ def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
         "b": _json_cell(match.b),
         "same_bits": match.same_bits,
         "pairs": match.pairs,
-        "metrics": list(map(_json_row, comparison.rows_of(match))),
+        "metrics": list(map(row_fields, comparison.rows_of(match))),
     }
 
 
@@ -221,7 +221,7 @@ def _json_cell(result: CellResult) -> dict[str, Any]:
     return content
 
 
-def _json_row(row: Row) -> dict[str, Any]:
+def row_fields(row: Row) -> dict[str, Any]:
     """Return one metric: the means, the effect with its interval, and the verdict with p-values."""
     verdict = row.verdict
     low, high = verdict.interval or (None, None)

@@ -1,0 +1,183 @@
+"""The trials of a sweep as one flat table: what they are, what ran them, and what they measured.
+
+`harness show --format`, data frames (`harness.load(…).trials`) and MLflow's `trials.csv` are this
+table. A row is a trial that has left a record; a column that no trial has a value for is absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.analysis.scalars import SCALARS, row_of, scalars
+from harness.hardware.machine import machine_key
+from harness.hardware.roofline import device_of
+from harness.records.record import Record
+from harness.spec.axes import AXES, axis_help
+from harness.spec.cell import Cell, axis_names
+from harness.spec.environment import variable_of
+from harness.spec.setting_axis import setting_of
+
+Value = str | int | float | bool | None
+# time: seconds since the epoch in a row; what reads the table shows it as a date and a time in UTC.
+Kind = Literal["text", "integer", "number", "boolean", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    kind: Kind
+    unit: str = ""  # empty for what has none, such as names, counts and shares
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTable:
+    """Trials in rows, in the order in which they are shown."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Value]]  # by the columns' names; None for what is unknown
+
+
+# What identifies a trial, before the axes.
+IDENTITY = (
+    Column(name="sweep", kind="text", meaning="the sweep that ran the trial"),
+    Column(name="trial", kind="text", meaning="the trial's id"),
+    Column(name="cell", kind="text", meaning="the cell's id"),
+    Column(name="workload", kind="text", meaning="the sweep's name for the workload"),
+)
+COURSE = (
+    Column(name="seed", kind="integer", meaning="seed of parameters, data order and dropout"),
+    Column(name="repeat", kind="integer", meaning="tells trials of a cell and seed apart, from 0"),
+    Column(name="status", kind="text", meaning="done, invalid, failed or interrupted"),
+)
+# After the numbers.
+ORIGIN = (
+    Column(name="attempt", kind="integer", meaning="how often it was started, from 1"),
+    Column(name="started", kind="time", unit="UTC", meaning="when the last attempt began"),
+    Column(name="duration_s", kind="number", unit="s", meaning="time from its start to its end"),
+    Column(name="hosts", kind="text", meaning="machines that its ranks ran on"),
+    Column(name="hardware", kind="text", meaning="kind of hardware, as baselines are filed by"),
+    Column(name="torch", kind="text", meaning="version of torch"),
+    Column(name="commit", kind="text", meaning="commit of the harness, where it has one"),
+    Column(name="parameter_digest", kind="text", meaning="SHA-256 of the final parameters"),
+    Column(name="order_digest", kind="text", meaning="digest of the order of all samples"),
+    Column(name="violations", kind="text", meaning="rules of validity that it broke"),
+    Column(name="failure", kind="text", meaning="why it failed"),
+)
+# What a table for people shows of it, beside the axes that differ and the target metric.
+HEADLINE = ("workload", "seed", "repeat", "status", "throughput_samples_per_s", "step_time_p50_ms")
+
+
+def trial_row(record: Record) -> dict[str, Value]:
+    """Return the row of one trial; what was not measured is absent."""
+    trial = record.trial
+    row: dict[str, Value] = {
+        "sweep": record.sweep,
+        "trial": trial.id,
+        "cell": trial.cell.id,
+        "workload": trial.cell.workload.label,
+        "seed": trial.seed,
+        "repeat": trial.repeat,
+        "status": record.status,
+        "attempt": record.attempt,
+        "started": record.started,
+        "duration_s": record.ended - record.started,
+        "hosts": " ".join(sorted({rank.host for rank in record.ranks})),
+        "order_digest": record.order_digest,
+        "violations": "; ".join(record.violations) or None,
+        "failure": None if record.failure is None else str(record.failure),
+    }
+    for axis, level in trial.cell.levels.items():
+        row[axis] = _plain(level)
+    if record.rank0 is not None:
+        environment = record.rank0.environment
+        row["hardware"] = machine_key(environment.hardware, device_of(record))
+        row["torch"] = environment.software.torch
+        row["commit"] = None if environment.code is None else environment.code.commit
+        row["parameter_digest"] = record.rank0.parameter_digest
+    return row | scalars(record)
+
+
+def _plain(level: object) -> Value:
+    """Return the value of an axis as a table can hold it: lists and mappings as JSON."""
+    if level is None or isinstance(level, str | int | float | bool):
+        return level
+    return json.dumps(level)
+
+
+def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> TrialTable:
+    """Return the table of some rows of `trial_row`, which are of trials of these cells.
+
+    All axes of the harness are columns, whether they differ or not, so that tables of several sweeps
+    can be joined.
+    """
+    rows = list(rows)
+    present: dict[str, None] = {}  # an ordered set
+    for row in rows:
+        present.update(dict.fromkeys(name for name, value in row.items() if value is not None))
+    axes = [_axis_column(axis, rows) for axis in axis_names(cells)]
+    first = [*IDENTITY, *axes, *COURSE]
+    last = [column for column in ORIGIN if column.name in present]
+    others = {column.name for column in (*first, *last)}
+    numbers = _number_columns([name for name in present if name not in others])
+    return TrialTable(columns=[*first, *numbers, *last], rows=rows)
+
+
+def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> Column:
+    """Return the column of an axis, with the kind that all of its values have."""
+    kinds = {_kind(row[axis]) for row in rows if row.get(axis) is not None}
+    kind: Kind = "text"
+    if len(kinds) == 1:
+        (kind,) = kinds
+    elif kinds == {"integer", "number"}:
+        kind = "number"
+    return Column(name=axis, kind=kind, meaning=_axis_meaning(axis))
+
+
+def _kind(value: Value) -> Kind:
+    """Return the kind of one value; a boolean is an integer to Python, and none here."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    return "number" if isinstance(value, float) else "text"
+
+
+def _axis_meaning(axis: str) -> str:
+    """Return what an axis does, as `harness axes` says it."""
+    if axis in AXES:
+        return axis_help(axis).does
+    setting = setting_of(axis)
+    if setting is not None:
+        return f"the workload's {setting.section} {setting.name}"
+    return f"environment variable {variable_of(axis)}; none where it is unset"
+
+
+def _number_columns(names: Iterable[str]) -> list[Column]:
+    """Return the columns of these numbers of `SCALARS`, in the order of that table."""
+    positions = {row.name: position for position, row in enumerate(SCALARS)}
+    columns = []
+    for name in sorted(names, key=lambda name: positions[row_of(name).name]):
+        row = row_of(name)
+        columns.append(Column(name=name, kind="number", unit=row.unit, meaning=row.meaning))
+    return columns
+
+
+def headline_columns(table: TrialTable) -> list[str]:
+    """Return the names of the columns that a table for people shows.
+
+    They are those of `HEADLINE`, the axes in which trials differ, and the target metrics.
+    """
+    names = []
+    for column in table.columns:
+        is_target = column.name.startswith("final_") and column.name != "final_loss"
+        is_axis = column.name in AXES or "." in column.name
+        differs = is_axis and len({row.get(column.name) for row in table.rows}) > 1
+        if column.name in HEADLINE or is_target or differs:
+            names.append(column.name)
+    return names

@@ -1,0 +1,206 @@
+"""Verdicts on results: faster, slower, same or inconclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from harness.analysis.compare import (
+    Comparison,
+    Row,
+    Rules,
+    Side,
+    certified_drifts,
+    compare_by,
+)
+from harness.analysis.compare import compare as compare_sides
+from harness.analysis.convergence import STEPS_MARGIN
+from harness.analysis.questions import ACCURACY_MARGIN, SPEED
+from harness.analysis.selection import select
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.interface.data import SweepData
+from harness.interface.folders import Folder, results_folder
+from harness.render.terminal.compare import row_fields
+from harness.statistics.verdict import Correction
+from harness.tracking import Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Names = str | Sequence[str]  # of axes: one, several, or several in a text with commas
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """A comparison of results, A being the reference and B what is judged."""
+
+    a: str  # the name of A
+    b: Sequence[str]  # the names of what is compared with it
+    comparison: Comparison
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Return a row for each metric of each pair of cells; `row.verdict` is the verdict."""
+        return self.comparison.rows
+
+    @property
+    def differences(self) -> Sequence[str]:
+        """Return what the sides ran with that is not the same, a line each."""
+        return self.comparison.differences
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Return what could not be compared, a line each."""
+        return self.comparison.missing
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return what a reader should know besides, a line each."""
+        return self.comparison.notes
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if anything is worse, else 3 if anything is inconclusive or missing, else 0."""
+        return self.comparison.exit_code
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The verdicts, a row each.
+
+        | column | meaning |
+        | --- | --- |
+        | `cell`, `reference` | the labels of B's cell and of A's |
+        | `b_side` | the name of B's side |
+        | `metric` | samples/s, the target metric, or the steps to a goal |
+        | `a`, `b` | both means, in the metric's unit; geometric for samples/s |
+        | `value`, `low`, `high` | B over A where `relative`, else B - A, with the 95% interval |
+        | `verdict` | faster, slower, better, worse, same or inconclusive |
+        | `outcome` | the same in one word for all metrics: better, worse, same, inconclusive |
+        | `p_change`, `p_same` | p-values, corrected for all questions together |
+        | `min_detectable_effect` | the change that would be detected 80% of the time |
+        | `count`, `paired` | pairs of trials, and whether they are pairs |
+        """
+        import pandas as pd
+
+        rows = []
+        for row in self.rows:
+            labels = {"cell": row.b.cell.label, "reference": row.a.cell.label, "b_side": row.b_side}
+            rows.append({**labels, **row_fields(row)})
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        lines = [f"{', '.join(self.b)} against {self.a}"]
+        for row in self.rows:
+            verdict = row.verdict
+            lines.append(
+                f"  {row.b.cell.label}: {row.metric.name} {verdict.label} ({verdict.effect:.3g})"
+            )
+        return "\n".join([*lines, *(f"  missing {text}" for text in self.missing)])
+
+    def _repr_html_(self) -> str:
+        """Return the verdicts as a table, which a notebook shows for them."""
+        html: str = self.table.to_html(index=False, border=0)
+        return html
+
+
+def compare(
+    *sides: str | SweepData,
+    by: Names = (),
+    across: Names = (),
+    min_effect: float = SPEED.min_effect,
+    accuracy_margin: float = ACCURACY_MARGIN,
+    to_reach: float | None = None,
+    steps_margin: float = STEPS_MARGIN,
+    correction: Correction = "holm",
+    results: Folder = None,
+    tracking_uri: str | None = None,
+) -> Verdicts:
+    """Compare results with the first of them, or the values of an axis within one.
+
+    A side is a name that `harness compare` takes (a sweep, a cell, a trial, a baseline, a path, an
+    MLflow run) or what `load` returns. `by` are the axes whose values are compared within one side.
+    `across` are the differences between sides that are the question, such as `hardware` or an axis.
+    `min_effect` and `steps_margin` are fractions of throughput and of the steps to `to_reach`, a
+    value of the target metric; `accuracy_margin` is in the metric's unit.
+
+    Raises BadInput for results of other hardware, data or settings, unless that is the question.
+
+    >>> import harness
+    >>> verdicts = harness.compare("demo", by="precision")
+    >>> row = verdicts.rows[0]
+    >>> row.verdict.label, round(row.verdict.effect, 2), row.verdict.p_change < 0.05
+    ('faster', 1.25, True)
+    >>> verdicts.table[["metric", "verdict"]].values.tolist()
+    [['samples/s', 'faster'], ['accuracy', 'same']]
+    >>> harness.compare("demo")
+    Traceback (most recent call last):
+    ...
+    harness.core.errors.BadInput: compare: found 1 side; allowed: several, or one with `by`
+    """
+    axes = _listed(by)
+    if bool(axes) == (len(sides) > 1) or not sides:
+        and_by = " with `by`" if axes else ""
+        raise BadInput(
+            f"compare: found {len(sides)} side{'' if len(sides) == 1 else 's'}{and_by};"
+            " allowed: several, or one with `by`"
+        )
+    folder = results_folder(results)
+    selected = _select(sides, folder, tracking_uri)
+    rules = Rules(
+        across=_listed(across),
+        min_effect=min_effect,
+        accuracy_margin=accuracy_margin,
+        goal=to_reach,
+        steps_margin=steps_margin,
+        correction=correction,
+        drift=certified_drifts(folder, selected),
+    )
+    return judge(selected, axes, rules)
+
+
+def judge(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Verdicts:
+    """Return the verdicts on the values of axes within the first side, or on the other sides."""
+    if axes:
+        comparison = compare_by(sides[0], axes, rules)
+        # Both A and B are cells of the one side.
+        compared = [f"{sides[0].name} by {','.join(axes)}"]
+    else:
+        comparison = compare_sides(sides[0], sides[1:], rules)
+        compared = [side.name for side in sides[1:]]
+    return Verdicts(a=sides[0].name, b=compared, comparison=comparison)
+
+
+def select_results(
+    results: Results, names: Sequence[str], tracking_uri: str | None = None
+) -> list[Side]:
+    """Return the results that the names stand for, in their order.
+
+    Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.
+
+    Raises BadInput for a name that stands for nothing, or for several things.
+    """
+    return select(results, names, lambda run: Tracker(results, tracking_uri).recall(run))
+
+
+def _select(
+    sides: Sequence[str | SweepData], results: Results, tracking_uri: str | None
+) -> list[Side]:
+    """Return the sides, each of which is a name or a sweep that was loaded.
+
+    All names are looked up together: what `baseline` means depends on the others.
+    """
+    names = [side for side in sides if isinstance(side, str)]
+    named = iter(select_results(results, names, tracking_uri))
+    selected = []
+    for side in sides:
+        selected.append(next(named) if isinstance(side, str) else side.side)
+    return selected
+
+
+def _listed(names: Names) -> list[str]:
+    """Return names as a list, each without blanks."""
+    texts = names.split(",") if isinstance(names, str) else names
+    return [text.strip() for text in texts if text.strip()]

@@ -1,0 +1,155 @@
+"""What a sweep will run, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.paths import Results
+from harness.core.text import counted
+from harness.interface.folders import Folder, results_folder
+from harness.spec import cluster as clusters
+from harness.spec.cell import Trial, axis_names
+from harness.spec.cluster import Profile
+from harness.spec.selected import select
+from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Settings = Mapping[str, Any]  # key of a sweep file, or axis -> value; a list varies an axis
+Data = str | Path | Mapping[str, str | Path] | None  # one path for all workloads, or by label
+
+
+def load_planned(
+    sweep: str,
+    settings: Sequence[str] = (),
+    data: Sequence[str] = (),
+    cluster: str = "local",
+    *,
+    only: str = "",
+    cells: Sequence[str] = (),
+    timed: bool = True,
+) -> tuple[Sweep, Profile]:
+    """Return a sweep with its `--set` and `--data` options applied, and the profile it runs on.
+
+    `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
+    `cluster` is a profile's name or file. `only` and `cells` select a part of the sweep. Where no
+    trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or
+    started.
+
+    Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
+    """
+    profile = clusters.load_profile(cluster)
+    loaded = load_sweep(find_sweep_file(sweep), settings, data)
+    loaded = select(loaded, only, cells)
+    cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
+    for cell in loaded.cells:
+        cells_by_label[f"{loaded.source}: {cell.label}"] = cell
+    clusters.check_fits(profile, cells_by_label, timed=timed)
+    return loaded, profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """The cells and trials that a sweep will run, with how long earlier ones took."""
+
+    sweep: Sweep
+    profile: Profile
+    results: Results
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Return the trials in the order in which they run."""
+        return self.sweep.trials()
+
+    @cached_property
+    def estimates(self) -> Mapping[str, float]:
+        """The seconds that a trial takes, by the id of its cell, of cells that have records."""
+        from harness.render.terminal.plan import estimate_cells
+
+        return estimate_cells(self.sweep, self.results)
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the seconds that all trials take one after the other, None where any is unknown."""
+        if any(cell.id not in self.estimates for cell in self.sweep.cells):
+            return None
+        return sum(self.estimates[trial.cell.id] for trial in self.trials)
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """The cells, a row each: id, label, trials, seconds that a trial takes, and all axes."""
+        import pandas as pd
+
+        rows = []
+        axes = axis_names(self.sweep.cells)
+        for cell in self.sweep.cells:
+            facts = {
+                "cell": cell.id,
+                "label": cell.label,
+                "workload": cell.workload.label,
+                "trials": self.sweep.count_trials(cell),
+                "trial_s": self.estimates.get(cell.id),
+            }
+            rows.append(facts | {axis: cell.level(axis) for axis in axes})
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        trials = counted(len(self.trials), "trial")
+        text = f"{self.sweep.name}: {trials} of {counted(len(self.sweep.cells), 'cell')}"
+        if self.seconds is not None:
+            text += f", about {self.seconds:.0f} s"
+        return text
+
+
+def plan(
+    sweep: str | Path,
+    *,
+    settings: Settings | None = None,
+    data: Data = None,
+    only: str = "",
+    cells: Sequence[str] = (),
+    cluster: str = "local",
+    results: Folder = None,
+) -> SweepPlan:
+    """Return what a sweep will run; nothing is started and nothing is written.
+
+    `sweep` is a sweep file or the name of a ready sweep. `settings` are keys of the file, or axes
+    with a value or a list of values; `data` is where the data are, for all workloads or by label.
+    `only` and `cells` select a part, `cluster` is a profile's name or file.
+
+    Raises BadInput for a mistake in any of them.
+
+    >>> import harness
+    >>> plan = harness.plan("quickstart", settings={"seeds": [0, 1]}, only="workload=mlp")
+    >>> plan
+    quickstart: 10 trials of 5 cells
+    >>> plan.cells[["label", "trials", "strategy"]].values.tolist()[1]
+    ['mlp eager fp32 ddp×2 w0 b64 t1', 2, 'ddp']
+    """
+    loaded, profile = load_planned(
+        str(sweep), settings_texts(settings), data_texts(data), cluster, only=only, cells=cells
+    )
+    return SweepPlan(sweep=loaded, profile=profile, results=results_folder(results))
+
+
+def settings_texts(settings: Settings | None) -> list[str]:
+    """Return settings as texts of `--set`; JSON is YAML, and keeps the types of values."""
+    texts = []
+    for key, value in (settings or {}).items():
+        texts.append(f"{key}={json.dumps(value, default=str)}")
+    return texts
+
+
+def data_texts(data: Data) -> list[str]:
+    """Return where the data are as texts of `--data`."""
+    if data is None:
+        return []
+    if isinstance(data, Mapping):
+        return [f"{label}={path}" for label, path in data.items()]
+    return [str(data)]

@@ -1,0 +1,133 @@
+"""Running a sweep on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis import adaptive
+from harness.analysis.adaptive import Goal
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.interface.data import SweepData, load
+from harness.interface.folders import Folder, results_folder
+from harness.interface.planning import Data, Settings, data_texts, load_planned, settings_texts
+from harness.launch import sweep as runner
+from harness.launch.sweep import Redo
+from harness.records.record import Record
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.run import RunView
+from harness.slurm.queue import refuse_live_jobs
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """What a run has come to."""
+
+    sweep: Sweep  # with the repeats that it has come to
+    records: Sequence[Record]  # of its selected trials, earlier ones included
+
+
+def run_sweep(
+    sweep: Sweep,
+    profile: Profile,
+    results: Results,
+    view: RunView,
+    *,
+    redo: Redo,
+    fail_fast: bool = False,
+    wait: bool = True,
+    goal: Goal | None = None,
+) -> FinishedRun:
+    """Run the pending trials of a sweep, shown by `view` and delivered to MLflow.
+
+    With a goal, repeats are added until it is reached. Raises BadInput if another process runs the
+    sweep, and where trials ran with another profile before.
+    """
+
+    def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
+        """Run the trials of the sweep that are pending, and return all of its records."""
+        # A further repeat must not run once more what `redo="all"` has just run.
+        return runner.run(
+            sweep,
+            profile,
+            results.sweep_folder(sweep.name),
+            view,
+            redo="missing" if is_further_repeat else redo,
+            fail_fast=fail_fast,
+            # A job in Slurm's queue may have the same trials, and would write the same folders.
+            check=refuse_live_jobs,
+            wait=wait,
+        )
+
+    with view:
+        finished, records = adaptive.run_until(goal, sweep, run_pending)
+        # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
+        view.deliver(records)
+    return FinishedRun(sweep=finished, records=records)
+
+
+def trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
+    """Return which of the trials that have a record run again, as the runner calls it.
+
+    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the
+    sweep. Trials without a record run in any case.
+    """
+    if force:
+        return "all"
+    return "failed" if retry_failed else "missing"
+
+
+def run(
+    sweep: str | Path,
+    *,
+    settings: Settings | None = None,
+    data: Data = None,
+    only: str = "",
+    cells: Sequence[str] = (),
+    cluster: str = "local",
+    results: Folder = None,
+    tracking_uri: str | None = None,
+    force: bool = False,
+    retry_failed: bool = True,
+    fail_fast: bool = False,
+    until: str = "",
+    budget: float | None = None,
+    wait: bool = True,
+    progress: bool = True,
+) -> SweepData:
+    """Run a sweep on this machine, or resume it, and return all that it has recorded.
+
+    The arguments are the options of `harness run`; `settings`, `data`, `only` and `cells` are those
+    of `plan`. `budget` is in minutes. With `progress`, a bar and a line for each trial are printed.
+    A trial that fails raises nothing: its `status` says so.
+
+    Raises BadInput before anything starts for a mistake in any argument, and KeyboardInterrupt once
+    the running trial is saved.
+
+    >>> import harness
+    >>> sweep = harness.run("quickstart", settings={"seeds": [0]})  # doctest: +SKIP
+    >>> harness.run("quickstart", settings={"precison": "bf16"})
+    Traceback (most recent call last):
+    ...
+    harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'? ...
+    """
+    goal = adaptive.goal(until, budget)
+    loaded, profile = load_planned(
+        str(sweep), settings_texts(settings), data_texts(data), cluster, only=only, cells=cells
+    )
+    if profile.launcher != "torchrun":
+        raise BadInput(
+            f"cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
+            " ranks start on this machine"
+        )
+    folder = results_folder(results)
+    view = RunView(loaded, folder, tracking_uri, TerminalConsole(quiet=not progress))
+    redo = trials_to_redo(force=force, retry_failed=retry_failed)
+    finished = run_sweep(
+        loaded, profile, folder, view, redo=redo, fail_fast=fail_fast, wait=wait, goal=goal
+    )
+    return load(finished.sweep.name, folder.path)

@@ -1,0 +1,131 @@
+"""The Python interface on records that never ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import harness
+from harness.analysis.scalars import SCALARS
+from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
+from harness.core.paths import Results
+from harness.records.store import write_spec
+from harness.spec.axes import AXES
+from harness.spec.sweep import Sweep
+from tests.factories import make_record, write_trial
+from tests.support.sweeps import load
+
+
+def test_all_public_names_exist() -> None:
+    for name in harness.__all__:
+        assert getattr(harness, name) is not None
+        assert name in dir(harness)
+    with pytest.raises(AttributeError, match="'harness' has no attribute 'laod'"):
+        _ = harness.laod
+
+
+def test_trials_have_typed_columns_with_units(demo: Sweep) -> None:
+    trials = harness.load("demo").trials
+    assert trials.trial.to_list() == [trial.id for trial in demo.trials()]
+    assert trials.seed.dtype == "int64"
+    assert trials.deterministic.dtype == "bool"
+    assert trials.started.dt.tz is not None
+    assert trials.started[0].timestamp() == 1_700_000_000.0
+    assert pd.isna(trials.max_grad_norm).all()
+    assert (trials.duration_s > 5).all()
+    assert not trials.columns.duplicated().any()
+    columns = harness.load("demo").columns.set_index("column")
+    assert list(columns.index) == list(trials.columns)
+    assert columns.unit["step_time_p50_ms"] == "ms"
+    assert (columns.meaning != "").all()
+
+
+def test_no_axis_has_the_name_of_another_column() -> None:
+    fixed = [column.name for column in (*IDENTITY, *COURSE, *ORIGIN)]
+    names = [*fixed, *AXES, *(row.name for row in SCALARS)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_sweep_is_loaded_by_name_folder_or_file(demo: Sweep, tmp_path: Path) -> None:
+    for name in ("demo", Path("results/runs/demo"), tmp_path / "results" / "runs" / "demo"):
+        assert harness.load(name).name == "demo"
+    assert harness.load(tmp_path / "sweep.yaml").name == "demo"
+    assert harness.load("demo", tmp_path / "results").name == "demo"
+
+
+def test_errors_can_be_caught(demo: Sweep) -> None:
+    with pytest.raises(harness.BadInput, match="nightly: no records of such a sweep"):
+        harness.load("nightly")
+    with pytest.raises(harness.HarnessError, match="found 2 sides with `by`"):
+        harness.compare("demo", "demo", by="precision")
+    with pytest.raises(harness.HarnessError, match="no such sweep file or ready sweep"):
+        harness.plan("nightly")
+    with pytest.raises(harness.HarnessError, match="launcher: found 'slurm'; allowed: torchrun"):
+        harness.run("quickstart", cluster="slurm")
+
+
+def test_steps_are_those_of_every_rank_and_of_failed_trials_too(tmp_path: Path) -> None:
+    axes = {"strategy": "ddp", "world_size": 2}
+    sweep = load(tmp_path, axes=axes, seeds=[0, 1, 2], length={"steps": 20}, warmup=2)
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder("demo")
+    done = make_record(sweep.cells[0], seed=0)
+    write_trial(folder, done)
+    failed = make_record(sweep.cells[0], seed=1, status="failed")
+    partial = replace(failed.ranks[0], step_seconds=done.ranks[0].step_seconds)
+    write_trial(folder, replace(failed, ranks=[partial, failed.ranks[1]]))
+    write_spec(sweep, folder)
+    data = harness.load("demo", results.path)
+    assert repr(data) == "demo: 2 trials of 1 cell, 1 done, 1 failed"
+    steps = data.steps
+    assert steps.groupby(["seed", "rank"]).size().to_dict() == {(0, 0): 20, (0, 1): 20, (1, 0): 20}
+    assert not steps[steps.seed == 1].measured.any()
+    assert steps[steps.seed == 1].loss.isna().all()
+    window = steps[steps.measured & (steps["rank"] == 0)]
+    assert done.summary is not None
+    assert len(window) == done.summary.window_steps
+    assert window.step.min() == (done.summary.window_start or 0) + 1
+    seconds = steps[steps.measured].groupby("step").seconds.max()  # of the slower rank
+    assert seconds.median() == pytest.approx(done.summary.step_p50)
+    assert data.trials.failure[1] == "rank 0 on node1: ValueError: no such thing"
+    assert data.trials.torch.isna().to_list() == [False, True]
+
+
+def test_loaded_sweeps_are_compared_across_results_folders(demo: Sweep, tmp_path: Path) -> None:
+    slower = Results(tmp_path / "slower")
+    folder = slower.sweep_folder("demo")
+    for trial in demo.trials():
+        write_trial(folder, make_record(trial.cell, seed=trial.seed, step_seconds=0.016))
+    write_spec(demo, folder)
+    verdicts = harness.compare("demo", harness.load("demo", slower.path))
+    speeds = verdicts.table[verdicts.table.metric == "samples/s"]
+    assert speeds.verdict.to_list() == ["slower", "slower"]
+    assert speeds.value.round(2).to_list() == [0.62, 0.5]
+    assert verdicts.exit_code == 1
+    assert "precision" not in repr(verdicts)
+    assert "<table" in verdicts._repr_html_()
+
+
+def test_a_plan_knows_what_its_trials_took(demo: Sweep, tmp_path: Path) -> None:
+    plan = harness.plan(tmp_path / "sweep.yaml", settings={"seeds": [0, 1]}, only="precision=bf16")
+    assert [trial.seed for trial in plan.trials] == [0, 1]
+    assert plan.seconds == pytest.approx(2 * 5.16, abs=0.01)
+    assert plan.cells.precision.to_list() == ["bf16"]
+    varied = harness.plan(
+        "quickstart", settings={"options.hidden": [[64], [128, 64]]}, only="workload=mlp"
+    )
+    assert plan.cells.trial_s.notna().all()
+    assert varied.cells["options.hidden"].value_counts()[(128, 64)] == 3
+
+
+def test_a_sweep_without_trials_has_empty_frames(tmp_path: Path) -> None:
+    sweep = load(tmp_path)
+    results = Results(tmp_path / "results")
+    write_spec(sweep, results.sweep_folder("demo"))
+    data = harness.load("demo", results.path)
+    assert repr(data) == "demo: 0 trials of 1 cell, none recorded"
+    assert len(data.trials) == len(data.steps) == len(data.evaluations) == 0
+    assert data.cells.trials.to_list() == [0]
