@@ -22,6 +22,7 @@ from harness.analysis.result import CellResult, join, of_trial
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
+from harness.core.text import counted
 from harness.records.differences import Difference, Value, differences
 from harness.records.record import Record, write_record
 from harness.records.seal import sealed_text
@@ -112,7 +113,7 @@ def _refuse_differences(prepared: Sequence[Prepared]) -> None:
     texts = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
     if texts:
         raise BadInput(
-            f"--strict: found {len(texts)} differences: {'; '.join(texts)}; allowed: none"
+            f"--strict: found {counted(len(texts), 'difference')}: {'; '.join(texts)}; allowed: none"
         )
 
 
