@@ -31,6 +31,7 @@ SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE_PREFIX = "sqlite:///"
 SQLITE_DISK_ERROR = re.compile(r"database or disk is full|disk I/O error")
+SQLITE_DAMAGE = re.compile("database disk image is malformed|file is not a database")
 CONNECT_TIMEOUT = 2  # seconds for the first answer, and the same again for MLflow's one retry
 REQUEST_TIMEOUT = 15  # seconds for every later answer
 REASON_LENGTH = 160  # characters of MLflow's own message that an error repeats
@@ -167,17 +168,30 @@ def errors_in_one_line(
         database = Path(uri.removeprefix(SQLITE_PREFIX))
         if uri.startswith(SQLITE_PREFIX) and _is_of_disk(error, database):
             raise StorageError(f"{message}; {free_space(database)}") from error
+        if uri.startswith(SQLITE_PREFIX) and _is_of_damage(error):
+            message += "; the file is damaged: move it away, and harness collect fills a new one"
         raise error_type(message) from error
 
 
 def _is_of_disk(error: BaseException, database: Path) -> bool:
     """Return whether the disk of a SQLite database caused an error, which SQLite words itself."""
+    return any(
+        storage_error(cause, database) or SQLITE_DISK_ERROR.search(str(cause))
+        for cause in _causes(error)
+    )
+
+
+def _is_of_damage(error: BaseException) -> bool:
+    """Return whether SQLite found its file damaged."""
+    return any(SQLITE_DAMAGE.search(str(cause)) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the one that it was raised in the handling of, and so on."""
     cause: BaseException | None = error
     while cause is not None:
-        if storage_error(cause, database) or SQLITE_DISK_ERROR.search(str(cause)):
-            return True
+        yield cause
         cause = cause.__context__
-    return False
 
 
 def _reason(error: BaseException) -> str:

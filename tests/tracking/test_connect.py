@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ from sqlalchemy.exc import OperationalError
 
 from harness.core.errors import BadInput, StorageError
 from harness.core.redaction import REDACTED
-from harness.tracking.connect import TrackerDown, check_uri, errors_in_one_line, quiet, shown_uri
+from harness.tracking.connect import (
+    TrackerDown,
+    check_uri,
+    connect,
+    errors_in_one_line,
+    quiet,
+    shown_uri,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +86,19 @@ def test_a_full_disk_below_the_local_database_is_told_from_a_tracker_that_is_dow
         errors_in_one_line("http://host", "did not take the results"),
     ):
         raise error
+
+
+def test_a_damaged_database_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table t (x)")
+        database.executemany("insert into t values (?)", [("x" * 500,)] * 100)
+        database.commit()
+    path.write_bytes(path.read_bytes()[:-5000])  # as a file system leaves it that lost power
+    uri = f"sqlite:///{path}"
+    with (
+        pytest.raises(TrackerDown, match=rf"^MLflow at {uri} .*damaged: move it away, .* collect"),
+        quiet(),
+        errors_in_one_line(uri, "did not take the results"),
+    ):
+        connect(uri)
