@@ -5,9 +5,9 @@ class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.options import Settings
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 # The tensors of a batch. The first dimension of each counts the samples, shape (samples, ...).
 Batch = tuple[Tensor, ...]
@@ -145,6 +148,18 @@ class Workload(ABC):
         same modules.
         """
         return ()
+
+    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        """Return how `ranks` ranks share the work on the same samples, as `parallelize_module` takes it.
+
+        The keys are names of submodules, or patterns. Activations between the modules that it names
+        must be the same at all ranks, as they are by default before `ColwiseParallel` and after
+        `RowwiseParallel`; a module that draws random numbers of activations that are not, such as
+        dropout of attention weights, gets a `workloads.parallel.OwnRandomNumbers`. Raises
+        ValueError if so many ranks can't share it evenly. Without a plan, there is no tensor
+        parallelism.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what training changes in this object, such as a moving average of the weights.

@@ -222,7 +222,19 @@ class DistilBertOptions(Settings):
             )
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
-        """Return why padding to the longest text does not go with torch.compile."""
+        """Return why padding to the longest text does not go with torch.compile.
+
+        Or why so many tensor-parallel ranks can't share the heads of an architecture.
+        """
+        ranks = axes["tensor_parallel"]
+        if axes["strategy"] == "tp":
+            ranks = axes["world_size"]
+        is_pretrained = self.pretrained is not None or self.hub is not None
+        if not is_pretrained and self.architecture.heads % ranks:
+            return (
+                f"{ranks} tensor-parallel ranks can't share the {self.architecture.heads} heads of"
+                f" size {self.size or 'tiny'} evenly"
+            )
         if self.padding == "longest" and axes["execution"] != "eager":
             return (
                 f"execution {axes['execution']} would compile again for every length of a batch:"

@@ -181,6 +181,13 @@ def intensity(record: Record) -> float | None:
     return record.rank0.flops_per_sample / record.rank0.bytes_per_sample
 
 
+def sent_bytes(record: Record) -> float | None:
+    """Return the bytes that rank 0 sends in a step in a ring, None where ranks don't communicate."""
+    if record.rank0 is None or record.rank0.collectives is None:
+        return None
+    return sum(collective.sent_bytes for collective in record.rank0.collectives)
+
+
 def peak_memory(record: Record) -> Mapping[str, float]:
     """Return the peaks of memory in bytes, by kind, each of the rank that took most.
 
@@ -253,6 +260,8 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
            of_summary(lambda summary: summary.mfu_measured)),
     Scalar("intensity_flop_per_byte", "FLOP/byte", "FLOPs of a sample per byte of its memory traffic",
            intensity),
+    Scalar("sent_per_step_mib", "MiB", "what rank 0 sends in a step, if the ranks form a ring",
+           sent_bytes),
     # Telemetry beside the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
            telemetry.mean_reading("gpu_utilization")),

@@ -88,7 +88,7 @@ def assemble(
     if failure is None and files.rank0 is not None:
         summary = _summarize(trial, files, files.rank0)
         loss = Series.pack(mean_loss(ranks))
-        order_digest = join_digests([result.order_sums for result in ranks])
+        order_digest = join_digests(_order_sums(trial, ranks))
         broken_rules = violations(ranks, summary, rules)
     record = Record(
         sweep=sweep,
@@ -108,6 +108,12 @@ def assemble(
         phases=phase_seconds(ranks, started, summary),
     )
     return with_mfu(record, peaks or {})
+
+
+def _order_sums(trial: Trial, ranks: Sequence[RankResult]) -> list[Sequence[int]]:
+    """Return the sums of each share of the samples, of which tensor-parallel ranks have the same."""
+    same_samples = trial.cell.axes.tensor_parallel_size
+    return [result.order_sums for result in ranks if result.rank % same_samples == 0]
 
 
 def _summarize(trial: Trial, files: RankFiles, rank0: Rank0Report) -> Summary:

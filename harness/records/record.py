@@ -155,6 +155,28 @@ class StopOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collective:
+    """The collectives of one kind that rank 0 takes part in, in one optimizer step."""
+
+    operation: str  # all_reduce, all_gather, reduce_scatter, all_to_all or broadcast
+    dtype: str  # of the tensors, as in fp32
+    ranks: Ordinal  # that take part
+    calls: Ordinal
+    # Of the whole tensors: what is reduced, or what each rank has gathered in the end.
+    bytes: Number
+
+    @property
+    def sent_bytes(self) -> float:
+        """Return the bytes that a rank sends if the ranks form a ring.
+
+        That is the least for a tensor that is large: of n ranks, each sends (n - 1) / n of it, and
+        twice as much to reduce it and have it everywhere. Backends may send more where it is small.
+        """
+        share = self.bytes * (self.ranks - 1) / self.ranks
+        return 2 * share if self.operation == "all_reduce" else share
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
@@ -170,6 +192,8 @@ class Rank0Report:
     # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
     bytes_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
+    # What rank 0 communicates in an optimizer step; None where ranks don't communicate.
+    collectives: Sequence[Collective] | None = None
 
     @property
     def best_evaluation(self) -> Evaluation | None:

@@ -152,7 +152,7 @@ def single_process(axes: Axes) -> Axes:
         axes,
         **changes,
         world_size=1,
-        batch_size=axes.batch_size // axes.world_size,
+        batch_size=axes.batch_size // axes.data_parallel_size,
         reduction="backend",
     )
 

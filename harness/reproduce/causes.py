@@ -30,6 +30,8 @@ REDUCTION_ORDER = Cause("reduction order", SHARING)
 # An evaluation adds up what each rank has counted on its part of the test set.
 RANKS = Cause("reduction order", (*SHARING, "evaluation"))
 BUCKET_LAYOUT = Cause("bucket layout", SHARING)
+COMPRESSION = Cause("compressed gradients", SHARING)
+SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"))
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
 ISA = Cause("ISA", COMPUTING)
 THREADS = Cause("threads", COMPUTING)
@@ -52,8 +54,13 @@ CAUSES = {
     "activation_checkpointing": Cause("recomputed activations", ("backward",)),
     "strategy": REDUCTION_ORDER,
     "world_size": RANKS,
+    "shard_size": REDUCTION_ORDER,
+    "tensor_parallel": SPLIT_PRODUCTS,
     "grad_accum_steps": REDUCTION_ORDER,
     "reduction": REDUCTION_ORDER,
+    "comm_hook": COMPRESSION,
+    "matrix_approximation_rank": COMPRESSION,
+    "reduce_dtype": COMPRESSION,
     "bucket_cap_mb": BUCKET_LAYOUT,
     "gradient_as_bucket_view": BUCKET_LAYOUT,
     "static_graph": BUCKET_LAYOUT,
@@ -63,7 +70,7 @@ CAUSES = {
     "num_workers": Cause("RNG", ("data",)),
 }
 # The axes that decide which rank, or which micro-step, computes which samples.
-SPLITTING = ("world_size", "grad_accum_steps")
+SPLITTING = ("world_size", "tensor_parallel", "grad_accum_steps")
 
 
 def differing_axes(a: Cell, b: Cell) -> list[str]:
@@ -88,6 +95,8 @@ def likely_causes(a: Cell, b: Cell, phase: str, *, draws_random: bool) -> list[s
     causes = [CAUSES.get(axis, Cause(axis, PHASES)) for axis in axes]
     if draws_random and is_split:
         causes.append(RNG)  # each rank has a stream of its own
+    if a.axes.tensor_parallel_size != b.axes.tensor_parallel_size:
+        causes.append(SPLIT_PRODUCTS)
     names = [cause.name for cause in causes if _shows_in(cause, phase, is_split=is_split)]
     if phase == "random" and RNG.name not in names:
         names.append(RNG.name)

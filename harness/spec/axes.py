@@ -20,7 +20,11 @@ STRATEGIES = {
     "single": "harness.training.strategies.single:Single",
     "ddp": "harness.training.strategies.ddp:DDP",
     "fsdp2": "harness.training.strategies.fsdp2:FSDP2",
+    "hsdp": "harness.training.strategies.fsdp2:HSDP",
+    "tp": "harness.training.strategies.tensor_parallel:TensorParallel",
 }
+# Those that are torch's `fully_shard`, and so have its settings.
+FULLY_SHARDED = ("fsdp2", "hsdp")
 if TYPE_CHECKING:
     StrategyName = str  # mypy can't build a Literal from a table; pydantic can, at run time
 else:
@@ -78,17 +82,35 @@ class Axes(Strict):
         AxisHelp(
             "bf16: autocast; fp16: autocast with loss scaling; bf16:fsdp2: FSDP2's"
             " MixedPrecisionPolicy; fp64: parameters, buffers and inputs, to measure rounding errors",
-            "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2",
+            "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2 or hsdp",
         ),
     ] = "fp32"
     # How a model is spread over the ranks: a name in STRATEGIES.
     strategy: Annotated[
         StrategyName,
-        AxisHelp("one process; DistributedDataParallel; fully_shard"),
+        AxisHelp(
+            "one process; DistributedDataParallel; fully_shard; the same within groups of ranks;"
+            " parallelize_module",
+            "hsdp: shard_size; tp: a workload with a tensor_parallel_plan",
+        ),
     ] = "single"
+    # The ranks of a group that shares out the parameters of a model; the groups are replicas.
+    shard_size: Annotated[
+        Annotated[int, Between(2)] | None,
+        AxisHelp("ranks that hold one copy of the model; the groups average gradients", "hsdp"),
+    ] = None
+    # The ranks of a group that works on the same samples. Under strategy tp, all ranks do.
+    tensor_parallel: Annotated[
+        Count,
+        AxisHelp(
+            "ranks that share the work on the same samples, by the workload's plan;"
+            " with fsdp2 the groups shard the model further",
+            "fsdp2; under tp it is world_size",
+        ),
+    ] = 1
     # torchrun's world size, over all nodes.
     world_size: Annotated[
-        Count, AxisHelp("ranks, one GPU or one core each", "strategy ddp or fsdp2 above 1")
+        Count, AxisHelp("ranks, one GPU or one core each", "another strategy than single above 1")
     ] = 1
     # The next three are parameters of DistributedDataParallel. Torch's own cap is 25 MiB, except
     # for the first bucket, which has 1 MiB.
@@ -105,17 +127,46 @@ class Axes(Strict):
     static_graph: Annotated[
         bool, AxisHelp("DDP takes the graph of the first step for all", "ddp")
     ] = False
+    # Torch's communication hooks: `bf16_compress_hook`, `fp16_compress_hook` and `powerSGD_hook`
+    # (Vogels et al. 2019, arXiv:1905.13727), with its state in checkpoints.
+    comm_hook: Annotated[
+        Literal["none", "bf16", "fp16", "powersgd"],
+        AxisHelp("how DDP sends gradients: as they are, in fewer bits, or in low rank", "ddp"),
+    ] = "none"
+    # The parameter of `PowerSGDState`.
+    matrix_approximation_rank: Annotated[
+        Count, AxisHelp("the rank that PowerSGD approximates gradients by", "comm_hook powersgd")
+    ] = 1
     # Which modules `fully_shard` is called for: each layer of the workload and then the rest, or
     # the whole model only, which gathers all parameters at once.
     fsdp_wrap: Annotated[
         Literal["layers", "root"],
-        AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2"),
+        AxisHelp("what FSDP2 shards: each layer, or all at once", "fsdp2 or hsdp"),
     ] = "layers"
     # `fully_shard(reshard_after_forward=…)`: None, True or False.
     reshard_after_forward: Annotated[
         Literal["auto", "always", "never"],
-        AxisHelp("whether FSDP2 frees parameters after forward; auto: all but the root's", "fsdp2"),
+        AxisHelp(
+            "whether FSDP2 frees parameters after forward; auto: all but the root's",
+            "fsdp2 or hsdp",
+        ),
     ] = "auto"
+    # `MixedPrecisionPolicy(reduce_dtype=…)`; None, torch's own, is the type of the gradients.
+    reduce_dtype: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        AxisHelp(
+            "the type in which FSDP2 sums up gradients; auto: that of the parameters",
+            "fsdp2 or hsdp; fp32: precision bf16:fsdp2; bf16: any other precision",
+        ),
+    ] = "auto"
+    # `fully_shard(offload_policy=CPUOffloadPolicy())`.
+    cpu_offload: Annotated[
+        bool,
+        AxisHelp(
+            "parameters, gradients and the optimizer's state in the host's memory",
+            "a GPU, fsdp2 or hsdp",
+        ),
+    ] = False
     # `resident` takes the loader out of a measurement: batches are gathered from tensors on the
     # device.
     input: Annotated[
@@ -204,6 +255,16 @@ class Axes(Strict):
         Fraction, AxisHelp("part of the steps in which the learning rate rises first", "a schedule")
     ] = 0.0
 
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Return how many ranks work on the same samples, 1 without tensor parallelism."""
+        return self.world_size if self.strategy == "tp" else self.tensor_parallel
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return how many shares a global batch is cut into."""
+        return max(1, self.world_size // self.tensor_parallel_size)
+
 
 # The dataclass field of each axis, by name, in the order of the class.
 AXES = {axis.name: axis for axis in fields(Axes)}
@@ -242,8 +303,20 @@ def _is_ddp(strategy: str) -> bool:
     return strategy == "ddp"
 
 
+def _is_fully_sharded(strategy: str) -> bool:
+    return strategy in FULLY_SHARDED
+
+
 def _is_fsdp2(strategy: str) -> bool:
     return strategy == "fsdp2"
+
+
+def _is_hsdp(strategy: str) -> bool:
+    return strategy == "hsdp"
+
+
+def _is_power_sgd(comm_hook: str) -> bool:
+    return comm_hook == "powersgd"
 
 
 def _is_loader(input_: str) -> bool:
@@ -269,9 +342,17 @@ NEEDS = (
         "strategy",
         _is_ddp,
         "strategy ddp",
-        ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
+        ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "comm_hook"),
     ),
-    Requirement("strategy", _is_fsdp2, "strategy fsdp2", ("fsdp_wrap", "reshard_after_forward")),
+    Requirement("comm_hook", _is_power_sgd, "comm_hook powersgd", ("matrix_approximation_rank",)),
+    Requirement(
+        "strategy",
+        _is_fully_sharded,
+        "strategy fsdp2 or hsdp",
+        ("fsdp_wrap", "reshard_after_forward", "reduce_dtype", "cpu_offload"),
+    ),
+    Requirement("strategy", _is_hsdp, "strategy hsdp", ("shard_size",)),
+    Requirement("strategy", _is_fsdp2, "strategy fsdp2", ("tensor_parallel",)),
     Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory")),
     Requirement(
         "num_workers", _is_positive, "num_workers", ("prefetch_factor", "persistent_workers")
@@ -323,16 +404,36 @@ def _world_size_of_single(axes: Axes) -> str | None:
     return None
 
 
+def _uneven_mesh(axes: Axes) -> str | None:
+    """Return a conflict if the ranks can't be cut into the groups of a mesh with two dimensions."""
+    if axes.strategy == "hsdp":
+        if axes.shard_size is None:
+            return "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
+        if axes.world_size % axes.shard_size or axes.world_size == axes.shard_size:
+            return (
+                f"shard_size {axes.shard_size} does not make two or more groups of world_size"
+                f" {axes.world_size}"
+            )
+    if axes.world_size % axes.tensor_parallel:
+        return (
+            f"tensor_parallel {axes.tensor_parallel} does not make whole groups of world_size"
+            f" {axes.world_size}"
+        )
+    return None
+
+
 def _uneven_batch(axes: Axes) -> str | None:
     """Return a conflict if ranks, or micro-steps, would take different numbers of samples.
 
     Their gradients are averaged with equal weights, so the mean would not be that of the samples.
     """
-    if axes.batch_size % axes.world_size:
-        return (
-            f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
-        )
-    rank_batch_size = axes.batch_size // axes.world_size
+    shares = axes.data_parallel_size
+    if axes.batch_size % shares:
+        sharing = f"{shares} ranks"
+        if axes.tensor_parallel_size > 1:
+            sharing = f"{shares} groups of ranks"
+        return f"batch_size {axes.batch_size} can't be shared out evenly among {sharing}"
+    rank_batch_size = axes.batch_size // shares
     if rank_batch_size % axes.grad_accum_steps:
         return (
             f"a rank's {rank_batch_size} samples can't be cut evenly into"
@@ -354,8 +455,49 @@ def _setting_without_effect(axes: Axes) -> str | None:
 
 def _mixed_precision_of_fsdp2(axes: Axes) -> str | None:
     """Return a conflict for FSDP2's own mixed precision under another strategy."""
-    if axes.precision == "bf16:fsdp2" and axes.strategy != "fsdp2":
+    if axes.precision == "bf16:fsdp2" and axes.strategy not in FULLY_SHARDED:
         return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
+    return None
+
+
+def _redundant_reduce_dtype(axes: Axes) -> str | None:
+    """Return a conflict for gradients that are summed up in the type that they have anyway."""
+    gradients = "bf16" if axes.precision == "bf16:fsdp2" else "fp32"
+    if axes.reduce_dtype == gradients:
+        return f"reduce_dtype {gradients} does nothing with precision {axes.precision}"
+    return None
+
+
+def _hook_of_tree(axes: Axes) -> str | None:
+    """Return a conflict for two communication hooks, of which DDP takes one."""
+    if axes.reduction == "tree" and axes.comm_hook != "none":
+        return (
+            f"reduction tree can't be had with comm_hook {axes.comm_hook}:"
+            " DDP takes one communication hook"
+        )
+    return None
+
+
+def _tree_of_another_mesh(axes: Axes) -> str | None:
+    """Return a conflict for a tree of gradients where not all ranks have samples of their own."""
+    if axes.reduction == "tree" and (axes.strategy == "hsdp" or axes.tensor_parallel_size > 1):
+        layout = f"strategy {axes.strategy}"
+        if axes.tensor_parallel > 1:
+            layout = f"tensor_parallel {axes.tensor_parallel}"
+        return f"reduction tree can't be had with {layout}: its leaves are ranks with samples"
+    return None
+
+
+def _scaled_tensor_parallel(axes: Axes) -> str | None:
+    """Return a conflict for a loss scale where some parameters are sharded and others are not.
+
+    GradScaler unscales all gradients in one operation, which takes tensors of one kind only.
+    """
+    if axes.precision == "fp16" and axes.tensor_parallel_size > 1:
+        return (
+            "precision fp16 can't be had with tensor parallelism: torch's GradScaler takes no mix of"
+            " tensors and DTensors; bf16 needs no loss scale"
+        )
     return None
 
 
@@ -422,7 +564,7 @@ def _broken_full_graph(axes: Axes) -> str | None:
     """Return a conflict for a full graph where the strategy itself breaks the graph."""
     if axes.fullgraph and axes.strategy == "ddp":
         return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
-    if axes.fullgraph and axes.strategy == "fsdp2" and axes.fsdp_wrap != "root":
+    if axes.fullgraph and axes.strategy in FULLY_SHARDED and axes.fsdp_wrap != "root":
         return "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them"
     return None
 
@@ -451,9 +593,14 @@ def _optimizer_without_rate(axes: Axes) -> str | None:
 # In the order in which they are reported; only the first conflict is.
 CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _world_size_of_single,
-    _uneven_batch,
     _setting_without_effect,
+    _uneven_mesh,
+    _uneven_batch,
     _mixed_precision_of_fsdp2,
+    _redundant_reduce_dtype,
+    _hook_of_tree,
+    _tree_of_another_mesh,
+    _scaled_tensor_parallel,
     _static_graph_with_accumulation,
     _unbalanced_tree,
     _tree_with_fused_optimizer,
@@ -476,7 +623,8 @@ RECIPE_AXES = (
 )
 # The value of an axis that does nothing on a CPU. Not a conflict of the axes: a sweep is planned on
 # machines without a GPU, for a cluster that has them.
-GPU_SETTINGS = {
+GPU_SETTINGS: dict[str, str | bool] = {
+    "cpu_offload": True,
     "execution": "compile:reduce-overhead",
     "precision": "tf32",
     "pin_memory": "always",
@@ -490,5 +638,5 @@ def setting_that_needs_gpu(axes: Axes) -> str | None:
     """
     for name, value in GPU_SETTINGS.items():
         if getattr(axes, name) == value:
-            return f"{name}: found {value}"
+            return f"{name}: found {str(value).lower()}"
     return None

@@ -161,7 +161,7 @@ class Matrix:
                 values[axis] = self.workloads[workload].value(setting)
         values["workload"] = workload
         # A fraction where the batch can't be shared out evenly, so that no rule matches it.
-        values["rank_batch_size"] = point.axes.batch_size / point.axes.world_size
+        values["rank_batch_size"] = point.axes.batch_size / point.axes.data_parallel_size
         for number, rule in enumerate(self.exclude):
             if all(values.get(axis) in excluded for axis, excluded in rule.items()):
                 self.unused.discard(number)
@@ -178,9 +178,11 @@ def _axes(values: Values) -> Axes:
     """Return the axes with these values, `rank_batch_size` turned into `batch_size`."""
     settings = dict(values)
     rank_batch_size = settings.pop("rank_batch_size", None)
-    if rank_batch_size:  # replaces the workload's own batch size, which is there as well
-        settings["batch_size"] = rank_batch_size * settings.get("world_size", 1)
-    return Axes(**settings)
+    if not rank_batch_size:
+        return Axes(**settings)
+    # It replaces the workload's own batch size, which is there as well.
+    axes = Axes(**{**settings, "batch_size": rank_batch_size})
+    return replace(axes, batch_size=rank_batch_size * axes.data_parallel_size)
 
 
 def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -> Matrix:

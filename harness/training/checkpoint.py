@@ -96,6 +96,7 @@ class Checkpointer:
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
+            "strategy": self.strategy.rank_state(),
             "workload": self.workload_state.save(),
             "at": time.time(),
             "by": interrupted_by,
@@ -214,6 +215,7 @@ class Checkpointer:
         self.strategy.load_full_optimizer_state(self.model, self.optimizer, content["optimizer"])
         if self.schedule:
             self.schedule.load_state_dict(content["schedule"])
+        self.strategy.load_rank_state(rank_content["strategy"])
         self.scaler.restore(rank_content["scaler"])
         _restore_random_state(rank_content["random"])
         return rank_content

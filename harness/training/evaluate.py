@@ -64,6 +64,8 @@ def evaluate(
             return None
     model.train()
     rank_rows = torch.cat(all_rows) if all_rows else None
+    if not mesh.reports_share:  # another rank has the same samples
+        indices, rank_rows = [], None
     shares = mesh.gather((torch.tensor(indices, dtype=torch.int64), rank_rows))
     metrics = None
     if mesh.ranks.is_rank_0:

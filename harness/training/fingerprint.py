@@ -51,18 +51,22 @@ def _gather_together(tensors: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[st
             yield name, full_tensor(tensor)
         else:
             alike.setdefault(kind, {})[name] = tensor
-    for (mesh, _), sharded in alike.items():
-        yield from _gather_rows(mesh.get_group(), sharded)
+    for (group, _), sharded in alike.items():
+        yield from _gather_rows(group, sharded)
 
 
-def _kind_of_shards(tensor: Any) -> tuple[Any, torch.dtype] | None:
-    """Return mesh and type of a tensor whose rows are sharded, None for all others."""
+def _kind_of_shards(tensor: Any) -> tuple[dist.ProcessGroup, torch.dtype] | None:
+    """Return group and type of a tensor whose rows are sharded over one group, None for all others.
+
+    Other groups may have replicas of it.
+    """
     placements: Any = getattr(tensor, "placements", ())
-    if len(placements) != 1 or not placements[0].is_shard(0):
+    sharding = [number for number, kind in enumerate(placements) if not kind.is_replicate()]
+    if len(sharding) != 1 or not placements[sharding[0]].is_shard(0):
         return None
-    if type(placements[0]).__name__ != "Shard":  # a strided one has its rows in another order
+    if type(placements[sharding[0]]).__name__ != "Shard":  # a strided one has another order of rows
         return None
-    return tensor.device_mesh, tensor.dtype
+    return tensor.device_mesh.get_group(sharding[0]), tensor.dtype
 
 
 def _gather_rows(

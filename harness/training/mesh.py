@@ -1,14 +1,16 @@
 """How the ranks of a trial are arranged, and all that follows from it.
 
-Today every rank is data-parallel, and this module is the only one that says so. Everybody else asks
-the mesh: who loads which share of a batch, who evaluates which samples, who must agree before
-training goes on. A dimension in which ranks work on the same samples, such as tensor or pipeline
-parallelism, would make `dp_size` smaller than the world and leave the mesh's callers as they are.
+Ranks are data-parallel, tensor-parallel or both. The ranks of a tensor-parallel group work on the
+same samples, and so have the same share of a batch, the same random numbers and the same loss;
+`dp_size` is the number of such groups. Their numbers follow each other, so that a group is on one
+node where it can be. This module is the only one that says so. Everybody else asks the mesh: who
+loads which share of a batch, who evaluates which samples, who must agree before training goes on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,34 +24,71 @@ from harness.training.ranks import Ranks
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+# The dimensions of torch's mesh, as torch's own documents call them.
+REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
+
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The arrangement of a trial's ranks: one dimension, `dp`, in which all are data-parallel."""
+    """The arrangement of a trial's ranks, as its axes ask for it."""
 
     ranks: Ranks  # this rank among all of the world
     device: torch.device  # this rank's own
+    tp_size: int = 1  # ranks that work on the same samples
+    shard_size: int | None = None  # ranks that hold one copy of the model; None: all of them
+
+    @staticmethod
+    def from_axes(axes: Axes, ranks: Ranks, device: torch.device) -> ParallelMesh:
+        """Return the arrangement that the axes ask for."""
+        return ParallelMesh(ranks, device, axes.tensor_parallel_size, axes.shard_size)
 
     @property
     def dp_rank(self) -> int:
-        """Return this rank's position among the data-parallel ranks, from 0."""
-        return self.ranks.rank
+        """Return the number of this rank's share of a global batch, from 0."""
+        return self.ranks.rank // self.tp_size
 
     @property
     def dp_size(self) -> int:
-        """Return the number of data-parallel ranks, into whose shares a global batch is cut."""
-        return self.ranks.world_size
+        """Return the number of shares that a global batch is cut into."""
+        return self.ranks.world_size // self.tp_size
+
+    @property
+    def reports_share(self) -> bool:
+        """Return whether this rank is the first of those with its share, and reports for them."""
+        return self.ranks.rank % self.tp_size == 0
 
     @property
     def dp_group(self) -> dist.ProcessGroup | None:
-        """Return the process group over which gradients are averaged; None without one."""
+        """Return the process group of all ranks, over which DDP averages; None without one."""
         return dist.group.WORLD if dist.is_initialized() else None
 
-    def dp_device_mesh(self) -> DeviceMesh:
-        """Return the same ranks as torch's own mesh, for strategies that shard over it."""
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        """The same ranks as torch's own mesh; every rank must ask for it.
+
+        Its dimensions are those of `fully_shard` for plain and for hybrid sharding, followed by the
+        tensor-parallel one if there is one.
+        """
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(self.device.type, (self.dp_size,))
+        shape, names = [self.dp_size], [SHARD]
+        if self.shard_size is not None:
+            shape = [self.dp_size // self.shard_size, self.shard_size]
+            names = [REPLICATE, SHARD]
+        if self.tp_size > 1:
+            shape.append(self.tp_size)
+            names.append(TENSOR)
+        return init_device_mesh(self.device.type, tuple(shape), mesh_dim_names=tuple(names))
+
+    def dp_device_mesh(self) -> DeviceMesh:
+        """Return torch's mesh of the data-parallel dimensions, for strategies that shard over it."""
+        if self.tp_size == 1:
+            return self.device_mesh
+        return self.device_mesh[SHARD]
+
+    def tp_device_mesh(self) -> DeviceMesh:
+        """Return torch's mesh of the ranks that work on the same samples as this one."""
+        return self.device_mesh[TENSOR]
 
     # Shares of a global batch and of the test set
 
@@ -67,12 +106,12 @@ class ParallelMesh:
     def test_share(self, samples: int) -> list[int]:
         """Return the indices of the test samples that this rank evaluates.
 
-        Sample i belongs to rank i modulo `dp_size`.
+        Sample i belongs to share i modulo `dp_size`.
         """
         return list(range(self.dp_rank, samples, self.dp_size))
 
     def largest_test_share(self, samples: int) -> int:
-        """Return how many test samples the rank with the most has: the quotient, rounded up."""
+        """Return how many test samples the largest share has: the quotient, rounded up."""
         return -(-samples // self.dp_size)
 
     # Communication. Without a process group, each is what it comes to for a single rank.

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from harness.core.errors import NotApplied, one_line
 from harness.spec.axes import Axes
+from harness.training.precision import by_mesh
 from workloads.base import Workload
 from workloads.schedules import one_cycle
 
@@ -65,7 +66,20 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
         group["lr"] = base_lr * factor
+    _separate_meshes(optimizer)
     return optimizer
+
+
+def _separate_meshes(optimizer: Optimizer) -> None:
+    """Cut groups of parameters so that each is sharded over one mesh, or not at all.
+
+    The kernels of an optimizer over lists of tensors take no mix, which tensor parallelism leaves.
+    """
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        for parameters in by_mesh(group["params"]):
+            groups.append({**group, "params": parameters})
+    optimizer.param_groups[:] = groups
 
 
 def _replace_optimizer(recipe: Optimizer, axes: Axes) -> Optimizer:

@@ -103,11 +103,13 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> to
 
 @contextmanager
 def process_group(
-    ranks: Ranks, device: torch.device, *, needed: bool, timeout: float
+    ranks: Ranks, device: torch.device, *, needed: bool, timeout: float, offloads: bool = False
 ) -> Iterator[None]:
     """Join the other ranks for as long as the block lasts: with gloo on CPUs, with NCCL on GPUs.
 
-    `timeout` is how many seconds a rank waits for the others in a collective. If the block raises,
+    With both if parameters are offloaded from GPUs (`offloads`), as their norm and their state are
+    gathered on the CPUs then. `timeout` is how many seconds a rank waits for the others in a
+    collective. If the block raises,
     the process group is left as it is, as the other ranks may never come. A DDP object that
     outlives its process group can hang for ever, so the block must drop model and optimizer before
     it ends.
@@ -116,8 +118,11 @@ def process_group(
         yield
         return
     on_gpu = device.type == "cuda"
+    backend = "nccl" if on_gpu else "gloo"
+    if on_gpu and offloads:
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        backend,
         store=_join_store(ranks, timedelta(seconds=timeout)),
         rank=ranks.rank,
         world_size=ranks.world_size,

@@ -34,11 +34,13 @@ from harness.core import storage
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
+from harness.measure.collectives import count_collectives
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.decode import decode_value
 from harness.records.environment import Environment, describe_environment
 from harness.records.record import (
+    Collective,
     Failure,
     Rank0Report,
     RankFingerprints,
@@ -168,9 +170,9 @@ def joined(
     needed = strategy_class(axes.strategy).needs_process_group
     with (
         naming_refusals(axes),
-        process_group(ranks, device, needed=needed, timeout=timeout),
+        process_group(ranks, device, needed=needed, timeout=timeout, offloads=axes.cpu_offload),
     ):
-        yield assignment, ParallelMesh(ranks, device)
+        yield assignment, ParallelMesh.from_axes(axes, ranks, device)
 
 
 def load_workload(assignment: Assignment) -> Workload:
@@ -192,9 +194,10 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     parts, state = trainer.parts, trainer.state
     memory = parts.memory.read()  # before the fingerprint, which gathers parameters
     parameter_digest = trainer.fingerprint()
+    collectives = _count_collectives(parts)
     rank0_report = None
     if parts.mesh.ranks.is_rank_0:
-        rank0_report = _rank0_report(trainer, parameter_digest)
+        rank0_report = _rank0_report(trainer, parameter_digest, collectives)
     return replace(
         entered,
         **_pack_series(state),
@@ -237,7 +240,9 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
+def _rank0_report(
+    trainer: Trainer, parameter_digest: str, collectives: Sequence[Collective] | None
+) -> Rank0Report:
     """Return what is the same at all ranks, and so said once."""
     parts = trainer.parts
     best = trainer.selection.best(trainer.state.evaluations)
@@ -255,6 +260,7 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         checkpoint=_relative_path(checkpoint_path, parts.folder),
         bytes_per_sample=_bytes_per_sample(parts),
         stop=trainer.stop_outcome,
+        collectives=collectives,
     )
 
 
@@ -275,6 +281,22 @@ def _relative_path(path: Path | None, folder: TrialFolder) -> str | None:
     if path is None:
         return None
     return str(path.relative_to(folder.path))
+
+
+def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
+    """Return what this rank communicates in an optimizer step, None where ranks don't communicate.
+
+    It is counted in the forward and backward of one more step, whose gradients are dropped. Every
+    rank must take part. Raises NotApplied if a setting of the strategy shows nowhere in it.
+    """
+    if not parts.strategy.needs_process_group:
+        return None
+    share = range(parts.mesh.rank_batch_size(parts.axes))
+    batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
+    collectives = count_collectives(partial(parts.train_step.compute_gradients, batch))
+    parts.optimizer.zero_grad(set_to_none=True)
+    parts.strategy.check_communication(collectives)
+    return collectives
 
 
 def _bytes_per_sample(parts: TrialParts) -> float | None:

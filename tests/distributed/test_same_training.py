@@ -21,6 +21,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}},
     "ddp2 workers": {"axes": {"strategy": "ddp", "world_size": 2, "num_workers": 2}},
     "ddp4": {"axes": {"strategy": "ddp", "world_size": 4}},
+    "hsdp": {"axes": {"strategy": "hsdp", "world_size": 4, "shard_size": 2}},
+    "tp": {"axes": {"strategy": "tp", "world_size": 4, "max_grad_norm": 1e6}},
+    "fsdp2 tp": {
+        "axes": {
+            "strategy": "fsdp2",
+            "world_size": 4,
+            "tensor_parallel": 2,
+            "grad_accum_steps": 2,
+            "max_grad_norm": 1e6,
+        }
+    },
 }
 
 
@@ -82,6 +93,40 @@ def test_evaluation_sees_each_test_sample_once(records: dict[str, Record], label
         assert metrics["samples"] == 65
         assert metrics["checksum"] == pytest.approx(expected.metrics["checksum"], rel=1e-12)
         assert metrics["error"] == pytest.approx(expected.metrics["error"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("label", "operations"),
+    [
+        ("ddp4", [("all_reduce", 4, 644)]),
+        # Each of two layers' parameters is gathered for forward and backward; the odd one is padded.
+        ("hsdp", [("all_gather", 2, 1424), ("reduce_scatter", 2, 712), ("all_reduce", 2, 356)]),
+        # The output of the second product, for 32 samples, and for 8 in each of two micro-steps.
+        ("tp", [("all_reduce", 4, 128)]),
+        ("fsdp2 tp", [("all_gather", 2, 1440), ("reduce_scatter", 2, 360), ("all_reduce", 2, 64)]),
+    ],
+)
+def test_what_a_step_communicates_is_recorded(
+    records: dict[str, Record], label: str, operations: list[tuple[str, int, int]]
+) -> None:
+    report = records[label].rank0
+    assert report is not None
+    assert report.collectives is not None
+    assert [(sent.operation, sent.ranks, sent.bytes) for sent in report.collectives] == operations
+    assert {sent.dtype for sent in report.collectives} == {"fp32"}
+
+
+def test_ranks_of_a_tensor_parallel_group_have_the_same_samples(
+    records: dict[str, Record],
+) -> None:
+    for label, groups in (("tp", [[0, 1, 2, 3]]), ("fsdp2 tp", [[0, 1], [2, 3]])):
+        ranks = records[label].ranks
+        sums = [tuple(rank.order_sums) for rank in ranks]
+        assert [sums.index(rank_sums) for rank_sums in sums] == [
+            group[0] for group in groups for _ in group
+        ]
+        for group in groups:
+            assert len({unpack(ranks[rank].loss).tobytes() for rank in group}) == 1
 
 
 def test_loader_workers_were_really_used(records: dict[str, Record]) -> None:

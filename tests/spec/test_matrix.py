@@ -227,7 +227,7 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         ),
         (
             {"batch_size": 64, "strategy": "ddp", "fsdp_wrap": "root"},
-            "fsdp_wrap does nothing without strategy fsdp2",
+            "fsdp_wrap does nothing without strategy fsdp2 or hsdp",
         ),
         (
             {"batch_size": 64, "prefetch_factor": 4},
@@ -260,6 +260,57 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             {"batch_size": 64, "execution": "compile:max-autotune", "deterministic": True},
             "deterministic can't be had with execution compile:max-autotune, which chooses kernels"
             " by their time",
+        ),
+        (
+            {"batch_size": 64, "strategy": "hsdp", "world_size": 4},
+            "strategy hsdp needs shard_size: the ranks that hold one copy of the model",
+        ),
+        (
+            {"batch_size": 64, "strategy": "hsdp", "world_size": 4, "shard_size": 4},
+            "shard_size 4 does not make two or more groups of world_size 4",
+        ),
+        (
+            {"batch_size": 64, "strategy": "fsdp2", "world_size": 4, "tensor_parallel": 3},
+            "tensor_parallel 3 does not make whole groups of world_size 4",
+        ),
+        ({"batch_size": 3, "strategy": "tp", "world_size": 2}, None),
+        (
+            {"batch_size": 3, "strategy": "fsdp2", "world_size": 4, "tensor_parallel": 2},
+            "batch_size 3 can't be shared out evenly among 2 groups of ranks",
+        ),
+        (
+            {"batch_size": 64, "strategy": "fsdp2", "reduce_dtype": "fp32"},
+            "reduce_dtype fp32 does nothing with precision fp32",
+        ),
+        (
+            {
+                "batch_size": 64,
+                "strategy": "hsdp",
+                "world_size": 4,
+                "shard_size": 2,
+                "precision": "bf16:fsdp2",
+                "reduce_dtype": "fp32",
+            },
+            None,
+        ),
+        (
+            {
+                "batch_size": 64,
+                "strategy": "ddp",
+                "world_size": 2,
+                "comm_hook": "bf16",
+                "reduction": "tree",
+            },
+            "reduction tree can't be had with comm_hook bf16: DDP takes one communication hook",
+        ),
+        (
+            {"batch_size": 64, "strategy": "tp", "world_size": 2, "reduction": "tree"},
+            "reduction tree can't be had with strategy tp: its leaves are ranks with samples",
+        ),
+        (
+            {"batch_size": 64, "strategy": "tp", "world_size": 2, "precision": "fp16"},
+            "precision fp16 can't be had with tensor parallelism: torch's GradScaler takes no mix of"
+            " tensors and DTensors; bf16 needs no loss scale",
         ),
         (
             {"batch_size": 64, "optimizer": "sgd"},

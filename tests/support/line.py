@@ -146,6 +146,11 @@ class LineFit(Workload):
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         return [model.inner] if isinstance(model, Line) else []
 
+    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> dict[str, Any]:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        return {"inner.layers.0": ColwiseParallel(), "inner.layers.3": RowwiseParallel()}
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.step += 1
         if self.step == 1:

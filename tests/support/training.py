@@ -54,6 +54,6 @@ def make_trainer(
 ) -> Trainer:
     """Build a trial of `workload`, whatever the assignment names, ready to be run."""
     state = TrainingState()
-    mesh = ParallelMesh(ranks, CPU)
+    mesh = ParallelMesh.from_axes(assignment.trial.cell.axes, ranks, CPU)
     parts = build_trial(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)

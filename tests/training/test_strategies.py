@@ -81,6 +81,16 @@ def test_ranks_share_out_the_test_set(world_size: int) -> None:
     assert max(map(len, shares)) == mesh_of(0, world_size).largest_test_share(65)
 
 
+def test_ranks_of_a_tensor_parallel_group_share_nothing_out() -> None:
+    axes = Axes(batch_size=64, strategy="fsdp2", world_size=4, tensor_parallel=2)
+    ranks = [Ranks(rank=rank, local_rank=rank, world_size=4) for rank in range(4)]
+    meshes = [ParallelMesh.from_axes(axes, rank, CPU) for rank in ranks]
+    assert [mesh.dp_rank for mesh in meshes] == [0, 0, 1, 1]
+    assert [mesh.reports_share for mesh in meshes] == [True, False, True, False]
+    assert {mesh.rank_batch_size(axes) for mesh in meshes} == {32}
+    assert meshes[2].test_share(5) == meshes[3].test_share(5) == [1, 3]
+
+
 def test_a_global_batch_is_shared_out_over_ranks_and_micro_steps() -> None:
     axes = Axes(batch_size=64, strategy="ddp", world_size=2, grad_accum_steps=4)
     mesh = mesh_of(1, 2)

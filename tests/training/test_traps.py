@@ -35,6 +35,11 @@ OTHER_VALUES: dict[str, Any] = {
     "num_workers": 2,
     "prefetch_factor": 4,
     "bucket_cap_mb": 1.0,
+    "comm_hook": "bf16",
+    "matrix_approximation_rank": 2,
+    "reduce_dtype": "bf16",
+    "shard_size": 2,
+    "tensor_parallel": 2,
     "lr_warmup": 0.1,
 }
 

@@ -7,7 +7,7 @@ the same for all of them otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
+from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.fingerprint import full_state
 from harness.training.mesh import ParallelMesh
-from harness.training.tree_reduction import TreeCollective
+from harness.training.tree_reduction import TreeCollective, local_part
 from workloads.base import Workload
 
 
@@ -34,7 +35,7 @@ class Strategy(ABC):
 
     # Whether ranks communicate; if not, no process group is made.
     needs_process_group: ClassVar[bool] = True
-    # Whether a rank has a part of each parameter only, so that no rank can compute a loss by
+    # Whether a rank has a part of some parameters only, so that no rank can compute a loss by
     # itself.
     shards_parameters: ClassVar[bool] = False
 
@@ -76,11 +77,21 @@ class Strategy(ABC):
         return None
 
     def check_effect(self) -> None:
-        """Raise NotApplied if `reduction: tree` did nothing in the steps so far."""
+        """Raise NotApplied if a setting did nothing in the steps so far; called between segments.
+
+        Here that is `reduction: tree`.
+        """
         if self.tree_collective is not None and not self.tree_collective.calls:
             raise NotApplied(
                 f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
             )
+
+    def check_communication(self, collectives: Sequence[Collective]) -> None:
+        """Raise NotApplied if a setting shows nowhere in the collectives of a step.
+
+        This is called once, at the end of training.
+        """
+        return
 
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
@@ -93,7 +104,7 @@ class Strategy(ABC):
         handles: list[Any] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                hook = partial(report, name)
+                hook = partial(_report_local, report, name)
                 handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
         def stop() -> None:
@@ -103,6 +114,17 @@ class Strategy(ABC):
         return stop
 
     # Checkpoints. Every rank must call these methods, as they may communicate.
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return what of the strategy's own state decides how a rank trains on.
+
+        Allowed are plain values and tensors, which torch loads with `weights_only=True`.
+        """
+        return {}
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        """Put back what `rank_state` returned."""
+        assert not state, "a strategy that saves a state loads it"
 
     @property
     def arranging_steps(self) -> int:
@@ -154,6 +176,11 @@ class Strategy(ABC):
         Ranks may have buffers of their own, such as running means; all take rank 0's, as DDP does.
         """
         self.mesh.broadcast_buffers(model)
+
+
+def _report_local(report: Callable[[str, Tensor], None], name: str, gradient: Tensor) -> None:
+    """Report this rank's part of a gradient, which may be a DTensor."""
+    report(name, local_part(gradient))
 
 
 def _full_state_options() -> Any:

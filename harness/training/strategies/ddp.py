@@ -5,10 +5,11 @@ Gradients are sent in buckets, while backward still computes others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.measure.communication import mark_gradient_wait
+from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
+from harness.training.strategies.hooks import CommHook, comm_hook
 from harness.training.tree_reduction import TreeAllReduce
 from workloads.base import Workload
 
@@ -32,6 +35,7 @@ class DDP(Strategy):
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         super().__init__(axes, mesh)
         self._replica: DistributedDataParallel | None = None  # set by `prepare`
+        self._hook: CommHook | None = None  # that gradients are sent by; None: as they are
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -51,13 +55,44 @@ class DDP(Strategy):
             gradient_as_bucket_view=self.axes.gradient_as_bucket_view,
             static_graph=self.axes.static_graph,
         )
+        assert self.mesh.dp_group is not None, "DDP has a process group"
         if self.axes.reduction == "tree":
-            assert self.mesh.dp_group is not None, "DDP has a process group"
             all_reduce = TreeAllReduce(self.mesh.dp_group)
             self.tree_collective = all_reduce
-            # DDP refuses hooks whose annotations are text, as they all are here; a lambda has none.
-            self._replica.register_comm_hook(None, lambda _, bucket: all_reduce(bucket))
+            self._send_by(all_reduce)
+        self._hook = comm_hook(self.axes, self.mesh.dp_group)
+        if self._hook is not None:
+            self._send_by(self._hook)
         return compiler(self._replica)
+
+    def _send_by(self, hook: Callable[[Any], torch.futures.Future[Tensor]]) -> None:
+        """Have DDP share its buckets of gradients by calling `hook`.
+
+        A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
+        torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
+        """
+        assert self._replica is not None, "made before"
+        self._replica.register_comm_hook(None, lambda _, bucket: hook(bucket))
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if a communication hook did nothing in the steps so far."""
+        super().check_effect()
+        if self._hook is not None:
+            self._hook.check_effect()
+
+    def check_communication(self, collectives: Sequence[Collective]) -> None:
+        """Raise NotApplied if no gradients were sent as `comm_hook` says."""
+        if self._hook is not None:
+            self._hook.check_communication(collectives)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return the state of the communication hook, empty without one."""
+        return {} if self._hook is None else self._hook.state()
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        """Put back what `rank_state` returned."""
+        if self._hook is not None:
+            self._hook.load(state, self.mesh.device)
 
     def _check_bucket_cap(self, model: nn.Module) -> None:
         """Raise NotApplied if a model is too small for its bucket size to change anything."""
@@ -93,9 +128,9 @@ class DDP(Strategy):
         It does so in the order in which gradients became ready: in the first backward, or in the
         second with a static graph, whose first backward only counts how often each is used. Where
         in a bucket a gradient is decides in which order the ranks are summed up, and so, from three
-        ranks on, the last bits of the sum.
+        ranks on, the last bits of the sum. PowerSGD has a state for each bucket, whatever the ranks.
         """
-        if self.mesh.dp_size <= 2:
+        if self.mesh.dp_size <= 2 and self.axes.comm_hook != "powersgd":
             return 0
         return 2 if self.axes.static_graph else 1
 

@@ -1,12 +1,13 @@
-"""Strategy `fsdp2`: each rank has a shard of every parameter (torch's `fully_shard`).
+"""Strategies `fsdp2` and `hsdp`: each rank has a shard of every parameter (torch's `fully_shard`).
 
 Parameters of a layer are gathered before its forward and its backward, and freed afterwards;
-gradients are reduced to their shards.
+gradients are reduced to their shards. With `hsdp` that is within groups of ranks, each of which has
+the whole model, and the groups average their gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.measure.communication import sharded_modules, time_collectives
+from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
+from harness.training.strategies.tensor_parallel import check_all_reduced, parallelize
 from harness.training.tree_reduction import TreeReduceScatter
 from workloads.base import Workload
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 # The axis' values as `fully_shard` takes them; None is torch's own rule (all but the root).
 RESHARD_AFTER_FORWARD = {"auto": None, "always": True, "never": False}
+REDUCE_DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class FSDP2(Strategy):
@@ -48,6 +53,8 @@ class FSDP2(Strategy):
 
         # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
         training_module = compiler(model)
+        if self.mesh.tp_size > 1:
+            parallelize(model, workload, self.mesh)
         self._shard(model, workload)
         assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
         self._sharded = model
@@ -64,18 +71,36 @@ class FSDP2(Strategy):
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
         """Shard each of the workload's layers, then what is left of the model."""
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
+        reduce_dtype = REDUCE_DTYPES[self.axes.reduce_dtype]
         settings: dict[str, Any] = {
             "mesh": self.mesh.dp_device_mesh(),
             "reshard_after_forward": RESHARD_AFTER_FORWARD[self.axes.reshard_after_forward],
-            "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
         }
+        if self.axes.cpu_offload:
+            settings["offload_policy"] = CPUOffloadPolicy()
         if self.axes.fsdp_wrap == "layers":
             for layer in workload.layers(model):
                 fully_shard(layer, **settings)
         fully_shard(model, **settings)
+
+    def check_communication(self, collectives: Sequence[Collective]) -> None:
+        """Raise NotApplied if gradients were summed up in another type than `reduce_dtype`.
+
+        So it does if tensor-parallel ranks did not share their results.
+        """
+        if self.mesh.tp_size > 1:
+            check_all_reduced(collectives, self.mesh)
+        wanted = self.axes.reduce_dtype
+        types = sorted({sent.dtype for sent in collectives if sent.operation == "reduce_scatter"})
+        if wanted != "auto" and self.mesh.dp_size > 1 and types != [wanted]:
+            raise NotApplied(
+                f"reduce_dtype={wanted} had no effect: gradients were summed up in"
+                f" {' and '.join(types) or 'no type'}"
+            )
 
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
@@ -104,6 +129,22 @@ class FSDP2(Strategy):
         assert self._sharded is not None, "prepare() comes first"
         self._sharded.set_requires_gradient_sync(is_last)
         return nullcontext()
+
+
+class HSDP(FSDP2):
+    """Train with fully_shard over a mesh of two dimensions: replicas, each sharded over a group."""
+
+    def check_communication(self, collectives: Sequence[Collective]) -> None:
+        """Raise NotApplied if gradients were not averaged over replicas, or not sharded in groups."""
+        super().check_communication(collectives)
+        assert self.mesh.shard_size is not None, "refused before anything starts"
+        replicas = self.mesh.dp_size // self.mesh.shard_size
+        needed = {("reduce_scatter", self.mesh.shard_size), ("all_reduce", replicas)}
+        missing = needed - {(sent.operation, sent.ranks) for sent in collectives}
+        for operation, ranks in sorted(missing):
+            raise NotApplied(
+                f"strategy=hsdp had no effect: found no {operation} over {ranks} ranks"
+            )
 
 
 def _default_reduce_scatter() -> Any:
