@@ -75,8 +75,21 @@ HEADLINE = ("workload", "seed", "repeat", "status", "throughput_samples_per_s", 
 
 def trial_row(record: Record) -> dict[str, Value]:
     """Return the row of one trial; what was not measured is absent."""
+    return join_row(trial_facts(record), record.trial.cell, scalars(record))
+
+
+def join_row(
+    facts: Mapping[str, Value], cell: Cell, numbers: Mapping[str, float]
+) -> dict[str, Value]:
+    """Return a row from its parts: `trial_facts`, the axes of the cell and the trial's `scalars`."""
+    axes = {axis: _plain(level) for axis, level in cell.levels.items()}
+    return {**facts, **axes, **numbers}
+
+
+def trial_facts(record: Record) -> dict[str, Value]:
+    """Return what a row says of a trial besides its axes and its numbers."""
     trial = record.trial
-    row: dict[str, Value] = {
+    facts: dict[str, Value] = {
         "sweep": record.sweep,
         "trial": trial.id,
         "cell": trial.cell.id,
@@ -92,15 +105,13 @@ def trial_row(record: Record) -> dict[str, Value]:
         "violations": "; ".join(record.violations) or None,
         "failure": None if record.failure is None else str(record.failure),
     }
-    for axis, level in trial.cell.levels.items():
-        row[axis] = _plain(level)
     if record.rank0 is not None:
         environment = record.rank0.environment
-        row["hardware"] = machine_key(environment.hardware, device_of(record))
-        row["torch"] = environment.software.torch
-        row["commit"] = None if environment.code is None else environment.code.commit
-        row["parameter_digest"] = record.rank0.parameter_digest
-    return row | scalars(record)
+        facts["hardware"] = machine_key(environment.hardware, device_of(record))
+        facts["torch"] = environment.software.torch
+        facts["commit"] = None if environment.code is None else environment.code.commit
+        facts["parameter_digest"] = record.rank0.parameter_digest
+    return facts
 
 
 def _plain(level: object) -> Value:

@@ -46,6 +46,8 @@ app = typer.Typer()
         "harness show mnist --phases",
         "harness show mnist --across num_workers",
         "harness show mnist --only 'precision in (bf16, fp16)'",
+        "harness show mnist --format markdown",
+        "harness show mnist --output trials.parquet",
     )
 )
 def show(
@@ -67,6 +69,30 @@ def show(
             help="Tabulate throughput with the values of these axes as columns.",
         ),
     ] = None,
+    table_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="csv|json|markdown|parquet",
+            help="Print the trials as a table for other programs instead.",
+        ),
+    ] = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns",
+            metavar="NAME[,NAME…]",
+            help="With --format: these columns. Default: all; of Markdown, those that differ most.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="With --format: write this file. Its ending may stand for the format.",
+        ),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Show the results of a sweep that has run.
@@ -74,14 +100,21 @@ def show(
     Prints each cell's mean throughput, step time and target metric, then the verdicts on its cells
     if there are several seeds, and what to know about trials that failed or never settled. It reads
     records only, so it also works while the sweep runs and without MLflow.
+
+    With --format or --output, prints or writes a row for each trial, which is the table of
+    harness.load(SWEEP).trials in Python.
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_sweep, select_recorded
     from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
+    is_export = _check_export(table_format, columns, output, is_view=phases or across is not None)
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     _print_left_out(recorded)
+    if is_export:
+        _export(results_folder, recorded, table_format, split_commas(columns), output)
+        return
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
         from harness.render.terminal.phases import show_phases
@@ -93,6 +126,38 @@ def show(
         show_pivot(recorded.sweep, recorded.records, across.split(","))
     else:
         show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose)
+
+
+def _check_export(table_format: str, columns: str, output: Path | None, *, is_view: bool) -> bool:
+    """Return whether trials are exported; raises BadInput for options that do not go together."""
+    is_export = bool(table_format) or output is not None
+    if is_export and is_view:
+        raise BadInput("--format, --output: found with --phases or --across; allowed: one of them")
+    if columns and not is_export:
+        raise BadInput("--columns: found without --format; allowed: --format, or --output FILE")
+    return is_export
+
+
+def _export(
+    results: Results,
+    recorded: RecordedSweep,
+    table_format: str,
+    columns: Sequence[str],
+    output: Path | None,
+) -> None:
+    """Print the table of trials, or write it to a file and print the file's name."""
+    from harness.core.paths import write_atomically
+    from harness.interface.data import SweepData
+    from harness.interface.export import choose_columns, choose_format, export
+
+    chosen = choose_format(table_format, output)
+    table = SweepData(results=results, recorded=recorded).table
+    content = export(choose_columns(table, columns, chosen), chosen)
+    if output is None:
+        print(content.decode(), end="")
+        return
+    write_atomically(output, content)
+    print(output)
 
 
 @app.command(

@@ -21,8 +21,10 @@ from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
+from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
 from harness.records.record import Evaluation, Failure, Record, Status
 from harness.render.format import interruption_note, nondeterminism_notes, stop_note
+from harness.render.trial_table import as_csv
 from harness.spec.cell import Cell
 from harness.tracking.markdown import describe
 from harness.tracking.verdicts import (
@@ -86,6 +88,7 @@ class TrialOutline:
     started: float  # seconds since the epoch
     ended: float  # seconds since the epoch
     scalars: Mapping[str, float]
+    facts: Mapping[str, Value]  # of its row in the table of trials
     result: CellResult  # of this trial alone
 
     @staticmethod
@@ -100,8 +103,18 @@ class TrialOutline:
             started=record.started,
             ended=record.ended,
             scalars=scalars(record),
+            facts=trial_facts(record),
             result=of_trial(record),
         )
+
+
+def trials_csv(outlines: Sequence[TrialOutline]) -> str:
+    """Return the table of these trials as CSV, as `harness show --format csv` prints it."""
+    cells = {outline.cell_id: outline.cell for outline in outlines}
+    rows = []
+    for outline in outlines:
+        rows.append(join_row(outline.facts, outline.cell, outline.scalars))
+    return as_csv(trial_table(cells.values(), rows))
 
 
 def digest_of(content: bytes) -> str:

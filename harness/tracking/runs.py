@@ -33,6 +33,7 @@ from harness.tracking.contents import (
     result_of,
     sweep_contents,
     trial_contents,
+    trials_csv,
 )
 from harness.tracking.figures import MAX_CELLS, draw_board
 from harness.tracking.markdown import leader_board
@@ -45,6 +46,8 @@ PAGE_SIZE = 250  # runs in one answer to a search
 BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
+TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
+TABLE_FILE = "trials.csv"
 SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stored with it
 # On a trial's run: the command that runs it again wherever this MLflow can be reached.
 REPRODUCE_TAG = "harness.reproduce"
@@ -150,6 +153,7 @@ class SweepRuns:
                     written += 1
         if result is not None:
             self._update_boards(result, sweep_run, cell_runs)
+            self._update_table(outlines, sweep_run)
         return sweep_run.info.run_id, written
 
     def _update_boards(
@@ -248,6 +252,21 @@ class SweepRuns:
                 path.write_text(text, encoding="utf-8")
                 self.client.log_artifact(sweep_run.info.run_id, str(path))
             self.client.set_tag(sweep_run.info.run_id, SPEC_TAG, digest)
+
+    def _update_table(self, outlines: Sequence[TrialOutline], sweep_run: Run) -> None:
+        """Store the table of all trials with the sweep's run, unless that has it already.
+
+        Only once the sweep is complete: else every trial would send the whole table again.
+        """
+        text = self._clean(trials_csv(outlines))
+        digest = _digest(text)
+        if sweep_run.data.tags.get(TABLE_TAG) == digest:
+            return
+        with staging(self.folder.delivery_folder) as aside:
+            path = aside / TABLE_FILE
+            path.write_text(text, encoding="utf-8")
+            self.client.log_artifact(sweep_run.info.run_id, str(path))
+        self.client.set_tag(sweep_run.info.run_id, TABLE_TAG, digest)
 
     def _find_complete(self, outline: TrialOutline, cell_run: Run) -> Run | None:
         """Return the run that shows all of a trial's record, None if there is none.

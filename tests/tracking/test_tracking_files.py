@@ -12,6 +12,7 @@ from harness.core.paths import Results, SweepFolder
 from harness.records.seal import sealed_text
 from harness.tracking import Tracker, artifacts
 from tests.factories import make_cell, make_record, write_sweep
+from tests.support.commands import harness
 from tests.support.mlflow import artifact_text, by_name
 
 
@@ -106,3 +107,8 @@ def test_the_spec_is_stored_with_the_sweep_and_updated(
         stored = json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description))
         assert stored == json.loads(folder.spec_path.read_text(encoding="utf-8"))
         assert run.data.tags["mlflow.note.content"].startswith(f"{description}\n\n**mlp**")
+        table = artifact_text(uri, run, "trials.csv", tmp_path / description)
+        assert (
+            table == harness("show", "demo", "--format", "csv", "--results", str(results.path)).out
+        )
+        assert table.count("\n") == 2
