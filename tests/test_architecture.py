@@ -153,8 +153,10 @@ def loaded(program: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_worker_loads_no_tracker_launcher_or_command_line() -> None:
-    packages = loaded("import harness.training.worker")
+def test_ranks_load_no_tracker_and_no_command_line() -> None:
+    packages = loaded(
+        "import harness.launch.preload"
+    )  # the worker, and all that a forkserver loads
     assert "torch" in packages
     assert (
         packages

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from workloads.base import Workload
 
+# Modules that import transformers.
+HEAVY_MODULES = ("workloads.distilbert",)
 ENTRY_POINT_GROUP = "harness.workloads"
 
 
@@ -115,6 +117,18 @@ def find_source(uses: str, base: Path | None = None) -> Source:
     if distribution is None:
         return Source({})
     return Source({}, distribution, version_of(distribution))
+
+
+def heavy_modules(uses: str) -> list[str]:
+    """Return the modules of a built-in workload that take seconds to load; none of any other.
+
+    A process that trains many cells may import them once for all: nothing of them runs before the
+    workload is made. What code of a user does when it is imported is not known.
+    """
+    if uses not in BUILT_IN:
+        return []
+    module, _, _ = BUILT_IN[uses].path.partition(":")
+    return [module] if module in HEAVY_MODULES else []
 
 
 def imported_distributions(uses: str, base: Path) -> list[str]:

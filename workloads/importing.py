@@ -121,6 +121,8 @@ def forget(folder: Path) -> None:
 def user_files() -> dict[str, Path]:
     """Return the files of users' modules that were imported, by the path below their folder."""
     paths: dict[str, Path] = {}
+    if not _user_folders:  # as with built-in workloads; there are thousands of modules
+        return paths
     for name, module in sorted(sys.modules.items()):
         file = _file_of(module)
         if name.partition(".")[0] in OUR_PACKAGES or not _is_users(file):

@@ -354,10 +354,11 @@ def start_worker(
     variables: Mapping[str, str],
     log: Path,
     *,
+    preload: Sequence[str] = (),
     keep_seconds: float = 0.0,
 ) -> Process:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
-    worker loaded.
+    worker and the modules `preload` loaded.
 
     `keep_seconds` is that of `shared_server`. Raises HarnessError if the forkserver does not start.
     """
@@ -373,7 +374,8 @@ def start_worker(
         log=str(log.absolute()),
     )
 
-    setup = Setup(preload=[*TORCH, "harness.training.worker"], blocked_signals=[SIGNAL])
+    modules = [*TORCH, "harness.launch.preload", *preload]
+    setup = Setup(preload=modules, blocked_signals=[SIGNAL])
 
     def fork() -> ForkedProcess:
         """Fork it from the forkserver that runs, or from a new one."""

@@ -62,8 +62,18 @@ class Launcher(Protocol):
         `assigned` are the variables that a cell sets or unsets, over all others.
         """
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-        """Start such a command as the leader of a process group, with its output added to `log`."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path,
+        *,
+        preload: Sequence[str] = (),
+    ) -> Process:
+        """Start such a command as the leader of a process group, with its output added to `log`.
+
+        `preload` are modules that every rank imports, which a launcher may load once for all trials.
+        """
 
     def interrupt(self, process: Process) -> None:
         """Ask the ranks of a command that was started to save their state and stop.

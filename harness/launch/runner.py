@@ -31,6 +31,7 @@ from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
+from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
@@ -202,7 +203,12 @@ class Runner:
         )
         variables = self.launcher.variables(cell.axes.num_threads, cell.environment)
         log_start = _size(folder)
-        process = self.launcher.start(command, variables, folder.launch_log)
+        process = self.launcher.start(
+            command,
+            variables,
+            folder.launch_log,
+            preload=heavy_modules(cell.workload.uses),
+        )
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         try:
             ended_by = self._wait(process, folder, trial)

@@ -107,8 +107,15 @@ class Srun:
         variables["PYTHONUNBUFFERED"] = "1"
         return assign(variables, assigned)
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
-        """Start srun, with its output added to `log`."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path,
+        *,
+        preload: Sequence[str] = (),
+    ) -> Process:
+        """Start srun, with its output added to `log`; each task imports what it needs by itself."""
         return start_session(arguments, variables, log)
 
     def interrupt(self, process: Process) -> None:

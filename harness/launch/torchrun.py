@@ -75,14 +75,22 @@ class Torchrun:
         }
         return assign(variables, assigned)
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+    def start(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path,
+        *,
+        preload: Sequence[str] = (),
+    ) -> Process:
         """Start the command, with its output added to `log`.
 
-        Raises HarnessError if it is to be forked and the forkserver does not start.
+        A forkserver loads the modules `preload`, once for all trials with the same ones. Raises
+        HarnessError if the command is to be forked and the forkserver does not start.
         """
         if self.fork:
             return forkserver.start_worker(
-                arguments, variables, log, keep_seconds=self.keep_forkserver
+                arguments, variables, log, preload=preload, keep_seconds=self.keep_forkserver
             )
         return start_session(arguments, {**variables, **parent_variables()}, log)
 

@@ -17,6 +17,7 @@ from harness.launch.watchdog import Watchdog
 from harness.records.record import read_rank_result
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
+from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at the ranks
 
@@ -36,7 +37,8 @@ def run_unmeasured(
     )
     command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
     variables = launcher.variables(axes.num_threads, cell.environment)
-    process = launcher.start(command, variables, folder.launch_log)
+    preload = heavy_modules(cell.workload.uses)
+    process = launcher.start(command, variables, folder.launch_log, preload=preload)
     try:
         _wait(process, folder, axes.world_size, timeout)
     finally:

@@ -33,6 +33,8 @@ KERNEL_FLAGS = re.compile(
 )
 # The line of torch's build configuration that depends on the machine and on variables.
 CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
+# The line of a package's description (PEP 566) with its version. Lines of its text never come before.
+VERSION_LINE = re.compile(r"^Version: *(\S+) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +147,6 @@ def describe_software(more: Sequence[str] = ()) -> Software:
     """
     import torch
 
-    packages: dict[str, str] = {}
-    for name in dict.fromkeys([*PACKAGES, *more]):
-        version = _version(name)
-        if version:
-            packages[name] = version
     nccl = None
     if torch.cuda.is_available():
         nccl = _nccl_version()
@@ -159,10 +156,20 @@ def describe_software(more: Sequence[str] = ()) -> Software:
         platform=platform.platform(),
         cuda=torch.version.cuda,
         nccl=nccl,
-        packages=packages,
+        packages=describe_packages(more),
         torch_build=_torch_build(),
         blas=_blas(),
     )
+
+
+def describe_packages(more: Sequence[str] = ()) -> dict[str, str]:
+    """Return the versions of the packages in PACKAGES and of `more`, of those that are installed."""
+    packages: dict[str, str] = {}
+    for name in dict.fromkeys([*PACKAGES, *more]):
+        version = _version(name)
+        if version:
+            packages[name] = version
+    return packages
 
 
 def _torch_build() -> str:
@@ -192,12 +199,15 @@ def _nccl_version() -> str:
 def _version(package: str) -> str | None:
     """Return the version of a package, None if it is not installed.
 
-    Kept, because each takes 5 ms: the whole description of a package is parsed for it.
+    It is looked for in the package's description as text. `metadata.version` parses the whole of it as
+    an e-mail, which takes 5 ms.
     """
     try:
-        return metadata.version(package)
+        distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
+    version = VERSION_LINE.search(distribution.read_text("METADATA") or "")
+    return version[1] if version else distribution.version
 
 
 def describe_settings() -> TorchSettings:

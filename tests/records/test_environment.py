@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,10 @@ def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) ->
     assert described.hardware.usable_cores >= 1
     assert described.hardware.memory_bytes is not None
     assert described.hardware.memory_bytes > 2**28
+
+
+def test_versions_of_packages_are_those_that_python_reports() -> None:
+    versions = environment.describe_packages(["psutil", "no-such-package"])
+    assert {"torch", "numpy", "psutil"} <= versions.keys()
+    assert versions == {name: metadata.version(name) for name in versions}
+    assert "no-such-package" not in versions
