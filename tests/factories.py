@@ -14,16 +14,17 @@ from harness.measure.summary import summarize
 from harness.records import store
 from harness.records.code import Code
 from harness.records.environment import Environment, Hardware, Software
+from harness.records.files import write_record
 from harness.records.record import (
     Evaluation,
     Failure,
     Rank0Report,
     RankResult,
+    Ranks,
     Record,
     Status,
     StopOutcome,
     Target,
-    write_record,
 )
 from harness.records.seal import sealed_text
 from harness.records.series import Series
@@ -118,7 +119,7 @@ def make_record(
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
-        ranks=ranks,
+        ranks=Ranks.of(ranks),
         rank0=learned if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
@@ -139,7 +140,7 @@ def with_throughput(record: Record, throughput: float) -> Record:
     cell = record.trial.cell
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
     # Without the rounding errors of the series.
-    return replace(record, ranks=ranks, summary=replace(summary, throughput=throughput))
+    return replace(record, ranks=Ranks.of(ranks), summary=replace(summary, throughput=throughput))
 
 
 def _scaled(series: Series, factor: float) -> Series:

@@ -1,6 +1,6 @@
 """What the trials of a cell come to: the form in which records and baselines are compared.
 
-A record is large: the times and losses of every step at every rank. `of_trial` reduces it to the
+`of_trial` reduces a record to the
 few numbers that comparisons need, as a `CellResult` of one trial; `join` merges those of the same
 cell. MLflow keeps the parts and joins them again whenever a trial is added.
 """
@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
-from harness.measure.summary import measured_window, unpack
+from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.checks import Amount, Moment, Number
 from harness.records.code import Code
 from harness.records.differences import as_text, environment_fields
@@ -27,10 +25,9 @@ from harness.records.record import Rank0Report, Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
-from harness.statistics.trace import batch_means, trace_mean
+from harness.statistics.trace import relative_error, trial_batches
 from harness.statistics.trials import independent_values, mean_by_seed
 
-FEWEST_BATCHES = 10  # batch means that a trial keeps at least, where it has so many steps
 UNKNOWN = "unknown"
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
@@ -236,7 +233,7 @@ def _trial_result(record: Record) -> TrialResult:
     """Return the numbers of a trial that is done."""
     assert record.summary is not None
     assert record.rank0 is not None
-    seconds = window_seconds(record)
+    error, batch_seconds = _step_trace(record)
     return TrialResult(
         sweep=record.sweep,
         seed=record.trial.seed,
@@ -244,10 +241,10 @@ def _trial_result(record: Record) -> TrialResult:
         started=record.started,
         ended=record.ended,
         throughput=record.summary.throughput,
-        relative_error=_relative_error(seconds),
+        relative_error=None if error is None else rounded(error),
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        batch_seconds=_batch_seconds(seconds),
+        batch_seconds=[rounded(mean) for mean in batch_seconds],
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
@@ -266,36 +263,22 @@ def _improvements(report: Rank0Report) -> list[MetricPoint]:
     return points
 
 
-def _relative_error(seconds: Numbers) -> float | None:
-    """Return the standard error of the mean step time over that mean, None where it is unknown."""
-    if not len(seconds):
-        return None
-    step = trace_mean(seconds)
-    if not np.isfinite(step.standard_error):
-        return None
-    return rounded(float(step.standard_error / step.mean))
+def _step_trace(record: Record) -> tuple[float | None, Sequence[float]]:
+    """Return the relative error of a trial's mean step time, and the means of batches of steps.
 
-
-def _batch_seconds(seconds: Numbers) -> list[float]:
-    """Return the mean seconds a step of consecutive batches of steps.
-
-    They show whether a trial got slower while it ran, at a fraction of the size of its steps.
+    Records before schema 6.0 have them in their series only.
     """
-    if not len(seconds):
-        return []
-    return [rounded(float(mean)) for mean in batch_means(seconds, FEWEST_BATCHES)]
+    assert record.summary is not None
+    if record.summary.batch_seconds is not None:
+        return record.summary.relative_error, record.summary.batch_seconds
+    seconds = window_seconds(record)
+    return relative_error(seconds), trial_batches(seconds)
 
 
 def window_seconds(record: Record) -> Numbers:
-    """Return the seconds of each measured step of the rank that took longest, shape (steps,).
-
-    Throughput is counted over that rank's time.
-    """
-    steps = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).astype(np.float64)
-    inside = measured_window(record.ranks, record.trial.cell.warmup).mask
-    slowest_rank = steps[:, inside].sum(axis=1).argmax()
-    seconds: Numbers = steps[slowest_rank, inside]
-    return seconds
+    """Return the seconds of each measured step of the rank that took longest, shape (steps,)."""
+    window = measured_window(record.ranks, record.trial.cell.warmup)
+    return slowest_rank_seconds(record.ranks, window.mask)
 
 
 def _conditions(record: Record) -> dict[str, str]:

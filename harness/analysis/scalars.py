@@ -15,8 +15,7 @@ from statistics import fmean
 
 from harness.analysis import telemetry
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
-from harness.measure.memory import training_bytes
-from harness.records.record import Compiled, LossScale, RankResult, Record, Summary
+from harness.records.record import Compiled, LossScale, Record, Summary
 
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
 
@@ -132,16 +131,15 @@ def interruptions(record: Record) -> float | None:
 
     All ranks stop at the same step, so rank 0 speaks for all.
     """
-    if not record.ranks or not record.ranks[0].interruptions:
-        return None
-    return len(record.ranks[0].interruptions)
+    return len(record.ranks.across.interruptions) or None
 
 
 def interruptions_lost(record: Record) -> float | None:
     """Return the seconds that all interruptions cost, None if there were none."""
-    if not record.ranks or not record.ranks[0].interruptions:
+    interruptions = record.ranks.across.interruptions
+    if not interruptions:
         return None
-    return sum(interruption.lost_seconds for interruption in record.ranks[0].interruptions)
+    return sum(interruption.lost_seconds for interruption in interruptions)
 
 
 def most_compiled(read: Callable[[Compiled], float]) -> Callable[[Record], float | None]:
@@ -151,8 +149,8 @@ def most_compiled(read: Callable[[Compiled], float]) -> Callable[[Record], float
     """
 
     def read_record(record: Record) -> float | None:
-        counts = [read(rank.compiled) for rank in record.ranks if rank.compiled]
-        return max(counts, default=None)
+        compiled = record.ranks.across.compiled
+        return None if compiled is None else read(compiled)
 
     return read_record
 
@@ -164,10 +162,8 @@ def of_loss_scale(read: Callable[[LossScale], float]) -> Callable[[Record], floa
     """
 
     def read_record(record: Record) -> float | None:
-        for rank in record.ranks:
-            if rank.loss_scale:
-                return read(rank.loss_scale)
-        return None
+        loss_scale = record.ranks.across.loss_scale
+        return None if loss_scale is None else read(loss_scale)
 
     return read_record
 
@@ -193,17 +189,11 @@ def peak_memory(record: Record) -> Mapping[str, float]:
 
     The kinds are those of `PeakMemory`, and `training`: what training itself took of them.
     """
-    peaks: dict[str, float] = {}
-    for rank in record.ranks:
-        for kind, size in _memory_of(rank).items():
-            if size is not None:
-                peaks[kind] = max(peaks.get(kind, 0.0), size)
+    across = record.ranks.across
+    peaks: dict[str, float] = dict(across.memory)
+    if across.training_bytes is not None:
+        peaks["training"] = across.training_bytes
     return peaks
-
-
-def _memory_of(rank: RankResult) -> dict[str, int | None]:
-    """Return the peaks of one rank in bytes, `training` None where it cannot be told."""
-    return {**rank.memory, "training": training_bytes(rank.memory)}
 
 
 SCALARS: tuple[Scalar | ScalarFamily, ...] = (

@@ -17,7 +17,8 @@ from harness.analysis.result import CellResult, aggregate, join, unrecorded
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
 from harness.records.decode import FileFormat, read_json
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from harness.records.store import (
     read_recorded_cells,
     read_recorded_spec,

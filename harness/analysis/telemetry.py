@@ -1,19 +1,10 @@
-"""Reads the telemetry of a trial's ranks: means over the ranks, the worst rank, or the sum.
-
-A number of telemetry is that of the whole trial or of none: if one rank could not read it, it is
-None, because a mean over the other ranks would pass for the mean over all.
-"""
+"""Reads the telemetry of all ranks of a trial as the header of its record has it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
-import numpy as np
-
-from harness.records.record import Record, Telemetry
-
-T = TypeVar("T")
+from harness.records.record import Record
 
 
 def mean_reading(reading: str) -> Callable[[Record], float | None]:
@@ -22,16 +13,11 @@ def mean_reading(reading: str) -> Callable[[Record], float | None]:
     `reading` is a key of `Telemetry.readings`, whose name ends with its unit.
     """
 
-    def read(telemetry: Telemetry) -> float | None:
-        series = telemetry.readings.get(reading)
-        if series is None:
-            return None
-        values = series.unpack()
-        if np.isnan(values).all():  # a sample that could not be read is NaN
-            return None
-        return float(np.nanmean(values, dtype=np.float64))
+    def read(record: Record) -> float | None:
+        telemetry = record.ranks.across.telemetry
+        return None if telemetry is None else telemetry.readings.get(reading)
 
-    return lambda record: _mean(_of_every_rank(record, read))
+    return read
 
 
 def mean_share(counter: str) -> Callable[[Record], float | None]:
@@ -39,21 +25,18 @@ def mean_share(counter: str) -> Callable[[Record], float | None]:
 
     `counter` is a key of `Telemetry.shares`.
     """
-    return lambda record: _mean(
-        _of_every_rank(record, lambda telemetry: telemetry.shares.get(counter))
-    )
+
+    def read(record: Record) -> float | None:
+        telemetry = record.ranks.across.telemetry
+        return None if telemetry is None else telemetry.shares.get(counter)
+
+    return read
 
 
-def throttled_shares(record: Record) -> dict[str, float]:
-    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank.
-
-    One slow GPU slows all ranks down, so that a mean over ranks would hide it.
-    """
-    worst: dict[str, float] = {}
-    for shares in _of_every_rank(record, lambda telemetry: telemetry.throttled):
-        for reason, share in shares.items():
-            worst[reason] = max(worst.get(reason, 0.0), share)
-    return worst
+def throttled_shares(record: Record) -> Mapping[str, float]:
+    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank."""
+    telemetry = record.ranks.across.telemetry
+    return {} if telemetry is None else telemetry.throttled
 
 
 def foreign_processes(record: Record) -> float | None:
@@ -61,44 +44,13 @@ def foreign_processes(record: Record) -> float | None:
 
     None where a driver does not list the processes, as in some containers.
     """
-    processes = _of_every_rank(record, lambda telemetry: telemetry.foreign_processes)
-    if not processes:
-        return None
-    return max(map(len, processes))
+    telemetry = record.ranks.across.telemetry
+    return None if telemetry is None else telemetry.foreign_processes
 
 
 def joules_per_sample(record: Record) -> float | None:
-    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules.
-
-    A rank's joules are of the steps in segments that are long enough for its energy counter.
-    """
-
-    def joules_per_step(telemetry: Telemetry) -> float | None:
-        if telemetry.joules is None:
-            return None
-        return telemetry.joules / telemetry.metered_steps
-
-    joules = _of_every_rank(record, joules_per_step)
-    if not joules:
+    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules."""
+    telemetry = record.ranks.across.telemetry
+    if telemetry is None or telemetry.joules_per_step is None:
         return None
-    return sum(joules) / record.trial.cell.axes.batch_size
-
-
-def _of_every_rank(record: Record, read: Callable[[Telemetry], T | None]) -> list[T]:
-    """Return what `read` returns for each rank, or nothing if it is None for any of them."""
-    values = []
-    for rank in record.ranks:
-        if rank.telemetry is None:
-            return []
-        value = read(rank.telemetry)
-        if value is None:
-            return []
-        values.append(value)
-    return values
-
-
-def _mean(values: list[float]) -> float | None:
-    """Return the mean, None without values."""
-    if not values:
-        return None
-    return float(np.mean(values))
+    return telemetry.joules_per_step / record.trial.cell.axes.batch_size

@@ -19,8 +19,10 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.core.storage import writing
 
@@ -294,20 +296,29 @@ def write_atomically(
 
     Raises StorageError, which names the file, where the disk is full or fails.
     """
-    if isinstance(content, str):
-        content = content.encode("utf-8")
+    encoded = content.encode("utf-8") if isinstance(content, str) else content
+    write_atomically_by(path, lambda file: file.write(encoded), durable=durable, mode=mode)
+
+
+def write_atomically_by(
+    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o644
+) -> None:
+    """Write a file as `write_atomically` does, by a function that writes to the open file.
+
+    What is large need not be in memory at once.
+    """
     with writing(path):
-        _write(path, content, durable=durable, mode=mode)
+        _write(path, write, durable=durable, mode=mode)
 
 
-def _write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
+def _write(path: Path, write: Callable[[BinaryIO], object], *, durable: bool, mode: int) -> None:
     """Write a file as `write_atomically` does; raises OSError."""
     new_folders = _make_folders(path.parent)
     # mkstemp lets nobody but the owner read the file until it has its own permissions.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            write(file)
             os.fchmod(file.fileno(), mode)
             if durable:
                 file.flush()

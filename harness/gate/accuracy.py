@@ -29,7 +29,8 @@ from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.record import RankResult, read_rank_result
+from harness.records.files import read_rank_result
+from harness.records.record import RankResult
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, count_gpus
 from harness.statistics.verdict import ALPHA, Question, Verdict, judge

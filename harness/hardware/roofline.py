@@ -17,7 +17,6 @@ need not be on its machine.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -74,7 +73,7 @@ def mfu(throughput: float, flops_per_sample: float, world_size: int, peak: float
 def device_of(record: Record) -> Device:
     """Return the kind of device that a trial ran on."""
     # Only ranks on a GPU report allocated memory.
-    on_gpu = any("allocated" in rank.memory for rank in record.ranks)
+    on_gpu = "allocated" in record.ranks.across.memory
     return "cuda" if on_gpu else "cpu"
 
 
@@ -98,7 +97,7 @@ def roofs_of_rank(record: Record, machine: Machine) -> Roofs:
     if device_of(record) == "cuda":
         return Roofs(machine.peak(dtype, None), machine.bandwidth(None))
     cores = machine.hardware.usable_cores
-    ranks_per_node = max(Counter(rank.host for rank in record.ranks).values())
+    ranks_per_node = record.ranks.across.ranks_per_node
     if ranks_per_node * axes.num_threads > cores:
         return Roofs(None, None)
     peak = machine.peak(dtype, axes.num_threads)

@@ -15,15 +15,8 @@ from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.assignment import Assignment
-from harness.records.record import (
-    Failure,
-    Rank0Report,
-    RankResult,
-    Record,
-    Status,
-    Summary,
-    read_rank_result,
-)
+from harness.records.files import read_rank_result
+from harness.records.record import Failure, Rank0Report, RankResult, Ranks, Record, Status, Summary
 from harness.records.series import Series
 from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
@@ -103,7 +96,7 @@ def assemble(
         summary=summary,
         loss=loss,
         order_digest=order_digest,
-        ranks=ranks,
+        ranks=Ranks.of(ranks),
         rank0=files.rank0,
         phases=phase_seconds(ranks, started, summary),
     )

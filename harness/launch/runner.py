@@ -24,7 +24,13 @@ from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
-from harness.records.record import Failure, Record, read_record, read_record_if_exists, write_record
+from harness.records.files import (
+    read_record,
+    read_record_if_exists,
+    remove_unused_columns,
+    write_record,
+)
+from harness.records.record import Failure, Ranks, Record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
 from harness.records.store import comparison_key
@@ -359,7 +365,7 @@ def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
     ranks = [
         replace(result, failure=_clean_failure(result.failure, secrets)) for result in record.ranks
     ]
-    return replace(record, failure=_clean_failure(record.failure, secrets), ranks=ranks)
+    return replace(record, failure=_clean_failure(record.failure, secrets), ranks=Ranks.of(ranks))
 
 
 def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure | None:
@@ -447,8 +453,10 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
 def remove_leftovers(folder: TrialFolder) -> None:
     """Remove what only a running trial needs, and what a process that was killed had not removed."""
     remove_temporary_files(folder.path)
-    for path in [folder.progress_path, folder.failures_path, *folder.path.glob("rank*.json")]:
+    results = [*folder.path.glob("rank*.json"), *folder.path.glob("rank*.npz")]
+    for path in [folder.progress_path, folder.failures_path, *results]:
         path.unlink(missing_ok=True)
+    remove_unused_columns(folder.path)
     shutil.rmtree(folder.heartbeat_folder, ignore_errors=True)
     for cache in folder.path.glob("cache*"):
         shutil.rmtree(cache)

@@ -17,7 +17,8 @@ from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener, remove_leftovers
 from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.torchrun import Torchrun
-from harness.records.record import Record, Status, read_record_if_exists
+from harness.records.files import read_record_if_exists
+from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import comparison_key, lock, write_spec
 from harness.spec.cell import Trial

@@ -14,7 +14,7 @@ from harness.core.processes import Process, end_process_group
 from harness.launch import forkserver
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
-from harness.records.record import read_rank_result
+from harness.records.files import read_rank_result
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from workloads.catalog import heavy_modules

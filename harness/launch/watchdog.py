@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
-from harness.records.record import Failure, read_rank_result
+from harness.records.files import read_rank_result
+from harness.records.record import Failure
 from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeats
 
 LOOK_SECONDS = 2.0  # between two looks

@@ -26,7 +26,6 @@ import ctypes
 import re
 import resource
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,18 +76,6 @@ class PeakMemory:
             memory["allocated"] = torch.cuda.max_memory_allocated(self.device)
             memory["reserved"] = torch.cuda.max_memory_reserved(self.device)
         return memory
-
-
-def training_bytes(memory: Mapping[str, int]) -> int | None:
-    """Return the bytes that training took, of what `PeakMemory.read` returned; None if unknown.
-
-    On a GPU that is the peak of what torch allocated, elsewhere the growth of the resident size.
-    """
-    if "allocated" in memory:
-        return memory["allocated"]
-    if "resident" not in memory or "resident_before" not in memory:
-        return None
-    return memory["resident"] - memory["resident_before"]
 
 
 def _peak_bytes() -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.measure.steady import find_steady
 from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
 from harness.records.series import Numbers, Series
+from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
 PERCENTILES = (50, 90, 99)  # of the step times
@@ -56,6 +57,8 @@ def summarize(
         step_p99=p99,
         shares=figures.shares,
         slowest=figures.slowest,
+        relative_error=figures.relative_error,
+        batch_seconds=list(figures.batch_seconds),
         final_loss=final_loss,
         final_metric=None if final is None else final.metrics[rank0.target.name],
         best_metric=None if best is None else best.metrics[rank0.target.name],
@@ -71,6 +74,8 @@ class _WindowFigures:
     step_percentiles: Sequence[float | None] = (None, None, None)  # of PERCENTILES, in seconds
     shares: Mapping[str, float] = field(default_factory=dict)  # by phase
     slowest: SlowestRank | None = None
+    relative_error: float | None = None
+    batch_seconds: Sequence[float] = ()  # means over batches of steps, of the slowest rank
 
 
 def _measure_window(
@@ -85,13 +90,27 @@ def _measure_window(
     percentiles = np.percentile(in_window.max(axis=0), PERCENTILES)
     phases = {name: phase_seconds(ranks, name, mask) for name in ranks[0].step_phases}
     shares = {name: float(phase.sum() / rank_seconds.sum()) for name, phase in phases.items()}
+    slowest_seconds = in_window[rank_seconds.argmax()].astype(np.float64)
     return _WindowFigures(
         throughput=float(mask.sum() * batch_size / rank_seconds.max()),
         start=int(mask.argmax()),
         step_percentiles=[float(seconds) for seconds in percentiles],
         shares=shares,
         slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
+        relative_error=relative_error(slowest_seconds),
+        batch_seconds=trial_batches(slowest_seconds),
     )
+
+
+def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> Numbers:
+    """Return the seconds of the steps in `mask` of the rank that took longest, shape (steps,).
+
+    Throughput is counted over that rank's time.
+    """
+    steps = np.stack([unpack(rank.step_seconds) for rank in ranks]).astype(np.float64)
+    slowest_rank = steps[:, mask].sum(axis=1).argmax()
+    seconds: Numbers = steps[slowest_rank, mask]
+    return seconds
 
 
 def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:

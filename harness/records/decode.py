@@ -76,8 +76,10 @@ class FileFormat:
     name: str  # as in "not a valid record"
     schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
     remedy: str = ""  # as in "harness peak measures it again"
-    # The minor number of the first schema whose files are sealed, 0 for all; None for no seal.
+    # The minor number of the first schema whose files are sealed, 0 for all; None for no seal. Where
+    # an earlier major number is read too, it is one of that.
     sealed_since: int | None = None
+    earlier_major: int | None = None  # whose files are read too, by a reader that knows them
 
     def error(self, source: object, problem: str) -> BadFile:
         """Return the error for a problem in `source`, with the remedy."""
@@ -182,18 +184,37 @@ def decode_content(
     The schema is checked first, if the format has any: of a file of another major number, the first
     field that differs would be a misleading error.
     """
-    is_later_minor = False
+    opened = open_content(content, source, file_format)
+    content = opened.content
     if file_format.schema is not None:
-        is_later_minor = check_schema(content, source, file_format)
-    content = unsealed(content, source, file_format)
-    if file_format.schema is not None:
-        content = _with_our_schema(kind, content, file_format.schema)
+        content = with_our_schema(kind, content, file_format.schema)
+    ignore_unknown_fields = is_part or opened.is_later_minor
     try:
-        decoded: T = decode_value(kind, content, ignore_unknown_fields=is_part or is_later_minor)
+        decoded: T = decode_value(kind, content, ignore_unknown_fields=ignore_unknown_fields)
     except ValueError as error:
         problem = f"not a valid {file_format.name}: {one_line(error)}"
         raise file_format.error(source, problem) from None
     return decoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedFile:
+    """The content of a file whose schema and seal have been checked."""
+
+    content: Any  # without its seal
+    major: int  # of its schema; 0 for a format without schemas
+    is_later_minor: bool  # whether it is of a later minor schema than ours
+
+
+def open_content(content: Any, source: str, file_format: FileFormat) -> OpenedFile:
+    """Check the schema and the seal of a JSON value that was read from `source`; raises BadFile."""
+    is_later_minor, major = False, 0
+    if file_format.schema is not None:
+        is_later_minor = check_schema(content, source, file_format)
+        major, _ = _schema_numbers(content["schema"]) or (0, 0)
+    return OpenedFile(
+        content=unsealed(content, source, file_format), major=major, is_later_minor=is_later_minor
+    )
 
 
 def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
@@ -210,17 +231,22 @@ def check_schema(content: Any, source: str, file_format: FileFormat) -> bool:
         schema = content.get("schema")
     our_major, our_minor = _schema_numbers(file_format.schema) or (0, 0)
     numbers = _schema_numbers(schema)
-    problem = f"schema: found {json.dumps(schema)}; allowed: {our_major}.x"
+    oldest_major = our_major
+    allowed = f"{our_major}.x"
+    if file_format.earlier_major is not None:
+        oldest_major = file_format.earlier_major
+        allowed = f"{oldest_major}.x or {allowed}"
+    problem = f"schema: found {json.dumps(schema)}; allowed: {allowed}"
     if numbers is None:
         raise file_format.error(source, problem)
     major, minor = numbers
     if major > our_major:
         problem += "; a newer version of the harness wrote it: upgrade this one"
         raise BadFile(f"{source}: {problem}")
-    if major < our_major:
+    if major < oldest_major:
         remedy = file_format.remedy or "read it with that version"
         raise BadFile(f"{source}: {problem}; an older version of the harness wrote it: {remedy}")
-    return minor > our_minor
+    return major == our_major and minor > our_minor
 
 
 def unsealed(content: Any, source: str, file_format: FileFormat) -> Any:
@@ -231,9 +257,8 @@ def unsealed(content: Any, source: str, file_format: FileFormat) -> Any:
     """
     if file_format.sealed_since is None or not isinstance(content, dict):
         return content
-    numbers = _schema_numbers(content.get("schema")) or (0, 0)
     found = content.get(seal.KEY)
-    if found is None and file_format.schema is not None and numbers[1] < file_format.sealed_since:
+    if found is None and _had_no_seal(content, file_format):
         return content
     expected = seal.digest_of(content)
     if found != expected:
@@ -242,7 +267,17 @@ def unsealed(content: Any, source: str, file_format: FileFormat) -> Any:
     return {key: value for key, value in content.items() if key != seal.KEY}
 
 
-def _with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[str, Any]:
+def _had_no_seal(content: Mapping[str, Any], file_format: FileFormat) -> bool:
+    """Return whether a file is of a schema whose files had no seal yet."""
+    if file_format.schema is None or file_format.sealed_since is None:
+        return False
+    major, minor = _schema_numbers(content.get("schema")) or (0, 0)
+    if file_format.earlier_major is not None and major != file_format.earlier_major:
+        return False
+    return minor < file_format.sealed_since
+
+
+def with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[str, Any]:
     """Return the content with our schema, or with none where the dataclass has no such field.
 
     What is read is written again in our schema, so a Record in memory always has that.
@@ -276,7 +311,7 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     """
     kind = _union_member(kind, value)
     try:
-        decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_path)
+        decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error), kind, value)) from None
     check = check_of(kind, ignore_unknown_keys=ignore_unknown_fields)
@@ -287,14 +322,19 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
 
 def prepare_decoding(kind: Any) -> None:
     """Look at the types of a kind's fields, as its first decoding does for some 10 ms."""
-    msgspec.json.Decoder(kind, dec_hook=_decode_path)
+    msgspec.json.Decoder(kind, dec_hook=_decode_custom)
     check_of(kind, ignore_unknown_keys=False)
 
 
-def _decode_path(kind: type, value: Any) -> Any:
-    """Decode the one type of ours that msgspec does not know."""
+def _decode_custom(kind: type, value: Any) -> Any:
+    """Decode a type that msgspec does not know: a path, or a class of ours that says how.
+
+    msgspec makes a ValueError one of its own, which names where in the content it was.
+    """
     if kind is Path:
         return Path(value)
+    if hasattr(kind, "decode"):
+        return kind.decode(value)
     raise NotImplementedError(f"{kind} can't be read from JSON")
 
 

@@ -1,12 +1,14 @@
-"""Records: the JSON file that a trial leaves, and the part of it that each rank leaves before.
+"""Records: what a trial leaves, and the part of it that each rank leaves before.
 
 Each rank writes a RankResult when it ends, even by an error. The launcher assembles them into the
 trial's Record (`harness.launch.assemble`), which is written before any tracker is asked. Raw
 samples of every step are kept, as Series, so that every figure can be computed again.
 
-What has the right types and an intact seal may still contradict itself, if a faulty program has put
-it together. What readers rely on, such as series of equal lengths and figures that are those of
-their series, is checked where a record is read.
+A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
+beside it, which has what grows with ranks and steps (`harness.records.columns`). The seal of the
+header covers the digests of all columns. What the header says of its columns is checked where they
+are read, and by `harness verify`; what it says of itself wherever it is read
+(`harness.records.consistency`).
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
 measured is None, or absent, and never 0.
@@ -14,49 +16,27 @@ measured is None, or absent, and never 0.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
-from harness.core.paths import TrialFolder, write_atomically
-from harness.records import seal
 from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, Share
-from harness.records.decode import (
-    FileFormat,
-    decode_content,
-    decode_file,
-    parse_json,
-    read_json,
-)
+from harness.records.decode import decode_value
 from harness.records.environment import Environment
-from harness.records.series import Numbers, Series
+from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
-# stopping and confusions.
-SCHEMA = "5.3"
-RECORD_FORMAT = FileFormat(
-    name="record",
-    schema=SCHEMA,
-    remedy="move it away and run the sweep again to measure it anew",
-    sealed_since=1,
-)
-# Without a schema: the same version of the harness reads it, minutes later.
-RANK_RESULT_FORMAT = FileFormat(
-    name="rank's result", remedy="harness run --force measures it again", sealed_since=0
-)
-RECORD_FILE = TrialFolder(Path()).record_path.name
-TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
+# stopping and confusions. Since 6.0 the numbers of ranks and steps lie in a file of columns.
+SCHEMA = "6.0"
+RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
-# The figures of a summary that the times of its steps come to, and by how much they may differ:
-# another version of NumPy adds in another order.
-WINDOW_FIGURES = ("throughput", "step_p50", "step_p90", "step_p99")
-TOLERANCE = 1e-6
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -342,6 +322,270 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TelemetryAcross:
+    """What the telemetry of all ranks comes to."""
+
+    # Name -> mean over samples, then over ranks, of readings that every rank has.
+    readings: Mapping[str, float]
+    shares: Mapping[str, float]  # mean over ranks, of those that every rank has
+    # Reason -> share of samples, at the worst rank: one slow GPU slows all ranks down.
+    throttled: Mapping[str, Share]
+    foreign_processes: Number | None  # at the rank with most; None where a driver lists none
+    joules_per_step: float | None  # of all ranks' GPUs; None unless every rank has a counter
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossRanks:
+    """What the results of all ranks come to, for readers that need no single rank.
+
+    It is as large for a thousand ranks as for one.
+    """
+
+    count: Number  # of ranks that left a readable result
+    nodes: Number  # that they ran on
+    ranks_per_node: Number  # of the node with most
+    # Bytes of the rank that took most, as `PeakMemory.read` names them, and what training took.
+    memory: Mapping[str, Number]
+    training_bytes: int | None  # None unless it is known of every rank
+    compiled: Compiled | None  # each number of the rank with most; None for eager
+    loss_scale: LossScale | None  # which all ranks share
+    may_vary: Sequence[str]  # what torch said of operations in deterministic mode, each text once
+    interruptions: Sequence[Interruption]  # of rank 0: all ranks stop after the same step
+    refused_checkpoints: Sequence[str]  # of rank 0
+    telemetry: TelemetryAcross | None  # None unless every rank has some
+
+
+class Ranks(Sequence[RankResult]):
+    """The results of a trial's ranks, in their order; ranks that left nothing readable are missing.
+
+    Those of a record on disk are read when one is first looked at, which raises BadFile where they
+    can't be, or contradict the record. They stay in memory for the last few records only. `across`
+    and the length need none of them.
+    """
+
+    _recent: ClassVar[deque[Ranks]] = deque()  # that were read, the earliest first
+
+    def __init__(self, load: Callable[[], Sequence[RankResult]], across: AcrossRanks) -> None:
+        self.across = across
+        self._load = load
+        self._results: Sequence[RankResult] | None = None
+
+    @staticmethod
+    def of(results: Sequence[RankResult]) -> Ranks:
+        """Return ranks whose results are in memory."""
+        ranks = Ranks(lambda: results, across_ranks(results))
+        ranks._results = results
+        return ranks
+
+    @staticmethod
+    def decode(value: Any) -> Ranks:
+        """Return ranks that are read already, or decode their results in a record up to 5.2."""
+        if isinstance(value, Ranks):
+            return value
+        results: list[RankResult] = decode_value(list[RankResult], value)
+        return Ranks.of(results)
+
+    def _read(self) -> Sequence[RankResult]:
+        """Return the results, read if they are not in memory; raises BadFile."""
+        if self._results is None:
+            self._results = self._load()
+            Ranks._recent.append(self)
+            if len(Ranks._recent) > RECENT_RANKS:
+                Ranks._recent.popleft()._results = None
+        return self._results
+
+    def __len__(self) -> int:
+        return self.across.count
+
+    @overload
+    def __getitem__(self, index: int) -> RankResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RankResult]: ...
+    def __getitem__(self, index: int | slice) -> RankResult | Sequence[RankResult]:
+        return self._read()[index]
+
+    def __iter__(self) -> Iterator[RankResult]:
+        return iter(self._read())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranks):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Ranks(count={len(self)})"
+
+    def __deepcopy__(self, memo: object) -> Ranks:
+        """Return the ranks themselves, as nothing can change them."""
+        return self
+
+
+def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
+    """Return what the results of ranks come to, in the order of the ranks."""
+    hosts = Counter(result.host for result in results)
+    at_rank_0 = results[0] if results and results[0].rank == 0 else None
+    return AcrossRanks(
+        count=len(results),
+        nodes=len(hosts),
+        ranks_per_node=max(hosts.values(), default=0),
+        memory=_largest([result.memory for result in results]),
+        training_bytes=_training_bytes(results),
+        compiled=_compiled(results),
+        loss_scale=_loss_scale(results),
+        may_vary=_warnings(results),
+        interruptions=at_rank_0.interruptions if at_rank_0 else (),
+        refused_checkpoints=at_rank_0.refused_checkpoints if at_rank_0 else (),
+        telemetry=_telemetry(results),
+    )
+
+
+def training_bytes(memory: Mapping[str, int]) -> int | None:
+    """Return the bytes that training took, of what `PeakMemory.read` returned; None if unknown.
+
+    On a GPU that is the peak of what torch allocated, elsewhere the growth of the resident size.
+    """
+    if "allocated" in memory:
+        return memory["allocated"]
+    if "resident" not in memory or "resident_before" not in memory:
+        return None
+    return memory["resident"] - memory["resident_before"]
+
+
+def _training_bytes(results: Sequence[RankResult]) -> int | None:
+    """Return the bytes of the rank where training took most.
+
+    None unless they are known of every rank: the unknown one might be the largest.
+    """
+    sizes = []
+    for result in results:
+        size = training_bytes(result.memory)
+        if size is None:
+            return None
+        sizes.append(size)
+    return max(sizes, default=None)
+
+
+def _largest(values: Sequence[Mapping[str, N]]) -> dict[str, N]:
+    """Return the largest value of each name in any of some mappings."""
+    largest: dict[str, N] = {}
+    for mapping in values:
+        for name, value in mapping.items():
+            largest[name] = max(largest.get(name, value), value)
+    return largest
+
+
+def _compiled(results: Sequence[RankResult]) -> Compiled | None:
+    """Return each number of torch.compile from the rank that had most of it, None for eager.
+
+    Ranks compile by themselves, and only some may meet a graph break.
+    """
+    compiled = [result.compiled for result in results if result.compiled is not None]
+    if not compiled:
+        return None
+    return Compiled(
+        graphs=max(rank.graphs for rank in compiled),
+        graph_breaks=max(
+            (rank.graph_breaks for rank in compiled), key=lambda breaks: sum(breaks.values())
+        ),
+        recompiles=max(rank.recompiles for rank in compiled),
+        seconds=max(rank.seconds for rank in compiled),
+        cache_hits=max(rank.cache_hits for rank in compiled),
+        cache_misses=max(rank.cache_misses for rank in compiled),
+    )
+
+
+def _loss_scale(results: Sequence[RankResult]) -> LossScale | None:
+    """Return what the loss scaling did, which all ranks share; None without it."""
+    for result in results:
+        if result.loss_scale is not None:
+            return result.loss_scale
+    return None
+
+
+def _warnings(results: Sequence[RankResult]) -> list[str]:
+    """Return what torch said of operations that may vary, each text once.
+
+    Texts of several ranks are the same as a rule.
+    """
+    texts: dict[str, None] = {}  # an ordered set
+    for result in results:
+        if result.determinism is not None:
+            texts.update(dict.fromkeys(result.determinism.warnings))
+    return list(texts)
+
+
+def _telemetry(results: Sequence[RankResult]) -> TelemetryAcross | None:
+    """Return the telemetry of all ranks, None unless every rank has some."""
+    ranks = [result.telemetry for result in results if result.telemetry is not None]
+    if not ranks or len(ranks) < len(results):
+        return None
+    throttled = _of_every(ranks, lambda rank: rank.throttled)
+    processes = _of_every(ranks, lambda rank: rank.foreign_processes)
+    joules = _of_every(ranks, _joules_per_step)
+    return TelemetryAcross(
+        readings=_mean_readings(ranks),
+        shares=_means([rank.shares for rank in ranks]),
+        throttled=_largest(throttled or []),
+        foreign_processes=None if processes is None else max(map(len, processes)),
+        joules_per_step=None if joules is None else sum(joules),
+    )
+
+
+def _mean_readings(ranks: Sequence[Telemetry]) -> dict[str, float]:
+    """Return the mean of each reading over samples, then over ranks."""
+    means = []
+    for rank in ranks:
+        of_rank = {name: _mean_of_samples(series) for name, series in rank.readings.items()}
+        means.append({name: mean for name, mean in of_rank.items() if mean is not None})
+    return _means(means)
+
+
+def _mean_of_samples(series: Series) -> float | None:
+    """Return the mean of the samples that could be read, None if none could.
+
+    A sample that could not be read is NaN.
+    """
+    import numpy as np
+
+    values = series.unpack()
+    if np.isnan(values).all():
+        return None
+    return float(np.nanmean(values, dtype=np.float64))
+
+
+def _means(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over ranks of each number that every rank has."""
+    means = {}
+    for name in ranks[0]:
+        if all(name in rank for rank in ranks):
+            means[name] = fmean(rank[name] for rank in ranks)
+    return means
+
+
+def _joules_per_step(telemetry: Telemetry) -> float | None:
+    """Return the energy of a step, None where there is no counter.
+
+    The joules are of the steps in segments that are long enough for the energy counter.
+    """
+    if telemetry.joules is None:
+        return None
+    return telemetry.joules / telemetry.metered_steps
+
+
+def _of_every(ranks: Sequence[Telemetry], read: Callable[[Telemetry], T | None]) -> list[T] | None:
+    """Return what `read` returns for each rank, None if that is None for any of them."""
+    values = []
+    for rank in ranks:
+        value = read(rank)
+        if value is None:
+            return None
+        values.append(value)
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowestRank:
     """The rank that the others waited for."""
 
@@ -376,6 +620,10 @@ class Summary:
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
     mfu: Amount | None = None
     mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
+    # Of the measured steps of the rank that took longest: the standard error of their mean over that
+    # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
+    relative_error: Amount | None = None
+    batch_seconds: Sequence[Amount] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,7 +669,7 @@ class Record:
     summary: Summary | None
     loss: Series | None  # mean over ranks at each step
     order_digest: str | None  # of the samples that all ranks saw, in their order
-    ranks: Sequence[RankResult]  # by rank; ranks that left nothing readable are missing
+    ranks: Ranks
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     settings: RunSettings | None = None  # the runner adds them to the assembled record
@@ -434,377 +682,3 @@ class Record:
             if failure is not None and failure.bad_node:
                 nodes.append(failure.bad_node)
         return nodes
-
-
-def write_record(path: Path, record: Record | RankResult) -> None:
-    """Write a record, or a rank's part of one, sealed; raises ValueError for what JSON can't hold.
-
-    NaN may well occur in a Series, whose bytes are encoded. Anywhere else it would be a figure that
-    readers take for a measurement.
-    """
-    write_atomically(path, seal.sealed_text(asdict(record)))
-
-
-def read_record(path: Path) -> Record:
-    """Read a record.
-
-    Raises BadFile for a file that is missing, incomplete, of another major schema or changed after
-    it was written, for figures that its own series contradict, and for the record of another trial
-    than its folder is named after.
-    """
-    return _checked_record(read_json(path, RECORD_FORMAT), path)
-
-
-def read_record_if_exists(path: Path) -> Record | None:
-    """Read a record, None where there is no file; raises BadFile as `read_record` does."""
-    if not path.exists():
-        return None
-    return read_record(path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordHeader:
-    """What a record says of how its trial went, without what it measured."""
-
-    trial: Trial
-    status: Status
-    attempt: Ordinal
-    started: Moment
-    ended: Moment
-    failure: Failure | None
-    violations: Sequence[str]
-    previous_failures: Sequence[Failure]
-
-
-HEADER_FIELDS = [header_field.name for header_field in fields(RecordHeader)]
-
-
-def read_record_header(path: Path) -> RecordHeader:
-    """Read the header of a record; raises BadFile as `read_record` does.
-
-    The seal covers the whole record, so that a record that has one need not be decoded further,
-    and no figure of the header depends on its series.
-    """
-    content = read_json(path, RECORD_FORMAT)
-    if not isinstance(content, dict) or seal.KEY not in content:
-        record = _checked_record(content, path)
-        return RecordHeader(**{name: getattr(record, name) for name in HEADER_FIELDS})
-    header = decode_content(RecordHeader, content, str(path), RECORD_FORMAT, is_part=True)
-    problem = _misplacement(header.trial, path)
-    if problem is not None:
-        raise RECORD_FORMAT.error(path, f"not a valid record: {problem}")
-    return header
-
-
-def parse_record(text: str, source: str) -> Record:
-    """Decode the text of a record, such as one from MLflow; raises BadFile as `read_record` does.
-
-    `source` is what errors call the text.
-    """
-    return _checked_record(parse_json(text, source, RECORD_FORMAT), source)
-
-
-def _checked_record(content: Any, source: Path | str) -> Record:
-    """Return a record that agrees with itself and with its folder; raises BadFile."""
-    record = decode_content(Record, content, str(source), RECORD_FORMAT)
-    try:
-        problem = _inconsistency(record) or _misplacement(record.trial, source)
-    except ValueError as error:  # a series that is damaged
-        problem = str(error)
-    if problem is not None:
-        raise RECORD_FORMAT.error(source, f"not a valid record: {problem}")
-    return record
-
-
-def _misplacement(trial: Trial, source: Path | str) -> str | None:
-    """Return whether the record of a trial lies in the folder of another one, None if not.
-
-    A record may lie anywhere else, as in a folder of records that somebody has collected.
-    """
-    if not isinstance(source, Path) or source.name != RECORD_FILE:
-        return None
-    folder = source.absolute().parent.name
-    if folder == trial.id or not TRIAL_ID.fullmatch(folder):
-        return None
-    return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
-
-
-def read_rank_result(path: Path) -> RankResult:
-    """Read what one rank left.
-
-    Raises BadFile for a file that is missing, incomplete or changed after it was written.
-    """
-    result = decode_file(RankResult, path, RANK_RESULT_FORMAT)
-    try:
-        problem = _rank_inconsistency(result)
-    except ValueError as error:  # a series that is damaged
-        problem = str(error)
-    if problem is not None:
-        raise RANK_RESULT_FORMAT.error(path, f"not a valid rank's result: {problem}")
-    return result
-
-
-def _inconsistency(record: Record) -> str | None:
-    """Return the first contradiction in a record as `KEY: found …; allowed: …`, None without any.
-
-    Raises ValueError for a series that is damaged.
-    """
-    problem = _status_problem(record) or _rank_problem(record)
-    if problem is not None or record.summary is None:
-        return problem
-    for check in (_length_problem, _evaluation_problem, _loss_problem, _window_problem):
-        problem = check(record)
-        if problem is not None:
-            return problem
-    return None
-
-
-def _status_problem(record: Record) -> str | None:
-    """Return what a record with such a status can't have, or must have."""
-    is_complete = record.status in ("done", "invalid")
-    required = {
-        "summary": is_complete,
-        "loss": is_complete,
-        "order_digest": is_complete,
-        "failure": not is_complete,
-    }
-    for key, is_required in required.items():
-        if (getattr(record, key) is not None) != is_required:
-            state = "nothing" if is_required else "something"
-            return f"{key}: found {state} in a trial that is {record.status}"
-    if is_complete and record.rank0 is None:
-        return f"rank0: found nothing in a trial that is {record.status}"
-    if bool(record.violations) != (record.status == "invalid"):
-        count = len(record.violations)
-        return f"violations: found {count} in a trial that is {record.status}"
-    return None
-
-
-def _rank_problem(record: Record) -> str | None:
-    """Return which ranks are missing, double or none of the trial's."""
-    world_size = record.trial.cell.axes.world_size
-    ranks = [result.rank for result in record.ranks]
-    is_whole = len(ranks) == world_size and ranks == list(range(len(ranks)))
-    if record.summary is not None and not is_whole:
-        return f"ranks: found {_listed(ranks)}; allowed: all {world_size} of them, in order"
-    if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
-        return f"ranks: found {_listed(ranks)}; allowed: each of {world_size} once, in order"
-    for index, result in enumerate(record.ranks):
-        problem = _rank_inconsistency(result)
-        if problem is not None:
-            return f"ranks[{index}].{problem}"
-    return None
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks in a line."""
-    return ", ".join(map(str, ranks)) or "none"
-
-
-def _rank_inconsistency(result: RankResult) -> str | None:
-    """Return the first contradiction in what one rank left, None without any.
-
-    Raises ValueError for a series that is damaged.
-    """
-    for series in (result.loss, result.step_seconds, *result.step_phases.values()):
-        if series is not None:
-            series.unpack()
-    if result.telemetry is not None:
-        return _telemetry_problem(result.telemetry)
-    return None
-
-
-def _telemetry_problem(telemetry: Telemetry) -> str | None:
-    """Return which reading has another number of samples than there were, or which steps miss."""
-    samples = len(telemetry.sample_times.unpack())
-    for name, series in telemetry.readings.items():
-        if len(series.unpack()) != samples:
-            found = f"found {series.count} numbers; allowed: {samples}, as of sample_times"
-            return f"telemetry.readings.{name}: {found}"
-    if telemetry.joules is not None and telemetry.metered_steps == 0:
-        return "telemetry.metered_steps: found 0; allowed: those that the joules were spent on"
-    return None
-
-
-def _length_problem(record: Record) -> str | None:
-    """Return which series has another length than the trial of a complete record."""
-    assert record.rank0 is not None
-    assert record.loss is not None
-    steps = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
-    problem = _stop_problem(record, steps)
-    if problem is not None:
-        return problem
-    if record.rank0.stop is not None:
-        steps = record.rank0.stop.step
-    counts = {"loss": record.loss.count}
-    for index, result in enumerate(record.ranks):
-        series = {"loss": result.loss, "step_seconds": result.step_seconds}
-        for phase, seconds in result.step_phases.items():
-            series[f"step_phases.{phase}"] = seconds
-        for key, numbers in series.items():
-            counts[f"ranks[{index}].{key}"] = 0 if numbers is None else numbers.count
-    for key, count in counts.items():
-        if count != steps:
-            return f"{key}: found {count} steps; allowed: the {steps} of the trial"
-    return _step_problem(record, steps)
-
-
-def _stop_problem(record: Record, length: int) -> str | None:
-    """Return what of how a trial was stopped does not fit its cell, or its length in steps."""
-    assert record.rank0 is not None
-    stop = record.rank0.stop
-    if (stop is None) != (record.trial.cell.stop is None):
-        state = "nothing" if stop is None else "something"
-        return f"rank0.stop: found {state}; its cell says otherwise"
-    if stop is None:
-        return None
-    if stop.step > length or (stop.reason == "length" and stop.step != length):
-        return f"rank0.stop.step: found {stop.step} by {stop.reason}; the length is {length}"
-    return None
-
-
-def _step_problem(record: Record, steps: int) -> str | None:
-    """Return which step of an interruption or a fingerprint is none of the trial's."""
-    for index, result in enumerate(record.ranks):
-        if any(interruption.step > steps for interruption in result.interruptions):
-            return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
-        chosen = result.fingerprinted_steps
-        if chosen != record.ranks[0].fingerprinted_steps or any(step >= steps for step in chosen):
-            problem = "found other steps than rank 0's, or one after the last"
-            return f"ranks[{index}].fingerprints: {problem}"
-    return None
-
-
-def _evaluation_problem(record: Record) -> str | None:
-    """Return which evaluation does not fit the trial, or which figure does not fit them."""
-    assert record.rank0 is not None
-    assert record.summary is not None
-    report, target = record.rank0, record.rank0.target
-    last_step = 0
-    for index, evaluation in enumerate(report.evaluations):
-        key = f"rank0.evaluations[{index}]"
-        if target.name not in evaluation.metrics:
-            return f"{key}.metrics.{target.name}: missing; it is the target metric"
-        chosen_by = target.name if report.stop is None else report.stop.metric.name
-        if chosen_by not in evaluation.deciding:
-            return f"{key}: found no {chosen_by}, by which the best is chosen"
-        assert record.loss is not None
-        if not last_step <= evaluation.step <= record.loss.count:
-            return f"{key}.step: found {evaluation.step}; allowed: {last_step} to the last one"
-        last_step = evaluation.step
-    final, best = report.final_evaluation, report.best_evaluation
-    if final is None or best is None:
-        return None
-    figures = {
-        "final_metric": final.metrics[target.name],
-        "best_metric": best.metrics[target.name],
-    }
-    return _first_difference(record.summary, figures)
-
-
-def _loss_problem(record: Record) -> str | None:
-    """Return whether the losses of the trial are not the means of those of its ranks."""
-    import numpy as np
-
-    assert record.loss is not None
-    assert record.summary is not None
-    losses = record.loss.unpack()
-    of_ranks = [result.loss.unpack() for result in record.ranks if result.loss is not None]
-    means = np.stack(of_ranks).mean(axis=0, dtype=np.float64)
-    # Most often they are equal to the last bit, which is seen ten times as fast.
-    is_equal = np.array_equal(losses, means)
-    if not is_equal and not np.allclose(losses, means, rtol=TOLERANCE, atol=0, equal_nan=True):
-        return "loss: found other numbers than the means of its ranks' losses"
-    if not len(losses):
-        return None
-    return _first_difference(record.summary, {"final_loss": float(losses[-1])})
-
-
-def _window_problem(record: Record) -> str | None:
-    """Return which figure of the measured window is not what the times of its steps come to.
-
-    Where the trial was interrupted, the window has gaps that the record does not list, and only its
-    size is checked.
-    """
-    summary = record.summary
-    assert summary is not None
-    assert record.loss is not None
-    steps = record.loss.count
-    start = summary.window_start
-    if start is None:
-        return _first_difference(summary, dict.fromkeys(WINDOW_FIGURES))
-    if start + summary.window_steps > steps:
-        found = f"found {summary.window_steps} from step {start} on"
-        return f"summary.window_steps: {found}; allowed: up to the last step, {steps}"
-    if any(result.interruptions for result in record.ranks):
-        return None
-    window = _timed_steps(record, start)
-    if summary.window_steps != len(window):
-        found = f"found {summary.window_steps} from step {start} on"
-        allowed = f"all {len(window)} that were timed, up to the last step, {steps}"
-        return f"summary.window_steps: {found}; allowed: {allowed}"
-    return _first_difference(summary, _window_figures(record, window)) or _share_problem(
-        record, window
-    )
-
-
-def _timed_steps(record: Record, start: int) -> Numbers:
-    """Return which steps from `start` on were timed, as those are that were not fingerprinted."""
-    import numpy as np
-
-    assert record.loss is not None
-    return np.setdiff1d(np.arange(start, record.loss.count), record.ranks[0].fingerprinted_steps)
-
-
-def _window_figures(record: Record, window: Numbers) -> dict[str, float | None]:
-    """Return the figures of the steps of a window, by their names in the summary."""
-    import numpy as np
-
-    seconds = _window_seconds([result.step_seconds for result in record.ranks], window)
-    ordered = np.sort(seconds.max(axis=0))
-    # As np.percentile has them, in a third of its time.
-    positions = np.array((0.5, 0.9, 0.99)) * (len(ordered) - 1)
-    percentiles = np.interp(positions, np.arange(len(ordered)), ordered)
-    samples = seconds.shape[1] * record.trial.cell.axes.batch_size
-    figures = (samples / seconds.sum(axis=1).max(), *percentiles)
-    return {name: float(figure) for name, figure in zip(WINDOW_FIGURES, figures, strict=True)}
-
-
-def _share_problem(record: Record, window: Numbers) -> str | None:
-    """Return which phase of a step has another share of the window than its series come to."""
-    import numpy as np
-
-    assert record.summary is not None
-    phases = record.ranks[0].step_phases
-    shares = record.summary.shares
-    if set(shares) != set(phases):
-        return f"summary.shares: found {', '.join(shares)}; allowed: {', '.join(phases)}"
-    total = _window_seconds([result.step_seconds for result in record.ranks], window).sum()
-    for name, share in shares.items():
-        seconds = _window_seconds([result.step_phases.get(name) for result in record.ranks], window)
-        expected = float(seconds.sum(dtype=np.float64) / total)
-        if not math.isclose(share, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            return f"summary.shares.{name}: found {share}; allowed: {expected}, as of its series"
-    return None
-
-
-def _window_seconds(series: Sequence[Series | None], window: Numbers) -> Numbers:
-    """Return the seconds of the steps of a window, shape (ranks, steps)."""
-    import numpy as np
-
-    rows = [numbers.unpack()[window] for numbers in series if numbers is not None]
-    return np.stack(rows)
-
-
-def _first_difference(summary: Summary, figures: Mapping[str, float | None]) -> str | None:
-    """Return which figure of a summary is another one than that which its trial's series give."""
-    for name, expected in figures.items():
-        figure = getattr(summary, name)
-        if figure is None or expected is None:
-            is_equal = figure is expected
-        else:
-            is_equal = math.isclose(figure, expected, rel_tol=TOLERANCE)
-        if not is_equal:
-            allowed = "nothing" if expected is None else f"{expected}"
-            return f"summary.{name}: found {figure}; allowed: {allowed}, as of its series"
-    return None

@@ -36,11 +36,16 @@ def sealed_text(content: Mapping[str, Any]) -> str:
     Paths and other values that JSON does not know are written as text. Half a surrogate pair, as in
     the names of files that are no UTF-8, is replaced by a question mark: no reader accepts one.
     """
-    text = json.dumps(content, allow_nan=False, default=str, ensure_ascii=False)
     # What readers will get: keys of objects as text, and tuples as lists.
-    plain = msgspec.json.decode(text.encode("utf-8", errors="replace"))
+    plain = msgspec.json.decode(json_text(content))
     plain[KEY] = digest_of(plain)
     return json.dumps(plain, indent=1) + "\n"
+
+
+def json_text(content: Any) -> bytes:
+    """Return JSON in UTF-8, as `sealed_text` does, without a seal."""
+    text = json.dumps(content, allow_nan=False, default=str, ensure_ascii=False)
+    return text.encode("utf-8", errors="replace")
 
 
 def clean_text(text: str, clean: Callable[[str], str]) -> str:
@@ -51,15 +56,15 @@ def clean_text(text: str, clean: Callable[[str], str]) -> str:
     """
     if clean(text) == text:
         return text
-    return sealed_text(_cleaned(msgspec.json.decode(text), clean))
+    return sealed_text(cleaned(msgspec.json.decode(text), clean))
 
 
-def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
     """Return a JSON value with each text in it cleaned; keys stay."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(item, clean) for item in value]
+        return [cleaned(item, clean) for item in value]
     if isinstance(value, dict):
-        return {key: _cleaned(item, clean) for key, item in value.items()}
+        return {key: cleaned(item, clean) for key, item in value.items()}
     return value

@@ -1,22 +1,21 @@
-"""Long rows of numbers in a JSON record: exact to the bit and compact.
+"""Rows of numbers, such as the time of every step: exact to the bit.
 
-Decimal text would be several times as long, and would have no NaN.
+A series lies in a column of the file beside its record (`harness.records.columns`). Records up to
+schema 5.2 hold it in their JSON, packed.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 from harness.spec.cell import MAX_STEPS
 from workloads.options import Between
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
 Numbers: TypeAlias = "NDArray[Any]"
@@ -28,36 +27,80 @@ DType = Literal[
 MAX_COUNT = MAX_STEPS
 
 
-@dataclass(frozen=True, kw_only=True)
 class Series:
-    """Numbers as base64 of zlib of their little-endian bytes.
+    """A row of numbers, read-only.
 
-    What is unpacked has the type and every bit of what was packed, NaN and -0.0 included.
+    One that is read from a column is loaded whenever it is unpacked, and not kept: thousands of
+    records fit into memory.
     """
+
+    __slots__ = ("_load", "count", "dtype")
+
+    def __init__(self, dtype: DType, count: int, load: Callable[[], Numbers]) -> None:
+        self.dtype = dtype
+        self.count = count  # of numbers
+        self._load = load
+
+    @staticmethod
+    def of(numbers: Numbers) -> Series:
+        """Return the series of a little-endian array, shape (count,), that nobody writes to."""
+        return Series(cast("DType", numbers.dtype.str), numbers.size, lambda: numbers)
+
+    @staticmethod
+    def pack(values: Numbers) -> Series:
+        """Return the series of a copy of an array, shape (count,), which keeps its type."""
+        import numpy as np  # here, because planning reads no series and should start at once
+
+        numbers = np.array(values, dtype=values.dtype.newbyteorder("<"), order="C", copy=True)
+        numbers.flags.writeable = False
+        return Series.of(numbers)
+
+    @staticmethod
+    def decode(value: Any) -> Series:
+        """Return a series that is read already, or unpack that of a record up to 5.2."""
+        from harness.records.decode import decode_value  # which decodes series
+
+        if isinstance(value, Series):
+            return value
+        packed: PackedSeries = decode_value(PackedSeries, value)
+        return packed.unpack()
+
+    def unpack(self) -> Numbers:
+        """Return the numbers, shape (count,), read-only; raises BadFile where they are damaged."""
+        return self._load()
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other one has the same type and the same bits, NaN and -0.0 too."""
+        if not isinstance(other, Series):
+            return NotImplemented
+        if (self.dtype, self.count) != (other.dtype, other.count):
+            return False
+        return self.unpack().tobytes() == other.unpack().tobytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Series({self.dtype}, {self.count})"
+
+    def __deepcopy__(self, memo: object) -> Series:
+        """Return the series itself, as nothing can change it."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSeries:
+    """Numbers as base64 of zlib of their little-endian bytes, as records up to 5.2 have them."""
 
     dtype: DType
     count: Annotated[int, Between(0, MAX_COUNT)]  # of numbers
     data: str  # base64
 
-    @staticmethod
-    def pack(values: Numbers) -> Series:
-        """Return the series of an array, shape (count,), which keeps its type."""
-        import numpy as np  # here, because planning reads no series and should start at once
+    def unpack(self) -> Series:
+        """Return the numbers.
 
-        little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-        packed = base64.b64encode(zlib.compress(little.tobytes())).decode()
-        return Series(dtype=cast("DType", little.dtype.str), count=little.size, data=packed)
-
-    def unpack(self) -> Numbers:
-        """Return the numbers, shape (count,), read-only.
-
-        Raises ValueError if the content is damaged, or not what the header says.
+        Raises ValueError if the content is damaged, or not what the header says. It is unpacked as
+        far as the header says, whatever the size of what follows.
         """
-        return self._numbers
-
-    @cached_property
-    def _numbers(self) -> Numbers:
-        """Unpack the numbers, as far as the header says, whatever the size of what follows."""
         import numpy as np
 
         dtype = np.dtype(self.dtype)
@@ -70,4 +113,4 @@ class Series:
         if len(content) != size or not unpacker.eof:
             found = "more" if len(content) > size else f"{len(content) // dtype.itemsize}"
             raise ValueError(f"a series of {self.count} numbers has {found}")
-        return np.frombuffer(content, dtype=dtype)
+        return Series.of(np.frombuffer(content, dtype=dtype))

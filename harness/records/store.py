@@ -30,7 +30,8 @@ from harness.records.decode import (
     read_json,
     unsealed,
 )
-from harness.records.record import Record, read_record_header, read_record_if_exists
+from harness.records.files import read_record, read_record_if_exists
+from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
 from harness.spec.selected import SelectedSweep, select
@@ -246,7 +247,7 @@ def _first_readable_cell(paths: Iterable[Path]) -> Cell | None:
     """Return the cell of the first record that can be read, None of none."""
     for path in paths:
         with suppress(BadInput):
-            return read_record_header(path).trial.cell
+            return read_record(path).trial.cell
     return None
 
 

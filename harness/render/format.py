@@ -106,15 +106,8 @@ def stop_note(record: Record) -> str | None:
 
 
 def nondeterminism_notes(record: Record) -> list[str]:
-    """Return what torch said of operations that may vary in a deterministic trial, each text once.
-
-    Texts of several ranks are the same as a rule.
-    """
-    notes: dict[str, None] = {}  # an ordered set
-    for rank in record.ranks:
-        if rank.determinism is not None:
-            notes.update(dict.fromkeys(rank.determinism.warnings))
-    return [f"may vary between runs: {note}" for note in notes]
+    """Return what torch said of operations that may vary in a deterministic trial, each text once."""
+    return [f"may vary between runs: {note}" for note in record.ranks.across.may_vary]
 
 
 def stop_counts(summary: StopSummary) -> str:

@@ -25,7 +25,7 @@ from harness.analysis.evidence import compare_evidence, evidence_of_record
 from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
 from harness.records.decode import FileFormat, decode_file
-from harness.records.record import read_record
+from harness.records.files import read_record
 from harness.records.seal import sealed_text
 from harness.reproduce.verdict import TrialVerdict, Verdict
 

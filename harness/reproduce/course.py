@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.analysis.rungs import ulp_distances
 from harness.core.paths import TrialFolder
-from harness.records.record import RankResult, read_rank_result
+from harness.records.files import read_rank_result
+from harness.records.record import RankResult
 from harness.records.series import Numbers
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.trajectory import read_tensor, tensor_names

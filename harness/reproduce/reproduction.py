@@ -24,7 +24,8 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
 from harness.records.differences import Difference, Value, differences
-from harness.records.record import Record, write_record
+from harness.records.files import write_record
+from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.reproduce.bundle import (
     RECORD_SUFFIX,

@@ -40,7 +40,8 @@ from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, cancelled_by_user
-from harness.records.record import Record, read_record_if_exists
+from harness.records.files import read_record_if_exists
+from harness.records.record import Record
 from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions

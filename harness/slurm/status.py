@@ -26,7 +26,7 @@ from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
-from harness.records.record import RECORD_FORMAT, read_record_header
+from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
@@ -449,18 +449,18 @@ def _read_header(path: Path, _modified_ns: int) -> RecordHeader:
     `harness status --watch` looks at all of them again and again. The time of the last change, in
     nanoseconds, is only part of the cache's key.
     """
-    header = read_record_header(path)
-    failures = list(header.previous_failures)
-    detail = "; ".join(header.violations)
-    if header.failure is not None:
-        failures.append(header.failure)
-        detail = str(header.failure)
+    record = read_record(path)
+    failures = list(record.previous_failures)
+    detail = "; ".join(record.violations)
+    if record.failure is not None:
+        failures.append(record.failure)
+        detail = str(record.failure)
     return RecordHeader(
-        status=header.status,
-        attempt=header.attempt,
+        status=record.status,
+        attempt=record.attempt,
         detail=one_line(detail),
         failures=failures,
-        seconds=header.ended - header.started,
+        seconds=record.ended - record.started,
     )
 
 

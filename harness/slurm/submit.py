@@ -30,7 +30,8 @@ from harness.core.slurm_environment import (
 )
 from harness.launch import controller
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
-from harness.records.record import Record, read_record_if_exists
+from harness.records.files import read_record_if_exists
+from harness.records.record import Record
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions

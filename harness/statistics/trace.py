@@ -13,6 +13,7 @@ from scipy.special import stdtrit
 Numbers = NDArray[np.float64]
 
 FEWEST = 20  # values below which the standard error is unknown
+FEWEST_BATCHES = 10  # means that stand for a trial, at least, where it has so many steps
 BATCHES = 40  # with at most twice as many values each is a batch by itself
 CAUTION = 0.1  # standard errors by which the correlation is taken to be higher than estimated
 LOWEST_CORRELATION, HIGHEST_CORRELATION = -0.15, 0.99  # of batches; estimates are clipped to it
@@ -133,3 +134,23 @@ def _without_line(values: Numbers) -> Numbers:
     slope = (centered * position).sum(-1, keepdims=True) / (position**2).sum()
     residuals: Numbers = centered - slope * position
     return residuals
+
+
+def relative_error(values: Numbers) -> float | None:
+    """Return the standard error of the mean of one trace over that mean, None where unknown."""
+    if not len(values):
+        return None
+    mean = trace_mean(values)
+    if not np.isfinite(mean.standard_error):
+        return None
+    return float(mean.standard_error / mean.mean)
+
+
+def trial_batches(values: Numbers) -> list[float]:
+    """Return the means of consecutive equal batches of one trace, shape (n,).
+
+    They show whether a trial got slower while it ran, at a fraction of the size of its steps.
+    """
+    if not len(values):
+        return []
+    return [float(mean) for mean in batch_means(values, FEWEST_BATCHES)]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
+from harness.records.files import copy_record
 from harness.records.record import Record
-from harness.records.seal import clean_text
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
@@ -49,8 +49,7 @@ def collect_files(
     profiler left. `clean` removes secrets from a text. A trial that failed early lacks some of
     them.
     """
-    text = trial_folder.record_path.read_text(encoding="utf-8")
-    (target / RECORD_FILE).write_text(clean_text(text, clean), encoding="utf-8")
+    copy_record(trial_folder.record_path, target, clean)
     if record.rank0:
         text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")

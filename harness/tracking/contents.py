@@ -479,10 +479,9 @@ def _interruptions(record: Record) -> list[str]:
 
     All ranks are interrupted at the same step.
     """
-    if not record.ranks:
-        return []
-    notes = [interruption_note(interruption) for interruption in record.ranks[0].interruptions]
-    for refusal in record.ranks[0].refused_checkpoints:
+    across = record.ranks.across
+    notes = [interruption_note(interruption) for interruption in across.interruptions]
+    for refusal in across.refused_checkpoints:
         notes.append(f"not resumed from {refusal}")
     return notes
 

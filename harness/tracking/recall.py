@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ import msgspec
 
 from harness.core.errors import BadInput, one_line
 from harness.core.scratch import ScratchFolder
-from harness.records.record import Record, parse_record
+from harness.records.files import parse_record
+from harness.records.record import Record
 from harness.tracking.artifacts import RECORD_FILE
 from harness.tracking.connect import errors_in_one_line
 from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
@@ -102,11 +104,12 @@ def _read_record(client: MlflowClient, run: Run) -> Record:
         raise BadInput(
             f"{name}: found no complete record; `harness collect SWEEP` completes a delivery"
         )
-    return parse_record(_read_file(client, run, RECORD_FILE), f"{name}: {RECORD_FILE}")
+    text = _read_file(client, run, RECORD_FILE)
+    return parse_record(text, f"{name}: {RECORD_FILE}", partial(_read_file, client, run))
 
 
-def _read_file(client: MlflowClient, run: Run, name: str) -> str:
-    """Return the text of a file that is stored with a run; raise BadInput if it is missing.
+def _read_file(client: MlflowClient, run: Run, name: str) -> bytes:
+    """Return the content of a file that is stored with a run; raise BadInput if it is missing.
 
     The artifacts' own repository is used: the client would ask for the run again to find it.
     """
@@ -118,4 +121,4 @@ def _read_file(client: MlflowClient, run: Run, name: str) -> str:
         errors_in_one_line(client.tracking_uri, trouble, BadInput),
         ScratchFolder("record") as aside,
     ):
-        return Path(files.download_artifacts(name, str(aside.path))).read_text(encoding="utf-8")
+        return Path(files.download_artifacts(name, str(aside.path))).read_bytes()

@@ -22,7 +22,8 @@ from harness.analysis.result import join
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.spec.cell import WorkloadRef
 from harness.tracking.artifacts import collect_files, staging

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
     CONNECT_TIMEOUT,

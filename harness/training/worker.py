@@ -39,13 +39,13 @@ from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.decode import decode_value
 from harness.records.environment import Environment, describe_environment
+from harness.records.files import write_record
 from harness.records.record import (
     Collective,
     Failure,
     Rank0Report,
     RankFingerprints,
     RankResult,
-    write_record,
 )
 from harness.records.series import Series
 from harness.spec.code import check_code, describe_dynamic_files

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness.core.paths import Results
 from harness.hardware import certificate, machine
-from harness.records.record import read_record
+from harness.records.files import read_record
 from tests.campaign.calls import IDS
 from tests.campaign.oracle import Finding, Snapshot, compare
 from tests.campaign.stage import Stage, undisturbed

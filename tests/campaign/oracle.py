@@ -23,7 +23,8 @@ import psutil
 
 from harness.core.errors import HarnessError
 from harness.core.paths import Results
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from tests.campaign.warm import Ended
 
 FindingKind = Literal["lost", "doubled", "differing", "left", "hung", "misreported"]

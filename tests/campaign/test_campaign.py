@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.records.record import Record, write_record
+from harness.records.files import write_record
+from harness.records.record import Record
 from tests.campaign import shim
 from tests.campaign.calls import CallFault, all_faults
 from tests.campaign.oracle import (

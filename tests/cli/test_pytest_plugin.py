@@ -13,7 +13,7 @@ import pytest
 
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
-from harness.records.record import read_record
+from harness.records.files import read_record
 from harness.records.store import lock
 from tests.support.benchmarks import PLUGIN, SEEDS, BenchmarkProject, records
 from tests.support.commands import harness

@@ -11,7 +11,8 @@ import torch
 
 from harness.cli.main import main
 from harness.core.paths import Results
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from harness.spec.sweep import load_sweep, ready_sweeps
 from tests.support.running import local_profile
 from tests.support.tree import TOP

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from harness.core.paths import Results
-from harness.records.record import read_record
+from harness.records.files import read_record
 from tests.support.running import NO_VALIDITY_LIMITS
 from tests.support.tree import TOP
 

@@ -16,7 +16,8 @@ from harness.core.paths import Results, TrialFolder
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.record import Record, read_rank_result
+from harness.records.files import read_rank_result
+from harness.records.record import Record
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
 from tests.support.running import LINE, RecordCollector, line_sweep, processes_below, run

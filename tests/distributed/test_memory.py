@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.measure.memory import training_bytes
-from harness.records.record import Record
+from harness.records.record import Record, training_bytes
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed

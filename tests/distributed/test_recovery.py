@@ -19,7 +19,7 @@ import pytest
 from harness.core.paths import Results, TrialFolder
 from harness.launch.interrupt import SAME_REQUEST
 from harness.launch.runner import read_progress
-from harness.records.record import read_record
+from harness.records.files import read_record
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
 from tests.support.commands import harness

@@ -11,7 +11,8 @@ import pytest
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import host_lock
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
 from tests.support.commands import harness

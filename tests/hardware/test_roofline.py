@@ -23,7 +23,7 @@ from harness.hardware.roofline import (
 )
 from harness.launch.assemble import assemble
 from harness.records.environment import Gpu
-from harness.records.record import Record
+from harness.records.record import Ranks, Record
 from harness.render.terminal.roofline import (
     draw_roofline,
     roofline_cells,
@@ -62,10 +62,14 @@ def measured(
         rank0=replace(
             found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment
         ),
-        ranks=[
-            replace(rank, host=f"node{rank.rank % hosts}", memory={"allocated": 1} if gpu else {})
-            for rank in found.ranks
-        ],
+        ranks=Ranks.of(
+            [
+                replace(
+                    rank, host=f"node{rank.rank % hosts}", memory={"allocated": 1} if gpu else {}
+                )
+                for rank in found.ranks
+            ]
+        ),
     )
 
 
@@ -251,7 +255,7 @@ def test_a_record_is_assembled_with_its_mfu(
     """The numbers are in the record, so that the tracker needs nothing else."""
     from harness.core.paths import TrialFolder
     from harness.records.assignment import Assignment
-    from harness.records.record import write_record
+    from harness.records.files import write_record
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:

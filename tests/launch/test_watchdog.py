@@ -11,7 +11,8 @@ import pytest
 from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watchdog
 from harness.launch.watchdog import Verdict, Watchdog, describe_stall, find_straggler
-from harness.records.record import Failure, RankResult, write_record
+from harness.records.files import write_record
+from harness.records.record import Failure, RankResult
 from harness.records.running import Heartbeat, read_heartbeats
 from harness.training import heartbeat
 from harness.training.ranks import Ranks

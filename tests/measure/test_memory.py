@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from harness.measure import memory
-from harness.measure.memory import PeakMemory, training_bytes
+from harness.measure.memory import PeakMemory
+from harness.records.record import training_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -18,6 +18,7 @@ from harness.analysis.scalars import scalars
 from harness.measure.gpu import THROTTLING
 from harness.measure.host import Counters
 from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, joules_between, telemetry_for
+from harness.records import files
 from harness.records import record as records
 from tests.factories import make_record
 from tests.support.gpu import UUID, FakeGpu, FakeHost
@@ -337,8 +338,8 @@ def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
     rank = replace(
         rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), interval=QUICK))
     )
-    records.write_record(tmp_path / "rank0.json", rank)
-    assert records.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
+    files.write_record(tmp_path / "rank0.json", rank)
+    assert files.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
 
 
 def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +357,7 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_record()
     single_rank = [replace(record.ranks[0], telemetry=account(300, 40_000, {"hw_slowdown"}))]
     two = [*single_rank, replace(record.ranks[0], rank=1, telemetry=account(200, 24_000, set()))]
-    report = scalars(replace(record, ranks=two))
+    report = scalars(replace(record, ranks=records.Ranks.of(two)))
     batch = record.trial.cell.axes.batch_size
     assert report["gpu_power_w"] == 250
     assert report["gpu_sm_clock_mhz"] == 1500
@@ -367,7 +368,9 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gpu_foreign_processes" not in report  # nobody's pid was listed
     assert "gpu_temperature_c" not in report
     unknown = replace(two[1], telemetry=replace(account(200, 0, set()), joules=None))
-    assert "joules_per_sample" not in scalars(replace(record, ranks=[single_rank[0], unknown]))
+    assert "joules_per_sample" not in scalars(
+        replace(record, ranks=records.Ranks.of([single_rank[0], unknown]))
+    )
 
 
 @pytest.mark.distributed

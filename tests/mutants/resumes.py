@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from harness.core.paths import TrialFolder
-from harness.records.record import read_rank_result
+from harness.records.files import read_rank_result
 from harness.records.trace import Mark, decode_trace
 from harness.reproduce.divergence import compare
 from tests.mutants.trials import STEPS, Setting, start_attempt

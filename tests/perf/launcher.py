@@ -25,7 +25,8 @@ from rich.table import Table
 
 from harness.core.paths import Results
 from harness.records.environment import describe_hardware
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from tests.support.running import local_profile
 from tests.support.sweeps import write
 

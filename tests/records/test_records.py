@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import string
-import zlib
+import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 
-from harness.core.errors import BadInput
+from harness.analysis.result import aggregate
+from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, safe_folder_name, write_atomically
-from harness.records import record as records
-from harness.records.decode import decode_value
-from harness.records.record import Evaluation, RankResult, Target
+from harness.records import files
+from harness.records.record import SCHEMA, Evaluation, RankResult, Ranks, Target
 from harness.records.seal import sealed_text
 from harness.records.series import Numbers, Series
+from harness.spec.cell import Length
 from tests.factories import make_cell, make_record
 
 SMALLEST = np.finfo(np.float64).smallest_subnormal
@@ -54,17 +55,19 @@ class TestSeries:
         values = np.arange(10.0)[::2]
         np.testing.assert_array_equal(Series.pack(values).unpack(), values)
 
-    def test_is_small_for_numbers_alike(self) -> None:
-        assert len(Series.pack(np.full(10_000, 0.25)).data) < 1000
+    def test_is_equal_by_type_and_bits(self) -> None:
+        nothing = Series.pack(np.array([np.nan, 0.0]))
+        assert nothing == Series.pack(np.array([np.nan, 0.0]))
+        assert nothing != Series.pack(np.array([np.nan, -0.0]))
+        assert nothing != Series.pack(np.array([np.nan, 0.0], dtype=np.float32))
 
-    def test_passes_through_json(self) -> None:
-        packed = Series.pack(np.array([1.5, np.nan]))
-        text = json.dumps(asdict(packed), allow_nan=False)
-        assert decode_value(Series, json.loads(text)) == packed
-
-    def test_that_lacks_numbers_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="a series of 4 numbers has 3"):
-            replace(Series.pack(np.arange(3.0)), count=4).unpack()
+    def test_does_not_change_with_the_array_that_it_was_made_of(self) -> None:
+        values = np.zeros(3)
+        series = Series.pack(values)
+        values += 1
+        assert series.unpack().tolist() == [0.0, 0.0, 0.0]
+        with pytest.raises(ValueError, match="read-only"):
+            series.unpack()[0] = 1.0
 
 
 @pytest.fixture
@@ -76,21 +79,21 @@ class TestRecord:
     @pytest.mark.parametrize("status", ["done", "failed"])
     def test_comes_back_equal(self, path: Path, status: Literal["done", "failed"]) -> None:
         written = make_record(make_cell(strategy="ddp", world_size=2), status=status)
-        records.write_record(path, written)
-        assert normal(records.read_record(path)) == normal(written)
+        files.write_record(path, written)
+        assert normal(files.read_record(path)) == normal(written)
 
     def test_is_plain_json_for_other_readers(self, path: Path) -> None:
-        records.write_record(path, make_record())
+        files.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
-        assert (content["schema"], content["status"]) == (records.SCHEMA, "done")
+        assert (content["schema"], content["status"]) == (SCHEMA, "done")
 
     def test_that_is_truncated_is_refused_wherever_it_ends(self, path: Path) -> None:
-        records.write_record(path, make_record())
+        files.write_record(path, make_record())
         whole = path.read_bytes()
         for length in range(0, len(whole) - 2, 97):
             path.write_bytes(whole[:length])
             with pytest.raises(BadInput, match="can't be read as a record"):
-                records.read_record(path)
+                files.read_record(path)
 
     @pytest.mark.parametrize(
         "damage",
@@ -107,48 +110,55 @@ class TestRecord:
     def test_that_is_not_whole_is_refused(
         self, path: Path, damage: Callable[[dict[str, Any]], None]
     ) -> None:
-        records.write_record(path, make_record())
+        files.write_record(path, make_record())
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)
         path.write_text(sealed_text(content), encoding="utf-8")
         with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: not a valid record: "):
-            records.read_record(path)
+            files.read_record(path)
 
     def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
         with pytest.raises(BadInput, match="No such file"):
-            records.read_record(path)
+            files.read_record(path)
         path.parent.mkdir()
         path.write_bytes(b"\xff\xfe")
         with pytest.raises(BadInput, match="can't be read as a record"):
-            records.read_record(path)
+            files.read_record(path)
 
     def test_that_json_cannot_hold_is_never_written(self, path: Path) -> None:
         with pytest.raises(ValueError, match="JSON compliant"):
-            records.write_record(path, replace(make_record(), ended=float("nan")))
+            files.write_record(path, replace(make_record(), ended=float("nan")))
         assert not path.exists()
 
     def test_of_a_rank_comes_back_equal(self, path: Path) -> None:
         (rank,) = make_record().ranks
-        records.write_record(path, rank)
-        assert normal(records.read_rank_result(path)) == normal(rank)
+        files.write_record(path, rank)
+        assert normal(files.read_rank_result(path)) == normal(rank)
 
     def test_of_a_rank_that_is_truncated_is_refused(self, path: Path) -> None:
         write_atomically(path, '{"rank": 0, ')
         with pytest.raises(BadInput, match="can't be read as a rank's result"):
-            records.read_rank_result(path)
+            files.read_rank_result(path)
         write_atomically(path, sealed_text({"rank": 0}))
         with pytest.raises(BadInput, match="not a valid rank's result"):
-            records.read_rank_result(path)
+            files.read_rank_result(path)
 
     def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:
         early = RankResult(rank=1, host="node1", pid=7, entered_at=0.5)
-        records.write_record(path, early)
-        assert normal(records.read_rank_result(path)) == normal(early)
+        files.write_record(path, early)
+        assert normal(files.read_rank_result(path)) == normal(early)
 
 
 def normal(value: Any) -> Any:
     """Lists for tuples, which JSON does not tell apart."""
-    return json.loads(json.dumps(asdict(value)))
+
+    def rows(kind: object) -> object:
+        if isinstance(kind, Ranks):
+            return list(kind)
+        assert isinstance(kind, Series)
+        return [kind.dtype, kind.unpack().tobytes()]
+
+    return json.loads(msgspec.json.encode(value, enc_hook=rows))
 
 
 @pytest.mark.parametrize(("higher", "step"), [(True, 20), (False, 10)])
@@ -225,8 +235,99 @@ class TestFolderName:
             assert results.sweep_folder(name).path.resolve().parent == results.runs.resolve()
 
 
-def test_numbers_are_little_endian_zlib_base64() -> None:
+def test_numpy_opens_the_columns(path: Path) -> None:
     """Other tools read records too."""
-    packed = Series.pack(np.array([1.0, 2.0]))
-    values: Numbers = np.frombuffer(zlib.decompress(base64.b64decode(packed.data)), dtype="<f8")
-    assert (packed.dtype, values.tolist()) == ("<f8", [1.0, 2.0])
+    record = make_record(make_cell(strategy="ddp", world_size=2))
+    files.write_record(path, record)
+    header = json.loads(path.read_text(encoding="utf-8"))
+    with np.load(path.with_name(header["columns"]["file"])) as columns:
+        assert set(columns) == set(header["columns"]["columns"])
+        assert columns["loss"].shape == columns["step_phases.forward"].shape == (2, 20)
+        assert columns["mean_loss"].tolist() == columns["loss"].mean(axis=0, dtype=float).tolist()
+        assert [rank["rank"] for rank in json.loads(columns["ranks"].tobytes())] == [0, 1]
+
+
+def test_ranks_that_stopped_at_different_steps_come_back_equal(path: Path) -> None:
+    record = make_record(make_cell(strategy="ddp", world_size=2), status="failed")
+    first, second = record.ranks
+    early = replace(first, loss=Series.pack(np.arange(3.0)))
+    late = replace(second, loss=Series.pack(np.arange(5.0)), step_seconds=Series.pack(np.zeros(4)))
+    files.write_record(path, replace(record, ranks=Ranks.of([early, late])))
+    assert normal(files.read_record(path).ranks) == normal([early, late])
+
+
+def test_header_does_not_grow_with_ranks_and_steps(path: Path) -> None:
+    """A thousand ranks and as many steps: the columns have 16 MB of numbers."""
+    once = Length(steps=1000)
+    one = make_record(replace(make_cell(steps=1000), evaluate=once))
+    (rank,) = one.ranks
+    many = [replace(rank, rank=number, rank0=None) for number in range(1024)]
+    axes = replace(one.trial.cell.axes, strategy="ddp", world_size=1024, batch_size=1024)
+    files.write_record(path, one)
+    small = path.stat().st_size
+    trial = replace(one.trial, cell=replace(one.trial.cell, axes=axes))
+    files.write_record(path, replace(one, trial=trial, ranks=Ranks.of(many)))
+    assert path.stat().st_size < small + 1000 < 20_000
+
+
+def test_columns_are_read_when_they_are_needed_and_not_before(path: Path) -> None:
+    files.write_record(path, make_record())
+    (columns,) = path.parent.glob("*.npz")
+    columns.rename(columns.with_suffix(".away"))
+    record = files.read_record(path)
+    assert (len(record.ranks), record.ranks.across.nodes) == (1, 1)
+    assert aggregate([record])[0].throughput is not None
+    for read in (lambda: record.ranks[0], lambda: record.loss and record.loss.unpack()):
+        with pytest.raises(FileUnavailable, match=f"^{re.escape(str(columns))}: .*No such file"):
+            read()
+
+
+def test_ranks_of_the_last_records_only_stay_in_memory(tmp_path: Path) -> None:
+    read = []
+    for seed in range(4):
+        path = tmp_path / f"{seed}.json"
+        files.write_record(path, make_record(seed=seed))
+        record = files.read_record(path)
+        assert record.ranks[0] is record.ranks[0]
+        read.append(weakref.ref(record.ranks[0]))
+    assert [result() is not None for result in read] == [False, False, True, True]
+
+
+def test_record_that_is_not_replaced_keeps_its_columns(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is killed between the columns and the header has changed nothing."""
+    before, after = make_record(seed=0), make_record(seed=1)
+    files.write_record(path, before)
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_atomically", die)
+        with pytest.raises(KeyboardInterrupt):
+            files.write_record(path, after)
+    assert normal(files.read_record(path)) == normal(before)
+    assert len(list(path.parent.glob("*.npz"))) == 2
+    files.remove_unused_columns(path.parent)
+    assert normal(files.read_record(path)) == normal(before)
+    assert len(list(path.parent.glob("*.npz"))) == 1
+
+
+def test_copy_has_no_secrets_and_all_numbers(path: Path, tmp_path: Path) -> None:
+    record = make_record(make_cell(strategy="ddp", world_size=2))
+    first, second = record.ranks
+    record = replace(record, ranks=Ranks.of([first, replace(second, host="hunter2")]))
+    files.write_record(path, record)
+    same, clean = tmp_path / "same", tmp_path / "clean"
+    same.mkdir()
+    clean.mkdir()
+    files.copy_record(path, same, lambda text: text)
+    files.copy_record(path, clean, lambda text: text.replace("hunter2", "[redacted]"))
+    assert sorted(file.read_bytes() for file in same.iterdir()) == sorted(
+        file.read_bytes() for file in path.parent.iterdir()
+    )
+    assert all(b"hunter2" not in file.read_bytes() for file in clean.iterdir())
+    copied = files.read_record(clean / path.name)
+    assert copied.ranks[1].host == "[redacted]"
+    assert (copied.ranks[1].loss, copied.loss) == (second.loss, record.loss)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +16,14 @@ import pytest
 
 from harness.core.errors import BadFile, FileUnavailable
 from harness.core.paths import SweepFolder
-from harness.records.record import (
-    RECORD_FORMAT,
-    Record,
-    read_rank_result,
-    read_record,
-    read_record_header,
-    write_record,
-)
+from harness.records.files import RECORD_FORMAT, read_rank_result, read_record, write_record
+from harness.records.record import Ranks, Record
 from harness.records.seal import digest_of, sealed_text
-from harness.records.series import MAX_COUNT, Series
+from harness.records.series import MAX_COUNT, Numbers, PackedSeries, Series
 from harness.spec.cell import StopRule
 from tests.factories import make_cell, make_record
 
+SCHEMAS = Path(__file__).parent / "schemas"
 REMEDY = RECORD_FORMAT.remedy
 
 
@@ -41,27 +39,27 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-@pytest.mark.parametrize("read", [read_record, read_record_header])
 @pytest.mark.parametrize(
     "edit",
     [
         lambda content: content["summary"].update(throughput=1e6),
-        lambda content: content["ranks"][0]["loss"].update(data="eJwDAAAAAAE="),
+        lambda content: content["summary"]["batch_seconds"].append(1.0),
+        lambda content: content["columns"]["columns"]["loss"].update(sha256="0" * 64),
         lambda content: content.update(status="failed"),
         lambda content: content["trial"]["cell"]["workload"].update(uses=3.5),
         lambda content: content.pop("seal"),
         lambda content: content.update(seal=None),
         lambda content: content.update(schema="5.0"),
     ],
-    ids=["summary", "series", "status", "uses", "no-seal", "null", "schema"],
+    ids=["summary", "batches", "digest", "status", "uses", "no-seal", "null", "schema"],
 )
 def test_any_change_is_refused_with_the_remedy(
-    path: Path, read: Callable[[Path], object], edit: Callable[[dict[str, Any]], object]
+    path: Path, edit: Callable[[dict[str, Any]], object]
 ) -> None:
     write_record(path, make_record())
     change(path, edit)
     with pytest.raises(BadFile) as raised:
-        read(path)
+        read_record(path)
     message = str(raised.value)
     assert message.startswith(f"{path}: seal: found ")
     assert message.endswith(f", that of its content: it was changed after it was written; {REMEDY}")
@@ -103,13 +101,12 @@ def test_record_of_another_trial_is_refused(tmp_path: Path) -> None:
     copied, replaced = make_record(seed=0), make_record(seed=1)
     path = folder.trial_folder(replaced.trial.id).record_path
     write_record(path, copied)
-    for read in (read_record, read_record_header):
-        with pytest.raises(BadFile) as raised:
-            read(path)
-        assert str(raised.value) == (
-            f"{path}: not a valid record: trial: found {copied.trial.id}; allowed:"
-            f" {replaced.trial.id}, whose folder it lies in; {REMEDY}"
-        )
+    with pytest.raises(BadFile) as raised:
+        read_record(path)
+    assert str(raised.value) == (
+        f"{path}: not a valid record: trial: found {copied.trial.id}; allowed:"
+        f" {replaced.trial.id}, whose folder it lies in; {REMEDY}"
+    )
 
 
 DDP = make_record(make_cell(strategy="ddp", world_size=2))
@@ -134,10 +131,14 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, summary=replace(DDP.summary, best_metric=9.0)), "summary.best_metric: found"),
         (replace(DDP, summary=replace(DDP.summary, window_steps=9)), "summary.window_steps: found"),
         (replace(DDP, summary=replace(DDP.summary, shares={})), "summary.shares: found"),
+        (
+            replace(DDP, summary=replace(DDP.summary, batch_seconds=[9.0])),
+            "summary.batch_seconds: found other numbers",
+        ),
         (replace(DDP, loss=SHORT), "loss: found 3 steps; allowed: the 20"),
         (replace(DDP, loss=Series.pack(np.zeros(20))), "loss: found other numbers"),
-        (replace(DDP, ranks=DDP.ranks[:1]), "ranks: found 0; allowed: all 2"),
-        (replace(DDP, ranks=DDP.ranks[::-1]), "ranks: found 1, 0; allowed"),
+        (replace(DDP, ranks=Ranks.of(DDP.ranks[:1])), "ranks: found 1; allowed: all 2"),
+        (replace(DDP, ranks=Ranks.of(DDP.ranks[::-1])), "ranks: found 1, 0; allowed"),
         (replace(DDP, status="failed"), "summary: found something in a trial that is failed"),
         (replace(DDP, status="invalid"), "violations: found 0"),
         (replace(DDP, rank0=None), "rank0: found nothing"),
@@ -161,31 +162,103 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 def test_record_that_contradicts_itself_is_refused(
     path: Path, record: Record, problem: str
 ) -> None:
+    """Where its columns are needed to see it, that is as soon as they are read."""
     write_record(path, record)  # with a seal that is right
     with pytest.raises(BadFile, match=f": not a valid record: {problem}.*; {REMEDY}$"):
-        read_record(path)
+        list(read_record(path).ranks)
 
 
-def test_series_is_unpacked_no_further_than_it_says() -> None:
-    zeros = Series.pack(np.zeros(MAX_COUNT))
+def test_packed_series_is_unpacked_no_further_than_it_says() -> None:
+    zeros = packed(np.zeros(MAX_COUNT))
     assert len(zeros.data) < 2**18
     with pytest.raises(ValueError, match="a series of 3 numbers has more"):
         replace(zeros, count=3).unpack()
 
 
-@pytest.mark.parametrize("data", ["", "!", "eJw", "AAAA", Series.pack(np.zeros(3)).data[:-8]])
-def test_series_that_is_damaged_is_refused(path: Path, data: str) -> None:
+def packed(values: Numbers) -> PackedSeries:
+    """Return a series as records up to 5.2 have it."""
+    data = base64.b64encode(zlib.compress(values.tobytes())).decode()
+    return PackedSeries(dtype="<f8", count=len(values), data=data)
+
+
+@pytest.mark.parametrize("data", ["", "!", "eJw", "AAAA", packed(np.zeros(3)).data[:-8]])
+def test_packed_series_that_is_damaged_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match="a series"):
-        replace(SHORT, data=data).unpack()
-    write_record(path, replace(DDP, loss=replace(SHORT, data=data, count=20)))
-    with pytest.raises(BadFile, match=": not a valid record: a series"):
+        replace(packed(np.zeros(3)), data=data).unpack()
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        (19, r"loss: a series of 19 numbers has 12"),
+        (MAX_COUNT + 1, r"loss: count: found 16777217; allowed: 0 to 16777216"),
+    ],
+)
+def test_packed_series_of_a_record_is_checked(path: Path, count: int, problem: str) -> None:
+    content = json.loads((SCHEMAS / "5.2" / "done.json").read_text(encoding="utf-8"))
+    content["loss"]["count"] = count
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(BadFile, match=problem):
         read_record(path)
 
 
-def test_series_of_too_many_numbers_is_refused(path: Path) -> None:
-    write_record(path, replace(DDP, loss=replace(SHORT, count=MAX_COUNT + 1)))
-    with pytest.raises(BadFile, match=r"loss\.count: found 16777217; allowed: 0 to 16777216"):
-        read_record(path)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:300] + bytes(8) + content[308:],
+        lambda content: content[:-30] + bytes(8) + content[-22:],
+    ],
+    ids=["half", "nothing", "values", "end"],
+)
+def test_columns_that_were_changed_are_refused(
+    path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    write_record(path, DDP)
+    (columns,) = path.parent.glob("*.npz")
+    columns.write_bytes(damage(columns.read_bytes()))
+    with pytest.raises(BadFile, match=f"^{re.escape(str(columns))}: .*; {REMEDY}$"):
+        list(read_record(path).ranks)
+
+
+def test_columns_of_another_record_are_refused(path: Path) -> None:
+    """They are whole by themselves, with a checksum of their own."""
+    write_record(path, DDP)
+    (columns,) = path.parent.glob("*.npz")
+    write_record(path.with_name("other.json"), make_record(DDP.trial.cell, seed=1))
+    (other,) = path.parent.glob("other*.npz")
+    other.replace(columns)
+    with pytest.raises(BadFile, match=r"column loss: found the SHA-256 \w+…; allowed: \w+…"):
+        list(read_record(path).ranks)
+
+
+def test_columns_are_only_read_beside_the_record(path: Path) -> None:
+    write_record(path, DDP)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["columns"]["file"] = f"../../{content['columns']['file']}"
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(BadFile, match=r"file: found .*; allowed: a name"):
+        list(read_record(path).ranks)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda ranks: ranks.update(training_bytes=1),
+        lambda ranks: ranks["memory"].update(resident=1),
+        lambda ranks: ranks.update(nodes=7),
+    ],
+)
+def test_header_that_contradicts_its_ranks_is_refused(
+    path: Path, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    write_record(path, DDP)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    edit(content["ranks"])
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(BadFile, match="found another value than that of its ranks"):
+        list(read_record(path).ranks)
 
 
 @pytest.mark.parametrize("text", ["[" * 10**6, "[" * 60 + "]" * 60, '{"a":' * 60 + "1" + "}" * 60])

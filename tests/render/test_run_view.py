@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Interruption, Record
+from harness.records.record import Interruption, Ranks, Record
 from harness.render.format import interruption_note
 from harness.render.terminal.run import show_results, trial_line
 from harness.spec.sweep import Sweep
@@ -151,7 +151,9 @@ def test_commands_to_try_next_look_where_the_results_are(
 def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Results) -> None:
     record = records(sweep.cells[0])[0]
     interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
-    record = replace(record, ranks=[replace(record.ranks[0], interruptions=[interruption])])
+    record = replace(
+        record, ranks=Ranks.of([replace(record.ranks[0], interruptions=[interruption])])
+    )
     folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
     note = "ended without a signal after step 8: 1.5 s lost"
     assert note in trial_line(record, folder, 1, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.evidence import compare_evidence, evidence_of_record
 from harness.core.errors import BadInput
-from harness.records.record import write_record
+from harness.records.files import write_record
 from harness.records.seal import sealed_text
 from harness.reproduce import bundle
 from harness.reproduce.verdict import TrialVerdict, Verdict

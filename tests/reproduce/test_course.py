@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.records.record import RankResult, write_record
+from harness.records.files import write_record
+from harness.records.record import RankResult
 from harness.records.series import Series
 from harness.render.divergence_plot import save_divergence
 from harness.reproduce.course import Distance, course_of_runs, loss_distances

@@ -14,13 +14,8 @@ import pytest
 
 from harness.core.errors import BadFile
 from harness.measure.summary import summarize
-from harness.records.record import (
-    Evaluation,
-    RankFingerprints,
-    Record,
-    StepFingerprint,
-    write_record,
-)
+from harness.records.files import write_record
+from harness.records.record import Evaluation, RankFingerprints, Ranks, Record, StepFingerprint
 from harness.records.series import Series
 from harness.records.trace import PHASES, Mark, combine, encode, phase_digests
 from harness.reproduce.recorded import RecordedTrial, find_bounds, unlike_record
@@ -56,7 +51,9 @@ def recorded(
     axes = record.trial.cell.axes
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, axes.batch_size, record.trial.cell.warmup)
-    return RecordedTrial(record=replace(record, ranks=ranks, summary=summary), folder=folder)
+    return RecordedTrial(
+        record=replace(record, ranks=Ranks.of(ranks), summary=summary), folder=folder
+    )
 
 
 def marks_of(changes: Changes) -> list[Mark]:
@@ -99,7 +96,7 @@ def changed_loss(record: Record, step: int) -> Record:
     assert first.loss is not None
     losses = first.loss.unpack().copy()
     losses[step - 1] = np.nextafter(losses[step - 1], np.inf)
-    return replace(record, ranks=[replace(first, loss=Series.pack(losses)), *others])
+    return replace(record, ranks=Ranks.of([replace(first, loss=Series.pack(losses)), *others]))
 
 
 def test_equal_records_are_the_same_up_to_the_end(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import yaml
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import read_progress
-from harness.records.record import Record, read_record
+from harness.records.files import read_record
+from harness.records.record import Record
 from tests.support.commands import harness
 from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, local_profile, wait_until
 

@@ -18,7 +18,8 @@ from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.record import Failure, RankResult, Record, read_record, write_record
+from harness.records.files import read_record, write_record
+from harness.records.record import Failure, RankResult, Record
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
 from harness.slurm.packing import PackedArray, PackedJob, Packing

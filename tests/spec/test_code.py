@@ -14,7 +14,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import CodeChanged
 from harness.core.paths import Results
 from harness.launch.sweep import plan
-from harness.records.record import write_record
+from harness.records.files import write_record
 from harness.records.store import read_recorded_sweep, write_spec
 from harness.render.terminal.run import left_out_lines
 from harness.spec.cell import WorkloadCode

@@ -16,13 +16,8 @@ from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
 from harness.measure.summary import summarize
 from harness.records.assignment import Assignment
-from harness.records.record import (
-    RankFingerprints,
-    Record,
-    StepFingerprint,
-    read_record,
-    write_record,
-)
+from harness.records.files import read_record, write_record
+from harness.records.record import RankFingerprints, Ranks, Record, StepFingerprint
 from harness.records.series import Series
 from harness.records.trace import PHASES, Mark, decode_trace
 from harness.spec.cell import Fingerprints
@@ -145,7 +140,7 @@ def record_with(slow_steps: Sequence[int]) -> Record:
     cell = record.trial.cell
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
-    return replace(record, ranks=ranks, summary=summary)
+    return replace(record, ranks=Ranks.of(ranks), summary=summary)
 
 
 def test_fingerprinted_steps_are_no_part_of_what_is_measured(tmp_path: Path) -> None:
@@ -162,7 +157,7 @@ def test_fingerprinted_steps_are_no_part_of_what_is_measured(tmp_path: Path) -> 
     assert window_seconds(record).max() == pytest.approx(0.01)
     write_record(path, replace(record, summary=replace(summary, window_steps=steps // 2)))
     with pytest.raises(BadInput, match=r"summary\.window_steps: found"):
-        read_record(path)
+        list(read_record(path).ranks)
 
 
 def test_a_trace_is_lines_of_marks(tmp_path: Path) -> None:

@@ -28,16 +28,8 @@ from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.record import (
-    Failure,
-    LossScale,
-    RankResult,
-    Record,
-    StopOutcome,
-    Target,
-    read_rank_result,
-    write_record,
-)
+from harness.records.files import read_rank_result, write_record
+from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, Target
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules

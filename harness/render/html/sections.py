@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from harness.analysis.cells import naming_axes
 from harness.analysis.stopping import StopSummary, summarize_stops
 from harness.analysis.telemetry import joules_per_sample
-from harness.measure.memory import training_bytes
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.chart import COLORS, INK
@@ -345,13 +344,8 @@ def _peak_mib(record: Record) -> float | None:
 
     None unless it is known of every rank: the unknown one might be the largest.
     """
-    sizes = []
-    for rank in record.ranks:
-        size = training_bytes(rank.memory)
-        if size is None:
-            return None
-        sizes.append(size / MIB)
-    return max(sizes, default=None)
+    size = record.ranks.across.training_bytes
+    return None if size is None else size / MIB
 
 
 def energy(report: Report) -> list[Group]:

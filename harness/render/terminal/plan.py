@@ -16,7 +16,7 @@ from rich.markup import escape
 from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.records.record import read_record
+from harness.records.files import read_record
 from harness.render.format import changed_axes, duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import plan_table

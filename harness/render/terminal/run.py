@@ -455,9 +455,9 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     stop = stop_note(record)
     if stop is not None:
         remarks.append(stop)
-    for interruption in record.ranks[0].interruptions:
+    for interruption in record.ranks.across.interruptions:
         remarks.append(interruption_note(interruption))
-    for refusal in record.ranks[0].refused_checkpoints:
+    for refusal in record.ranks.across.refused_checkpoints:
         remarks.append(f"not resumed from {refusal}")
     remarks += nondeterminism_notes(record)
     slowest = summary.slowest

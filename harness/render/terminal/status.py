@@ -27,7 +27,7 @@ from rich.text import Text
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.records.record import read_record
+from harness.records.files import read_record
 from harness.records.store import read_recorded_sweep
 from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole

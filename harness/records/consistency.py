@@ -1,0 +1,338 @@
+"""Finds what a record says that contradicts itself, if a faulty program has put it together.
+
+What has the right types and an intact seal may still do that. `header_problem` needs nothing but
+the record's header and is checked wherever a record is read; `record_problem` needs the columns
+too, and is checked wherever they are read. Both return the first contradiction as
+`KEY: found …; allowed: …`, None without any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from harness.records.record import RankResult, Record, Summary, Telemetry
+from harness.records.series import Numbers, Series
+
+# The figures of a summary that the times of its steps come to, and by how much they may differ:
+# another version of NumPy adds in another order.
+WINDOW_FIGURES = ("throughput", "step_p50", "step_p90", "step_p99")
+TOLERANCE = 1e-6
+
+
+def header_problem(record: Record) -> str | None:
+    """Return the first contradiction in the header of a record."""
+    problem = _status_problem(record) or _count_problem(record)
+    if problem is not None or record.summary is None:
+        return problem
+    return _step_count_problem(record) or _evaluation_problem(record) or _range_problem(record)
+
+
+def record_problem(record: Record) -> str | None:
+    """Return the first contradiction in a record and its columns.
+
+    Raises ValueError for a series that is damaged.
+    """
+    problem = header_problem(record) or _rank_problem(record)
+    if problem is not None or record.summary is None:
+        return problem
+    return _length_problem(record) or _loss_problem(record) or _window_problem(record)
+
+
+def _status_problem(record: Record) -> str | None:
+    """Return what a record with such a status can't have, or must have."""
+    is_complete = record.status in ("done", "invalid")
+    required = {
+        "summary": is_complete,
+        "loss": is_complete,
+        "order_digest": is_complete,
+        "failure": not is_complete,
+    }
+    for key, is_required in required.items():
+        if (getattr(record, key) is not None) != is_required:
+            state = "nothing" if is_required else "something"
+            return f"{key}: found {state} in a trial that is {record.status}"
+    if is_complete and record.rank0 is None:
+        return f"rank0: found nothing in a trial that is {record.status}"
+    if bool(record.violations) != (record.status == "invalid"):
+        count = len(record.violations)
+        return f"violations: found {count} in a trial that is {record.status}"
+    return None
+
+
+def _count_problem(record: Record) -> str | None:
+    """Return whether ranks of a complete record are missing."""
+    world_size = record.trial.cell.axes.world_size
+    count = len(record.ranks)
+    if count > world_size or (record.summary is not None and count < world_size):
+        return f"ranks: found {count}; allowed: all {world_size} of them"
+    return None
+
+
+def _rank_problem(record: Record) -> str | None:
+    """Return which ranks are double, none of the trial's, or contradict themselves."""
+    world_size = record.trial.cell.axes.world_size
+    ranks = [result.rank for result in record.ranks]
+    if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
+        return f"ranks: found {_listed(ranks)}; allowed: each of {world_size} once, in order"
+    for index, result in enumerate(record.ranks):
+        problem = rank_problem(result)
+        if problem is not None:
+            return f"ranks[{index}].{problem}"
+    return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks in a line."""
+    return ", ".join(map(str, ranks)) or "none"
+
+
+def rank_problem(result: RankResult) -> str | None:
+    """Return the first contradiction in what one rank left, None without any."""
+    if result.telemetry is not None:
+        return _telemetry_problem(result.telemetry)
+    return None
+
+
+def _telemetry_problem(telemetry: Telemetry) -> str | None:
+    """Return which reading has another number of samples than there were, or which steps miss."""
+    samples = telemetry.sample_times.count
+    for name, series in telemetry.readings.items():
+        if series.count != samples:
+            found = f"found {series.count} numbers; allowed: {samples}, as of sample_times"
+            return f"telemetry.readings.{name}: {found}"
+    if telemetry.joules is not None and telemetry.metered_steps == 0:
+        return "telemetry.metered_steps: found 0; allowed: those that the joules were spent on"
+    return None
+
+
+def _step_count_problem(record: Record) -> str | None:
+    """Return whether the losses of a complete record are not those of all steps."""
+    assert record.rank0 is not None
+    assert record.loss is not None
+    steps = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    problem = _stop_problem(record, steps)
+    if problem is not None:
+        return problem
+    if record.rank0.stop is not None:
+        steps = record.rank0.stop.step
+    if record.loss.count != steps:
+        return f"loss: found {record.loss.count} steps; allowed: the {steps} of the trial"
+    return None
+
+
+def _stop_problem(record: Record, length: int) -> str | None:
+    """Return what of how a trial was stopped does not fit its cell, or its length in steps."""
+    assert record.rank0 is not None
+    stop = record.rank0.stop
+    if (stop is None) != (record.trial.cell.stop is None):
+        state = "nothing" if stop is None else "something"
+        return f"rank0.stop: found {state}; its cell says otherwise"
+    if stop is None:
+        return None
+    if stop.step > length or (stop.reason == "length" and stop.step != length):
+        return f"rank0.stop.step: found {stop.step} by {stop.reason}; the length is {length}"
+    return None
+
+
+def _length_problem(record: Record) -> str | None:
+    """Return which series has another length than the trial of a complete record."""
+    assert record.loss is not None
+    steps = record.loss.count
+    counts = {}
+    for index, result in enumerate(record.ranks):
+        series = {"loss": result.loss, "step_seconds": result.step_seconds}
+        for phase, seconds in result.step_phases.items():
+            series[f"step_phases.{phase}"] = seconds
+        for key, numbers in series.items():
+            counts[f"ranks[{index}].{key}"] = 0 if numbers is None else numbers.count
+    for key, count in counts.items():
+        if count != steps:
+            return f"{key}: found {count} steps; allowed: the {steps} of the trial"
+    return _step_problem(record, steps)
+
+
+def _step_problem(record: Record, steps: int) -> str | None:
+    """Return which step of an interruption or a fingerprint is none of the trial's."""
+    for index, result in enumerate(record.ranks):
+        if any(interruption.step > steps for interruption in result.interruptions):
+            return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
+        chosen = result.fingerprinted_steps
+        if chosen != record.ranks[0].fingerprinted_steps or any(step >= steps for step in chosen):
+            problem = "found other steps than rank 0's, or one after the last"
+            return f"ranks[{index}].fingerprints: {problem}"
+    return None
+
+
+def _evaluation_problem(record: Record) -> str | None:
+    """Return which evaluation does not fit the trial, or which figure does not fit them."""
+    assert record.rank0 is not None
+    assert record.summary is not None
+    report, target = record.rank0, record.rank0.target
+    last_step = 0
+    for index, evaluation in enumerate(report.evaluations):
+        key = f"rank0.evaluations[{index}]"
+        if target.name not in evaluation.metrics:
+            return f"{key}.metrics.{target.name}: missing; it is the target metric"
+        chosen_by = target.name if report.stop is None else report.stop.metric.name
+        if chosen_by not in evaluation.deciding:
+            return f"{key}: found no {chosen_by}, by which the best is chosen"
+        assert record.loss is not None
+        if not last_step <= evaluation.step <= record.loss.count:
+            return f"{key}.step: found {evaluation.step}; allowed: {last_step} to the last one"
+        last_step = evaluation.step
+    final, best = report.final_evaluation, report.best_evaluation
+    if final is None or best is None:
+        return None
+    figures = {
+        "final_metric": final.metrics[target.name],
+        "best_metric": best.metrics[target.name],
+    }
+    return _first_difference(record.summary, figures)
+
+
+def _loss_problem(record: Record) -> str | None:
+    """Return whether the losses of the trial are not the means of those of its ranks."""
+    import numpy as np
+
+    assert record.loss is not None
+    assert record.summary is not None
+    losses = record.loss.unpack()
+    of_ranks = [result.loss.unpack() for result in record.ranks if result.loss is not None]
+    means = np.stack(of_ranks).mean(axis=0, dtype=np.float64)
+    # Most often they are equal to the last bit, which is seen ten times as fast.
+    is_equal = np.array_equal(losses, means)
+    if not is_equal and not np.allclose(losses, means, rtol=TOLERANCE, atol=0, equal_nan=True):
+        return "loss: found other numbers than the means of its ranks' losses"
+    if not len(losses):
+        return None
+    return _first_difference(record.summary, {"final_loss": float(losses[-1])})
+
+
+def _range_problem(record: Record) -> str | None:
+    """Return whether the measured window is none of the trial's steps."""
+    summary = record.summary
+    assert summary is not None
+    assert record.loss is not None
+    steps = record.loss.count
+    start = summary.window_start
+    if start is None:
+        return _first_difference(summary, dict.fromkeys(WINDOW_FIGURES))
+    if start + summary.window_steps > steps:
+        found = f"found {summary.window_steps} from step {start} on"
+        return f"summary.window_steps: {found}; allowed: up to the last step, {steps}"
+    return None
+
+
+def _window_problem(record: Record) -> str | None:
+    """Return which figure of the measured window is not what the times of its steps come to.
+
+    Where the trial was interrupted, the window has gaps that the record does not list, and only its
+    size is checked.
+    """
+    summary = record.summary
+    assert summary is not None
+    assert record.loss is not None
+    start = summary.window_start
+    if start is None:
+        return None
+    if any(result.interruptions for result in record.ranks):
+        return None
+    window = _timed_steps(record, start)
+    if summary.window_steps != len(window):
+        found = f"found {summary.window_steps} from step {start} on"
+        allowed = f"all {len(window)} that were timed, up to the last step, {record.loss.count}"
+        return f"summary.window_steps: {found}; allowed: {allowed}"
+    for check in (_figure_problem, _share_problem, _trace_problem):
+        problem = check(record, window)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _timed_steps(record: Record, start: int) -> Numbers:
+    """Return which steps from `start` on were timed, as those are that were not fingerprinted."""
+    import numpy as np
+
+    assert record.loss is not None
+    return np.setdiff1d(np.arange(start, record.loss.count), record.ranks[0].fingerprinted_steps)
+
+
+def _figure_problem(record: Record, window: Numbers) -> str | None:
+    """Return which figure is not that of the steps of a window."""
+    assert record.summary is not None
+    return _first_difference(record.summary, _window_figures(record, window))
+
+
+def _window_figures(record: Record, window: Numbers) -> dict[str, float | None]:
+    """Return the figures of the steps of a window, by their names in the summary."""
+    import numpy as np
+
+    seconds = _window_seconds([result.step_seconds for result in record.ranks], window)
+    ordered = np.sort(seconds.max(axis=0))
+    # As np.percentile has them, in a third of its time.
+    positions = np.array((0.5, 0.9, 0.99)) * (len(ordered) - 1)
+    percentiles = np.interp(positions, np.arange(len(ordered)), ordered)
+    samples = seconds.shape[1] * record.trial.cell.axes.batch_size
+    figures = (samples / seconds.sum(axis=1).max(), *percentiles)
+    return {name: float(figure) for name, figure in zip(WINDOW_FIGURES, figures, strict=True)}
+
+
+def _share_problem(record: Record, window: Numbers) -> str | None:
+    """Return which phase of a step has another share of the window than its series come to."""
+    import numpy as np
+
+    assert record.summary is not None
+    phases = record.ranks[0].step_phases
+    shares = record.summary.shares
+    if set(shares) != set(phases):
+        return f"summary.shares: found {', '.join(shares)}; allowed: {', '.join(phases)}"
+    total = _window_seconds([result.step_seconds for result in record.ranks], window).sum()
+    for name, share in shares.items():
+        seconds = _window_seconds([result.step_phases.get(name) for result in record.ranks], window)
+        expected = float(seconds.sum(dtype=np.float64) / total)
+        if not math.isclose(share, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return f"summary.shares.{name}: found {share}; allowed: {expected}, as of its series"
+    return None
+
+
+def _trace_problem(record: Record, window: Numbers) -> str | None:
+    """Return whether the means of batches of steps are not those of the rank that took longest."""
+    import numpy as np
+
+    from harness.statistics.trace import relative_error, trial_batches
+
+    assert record.summary is not None
+    recorded = record.summary.batch_seconds
+    if recorded is None:  # before schema 6.0
+        return None
+    seconds = _window_seconds([result.step_seconds for result in record.ranks], window)
+    slowest = seconds[seconds.sum(axis=1).argmax()]
+    expected = trial_batches(slowest)
+    if len(recorded) != len(expected) or not np.allclose(
+        recorded, expected, rtol=TOLERANCE, atol=0
+    ):
+        return "summary.batch_seconds: found other numbers than the means of its steps"
+    return _first_difference(record.summary, {"relative_error": relative_error(slowest)})
+
+
+def _window_seconds(series: Sequence[Series | None], window: Numbers) -> Numbers:
+    """Return the seconds of the steps of a window, shape (ranks, steps)."""
+    import numpy as np
+
+    rows = [numbers.unpack()[window] for numbers in series if numbers is not None]
+    return np.stack(rows)
+
+
+def _first_difference(summary: Summary, figures: Mapping[str, float | None]) -> str | None:
+    """Return which figure of a summary is another one than that which its trial's series give."""
+    for name, expected in figures.items():
+        figure = getattr(summary, name)
+        if figure is None or expected is None:
+            is_equal = figure is expected
+        else:
+            is_equal = math.isclose(figure, expected, rel_tol=TOLERANCE)
+        if not is_equal:
+            allowed = "nothing" if expected is None else f"{expected}"
+            return f"summary.{name}: found {figure}; allowed: {allowed}, as of its series"
+    return None

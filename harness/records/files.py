@@ -1,0 +1,316 @@
+"""Writes records and reads them back, checked.
+
+A record is a JSON header and a file of columns beside it (`harness.records.columns`). The columns
+are written first, and read when they are first looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.core.errors import BadFile, one_line
+from harness.core.paths import TrialFolder, write_atomically
+from harness.records import seal
+from harness.records.columns import SUFFIX as COLUMNS_SUFFIX
+from harness.records.columns import (
+    ColumnFile,
+    Opener,
+    beside,
+    in_memory,
+    put_series,
+    read_columns,
+    take_series,
+    text_column,
+    write_columns,
+)
+from harness.records.consistency import header_problem, rank_problem, record_problem
+from harness.records.decode import (
+    FileFormat,
+    OpenedFile,
+    decode_value,
+    open_content,
+    parse_json,
+    read_json,
+    with_our_schema,
+)
+from harness.records.record import SCHEMA, AcrossRanks, RankResult, Ranks, Record
+from harness.records.series import Numbers, Series
+from harness.spec.cell import Trial
+
+FIRST_MAJOR = 5  # of the schemas that can be read; its records hold their series themselves
+RECORD_FORMAT = FileFormat(
+    name="record",
+    schema=SCHEMA,
+    remedy="move it away and run the sweep again to measure it anew",
+    sealed_since=1,
+    earlier_major=FIRST_MAJOR,
+)
+# Without a schema: the same version of the harness reads it, minutes later.
+RANK_RESULT_FORMAT = FileFormat(
+    name="rank's result", remedy="harness run --force measures it again", sealed_since=0
+)
+RECORD_FILE = TrialFolder(Path()).record_path.name
+TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
+
+# Columns beside those of `take_series`.
+MEAN_LOSS = "mean_loss"  # over ranks, of each step
+RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
+
+
+def write_record(path: Path, record: Record | RankResult, *, durable: bool = True) -> None:
+    """Write a record, or a rank's part of one: its columns, then the sealed header.
+
+    Raises ValueError for what JSON can't hold. NaN may well occur in a Series. Anywhere else it
+    would be a figure that readers take for a measurement.
+    """
+    content = asdict(record)
+    columns: dict[str, Numbers | list[Numbers]] = {}
+    if isinstance(record, RankResult):
+        columns.update(take_series([content]))
+    else:
+        content["ranks"] = asdict(record.ranks.across)
+        if content.pop("loss") is not None:
+            assert record.loss is not None
+            columns[MEAN_LOSS] = record.loss.unpack()
+        results = [asdict(result) for result in record.ranks]
+        columns.update(take_series(results))
+        if results:
+            columns[RANKS] = text_column(seal.json_text(results))
+    content["columns"] = None
+    header = seal.sealed_text(content)  # before anything is written: it may be refused
+    if columns:
+        content["columns"] = asdict(write_columns(path, columns, durable=durable))
+        header = seal.sealed_text(content)
+    write_atomically(path, header, durable=durable)
+
+
+def read_record(path: Path) -> Record:
+    """Read the header of a record; its ranks and losses are read when they are first looked at.
+
+    Raises BadFile for a file that is missing, incomplete, of a major schema that can't be read or
+    changed after it was written, for a header that contradicts itself, and for the record of
+    another trial than its folder is named after. Ranks and losses raise it then for columns that
+    are missing or other than the header says, and for figures that they contradict.
+    """
+    return _record_of(read_json(path, RECORD_FORMAT), path, beside(path))
+
+
+def read_record_if_exists(path: Path) -> Record | None:
+    """Read a record, None where there is no file; raises BadFile as `read_record` does."""
+    if not path.exists():
+        return None
+    return read_record(path)
+
+
+def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) -> Record:
+    """Decode the header of a record, such as one from MLflow; raises BadFile as `read_record` does.
+
+    `source` is what errors call the text. `fetch` returns the content of a file beside it, by its
+    name, when the columns are needed; it may raise OSError.
+    """
+    return _record_of(parse_json(text, source, RECORD_FORMAT), source, in_memory(fetch))
+
+
+def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
+    """Return a record that agrees with itself and with its folder; raises BadFile."""
+    opened = open_content(content, str(source), RECORD_FORMAT)
+    try:
+        if opened.major == FIRST_MAJOR:
+            record: Record = decode_value(Record, with_our_schema(Record, opened.content, SCHEMA))
+            problem = record_problem(record)
+        else:
+            record = _with_columns(opened, source, open_file)
+            problem = header_problem(record)
+    except ValueError as error:
+        problem = one_line(error)
+    else:
+        problem = problem or _misplacement(record.trial, source)
+    if problem is not None:
+        raise _invalid(source, problem)
+    return record
+
+
+def _invalid(source: Path | str, problem: str) -> BadFile:
+    """Return the error for a record that contradicts itself."""
+    return RECORD_FORMAT.error(source, f"not a valid record: {problem}")
+
+
+def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> Record:
+    """Return a record whose ranks and losses are read from its columns when they are needed.
+
+    Raises ValueError for a header that has not the right types.
+    """
+    content = with_our_schema(Record, opened.content, SCHEMA)
+    described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
+    columns = described.columns if described is not None else {}
+    across: AcrossRanks = decode_value(
+        AcrossRanks, content.get("ranks"), ignore_unknown_fields=opened.is_later_minor
+    )
+
+    def read(names: Collection[str]) -> dict[str, Numbers]:
+        """Read columns; raises BadFile."""
+        assert described is not None
+        try:
+            return read_columns(open_file, described, names)
+        except OSError as error:
+            raise RECORD_FORMAT.unavailable(_location(source, described), error) from None
+        except ValueError as error:
+            raise RECORD_FORMAT.error(_location(source, described), str(error)) from None
+
+    def load_ranks() -> list[RankResult]:
+        """Read the results of all ranks, which the header must agree with; raises BadFile."""
+        names = [name for name in columns if name != MEAN_LOSS]
+        results = []
+        if RANKS in columns:
+            results = _rank_results(read(names), source, is_later_minor=opened.is_later_minor)
+        whole = replace(record, ranks=Ranks.of(results))
+        problem = record_problem(whole) or _across_problem(across, whole.ranks.across)
+        if problem is not None:
+            raise _invalid(source, problem)
+        return results
+
+    content["ranks"] = Ranks(load_ranks, across)
+    content["loss"] = None
+    if MEAN_LOSS in columns:
+        column = columns[MEAN_LOSS]
+        load_loss = partial(_load_column, read, MEAN_LOSS)
+        content["loss"] = Series(column.dtype, column.count, load_loss)
+    record: Record = decode_value(Record, content, ignore_unknown_fields=opened.is_later_minor)
+    return record
+
+
+def _location(source: Path | str, described: ColumnFile) -> str:
+    """Return what errors call the file of columns."""
+    if isinstance(source, Path):
+        return str(source.with_name(Path(described.file).name))
+    return f"{source}: {described.file}"
+
+
+def _load_column(read: Callable[[Collection[str]], dict[str, Numbers]], name: str) -> Numbers:
+    """Return one column, shape (values,)."""
+    return read([name])[name]
+
+
+def _rank_results(
+    columns: dict[str, Numbers], source: Path | str, *, is_later_minor: bool
+) -> list[RankResult]:
+    """Return the results of ranks, of which the columns have the numbers; raises BadFile."""
+    text = columns.pop(RANKS).tobytes()
+    contents = parse_json(text, source, RECORD_FORMAT)
+    try:
+        put_series(contents, columns)
+        results: list[RankResult] = decode_value(
+            list[RankResult], contents, ignore_unknown_fields=is_later_minor
+        )
+    except ValueError as error:
+        raise _invalid(source, f"ranks{one_line(error)}") from None
+    return results
+
+
+def _across_problem(header: AcrossRanks, computed: AcrossRanks) -> str | None:
+    """Return which figure of the header is not what the ranks come to.
+
+    Telemetry is left out: other versions of NumPy round its means in another way.
+    """
+    for entry in fields(AcrossRanks):
+        recorded, expected = getattr(header, entry.name), getattr(computed, entry.name)
+        if entry.name != "telemetry" and _as_json(recorded) != _as_json(expected):
+            return f"ranks.{entry.name}: found another value than that of its ranks"
+    return None
+
+
+def _as_json(value: Any) -> bytes:
+    """Return a value as JSON, in which tuples and lists are the same."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def _misplacement(trial: Trial, source: Path | str) -> str | None:
+    """Return whether the record of a trial lies in the folder of another one, None if not.
+
+    A record may lie anywhere else, as in a folder of records that somebody has collected.
+    """
+    if not isinstance(source, Path) or source.name != RECORD_FILE:
+        return None
+    folder = source.absolute().parent.name
+    if folder == trial.id or not TRIAL_ID.fullmatch(folder):
+        return None
+    return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
+
+
+def read_rank_result(path: Path) -> RankResult:
+    """Read what one rank left.
+
+    Raises BadFile for a file that is missing, incomplete or changed after it was written.
+    """
+    opened = open_content(read_json(path, RANK_RESULT_FORMAT), str(path), RANK_RESULT_FORMAT)
+    try:
+        if not isinstance(opened.content, dict):
+            raise ValueError("found no keys; allowed: keys")
+        content = dict(opened.content)
+        described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
+        if described is not None:
+            put_series([content], read_columns(beside(path), described, described.columns))
+        result: RankResult = decode_value(RankResult, content)
+        problem = rank_problem(result)
+    except OSError as error:
+        raise RANK_RESULT_FORMAT.unavailable(path, error) from None
+    except ValueError as error:
+        problem = one_line(error)
+    if problem is not None:
+        raise RANK_RESULT_FORMAT.error(path, f"not a valid rank's result: {problem}")
+    return result
+
+
+def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
+    """Copy a record with its columns into a folder, without secrets and with seals that hold.
+
+    `clean` removes secrets from a text. A record without secrets stays as it is. Raises BadFile.
+    """
+    text = path.read_text(encoding="utf-8")
+    content = open_content(parse_json(text, path, RECORD_FORMAT), str(path), RECORD_FORMAT).content
+    texts = text
+    described = None
+    if content.get("columns") is not None:
+        described = decode_value(ColumnFile, content["columns"])
+        if RANKS in described.columns:
+            ranks = read_columns(beside(path), described, [RANKS])[RANKS]
+            texts += ranks.tobytes().decode("utf-8")
+    if clean(texts) == texts:
+        for name in (path.name, *([described.file] if described else [])):
+            shutil.copyfile(path.with_name(name), folder / name)
+        return
+    record = read_record(path)
+    results = seal.cleaned([asdict(result) for result in record.ranks], clean)
+    header: Record = decode_value(Record, seal.cleaned(asdict(record), clean))
+    ranks_without_secrets = Ranks.of(decode_value(list[RankResult], results))
+    write_record(folder / path.name, replace(header, ranks=ranks_without_secrets))
+
+
+def remove_unused_columns(folder: Path) -> None:
+    """Remove files of columns that no record in a trial's folder names.
+
+    A process that was killed leaves one, and so does a record that another attempt replaced.
+    Nothing is removed where a record can't be read: it may name any of them.
+    """
+    paths = list(folder.glob(f"*{COLUMNS_SUFFIX}"))
+    if len(paths) < 2 and (folder / RECORD_FILE).exists():
+        return
+    used = set()
+    try:
+        for header_path in folder.glob("*.json"):
+            content = read_json(header_path, RECORD_FORMAT)
+            if isinstance(content, dict) and isinstance(content.get("columns"), dict):
+                used.add(content["columns"].get("file"))
+    except BadFile:
+        return
+    for path in paths:
+        if path.name not in used:
+            path.unlink(missing_ok=True)
