@@ -86,9 +86,11 @@ class SlurmCampaign:
         if reason is not None:
             raise RuntimeError(f"no Slurm: {reason}")
         stack = ExitStack()
-        # Sockets lie in it, so its path must be short.
-        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-"))
-        slurm = stack.enter_context(running(Path(short)))
+        # Sockets lie in it, so its path must be short. A TemporaryDirectory would be removed by
+        # every command that is forked from here, at its end.
+        short = Path(tempfile.mkdtemp(prefix="slurm-"))
+        stack.callback(shutil.rmtree, short)
+        slurm = stack.enter_context(running(short))
         os.environ.update(slurm.environment)
         return cls(folder / "slurm", slurm, run_locally(_new(folder / "local")), stack)
 

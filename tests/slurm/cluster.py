@@ -29,14 +29,18 @@ class Slurm:
         return {"SLURM_CONF": str(self.configuration.slurm_conf)}
 
     def run(self, *command: str) -> str:
-        """Run a client such as squeue and return its output; raises CalledProcessError."""
+        """Run a client such as squeue and return its output.
+
+        Raises CalledProcessError, with what the client said as a note.
+        """
         completed = subprocess.run(
-            command,
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            check=True,
+            command, env={**os.environ, **self.environment}, capture_output=True, text=True
         )
+        try:
+            completed.check_returncode()
+        except subprocess.CalledProcessError as error:
+            error.add_note(completed.stderr.strip())
+            raise
         return completed.stdout.strip()
 
     def node_states(self) -> dict[str, str]:
