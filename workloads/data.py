@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate
 
 from workloads.base import Splits, TensorSamples
 from workloads.files import read_idx
+from workloads.shared import shared_tensors
 from workloads.sources import (
     Csv,
     Digits,
@@ -75,29 +76,46 @@ class Texts:
 
 
 def load_images(data: ImageData) -> Images:
-    """Return the images of a source.
+    """Return the images of a source, of which processes may share the memory.
 
     Raises ValueError if its files are not what `data.check()` accepts.
     """
+    tensors = shared_tensors(data, data.files(), lambda: _decode_images(data))
+    validation = None
+    if "validation_images" in tensors:
+        validation = _samples(tensors, "validation")
+    height, width = tensors["train_images"].shape[2:]
+    return Images(
+        splits=Splits(
+            train=_samples(tensors, "train"), test=_samples(tensors, "test"), validation=validation
+        ),
+        size=(height, width),
+        classes=10 if isinstance(data, Digits) else data.classes,
+    )
+
+
+def _samples(tensors: Mapping[str, Tensor], split: str) -> TensorSamples:
+    """Return the samples of a split of what `_decode_images` returns."""
+    return TensorSamples((tensors[f"{split}_images"], tensors[f"{split}_labels"]))
+
+
+def _decode_images(data: ImageData) -> dict[str, Tensor]:
+    """Return `train_images`, `train_labels` and so on, normalized, of all splits that there are."""
     if isinstance(data, Digits):
         train, test = _load_digits(data)
-        classes = 10
     else:
         train, test = _load_idx(data, "train"), _load_idx(data, "t10k")
-        classes = data.classes
-    validation = None
+    splits = {"train": train, "test": test}
     if data.validation:
         labels = [str(label) for label in train.labels.tolist()]
         training, held_out = validation_split(labels, data.validation, data.draw_seed)
-        train, validation = train.at(training), train.at(held_out)
-    table = _normalization_table(train.pixels)
-    splits = Splits(
-        train=_normalized(train, table),
-        test=_normalized(test, table),
-        validation=None if validation is None else _normalized(validation, table),
-    )
-    height, width = train.pixels.shape[2:]
-    return Images(splits, (height, width), classes)
+        splits["train"], splits["validation"] = train.at(training), train.at(held_out)
+    table = _normalization_table(splits["train"].pixels)
+    tensors: dict[str, Tensor] = {}
+    for name, split in splits.items():
+        tensors[f"{name}_images"] = torch.from_numpy(table[split.pixels])
+        tensors[f"{name}_labels"] = split.labels
+    return tensors
 
 
 def load_texts(data: TextData) -> Texts:
@@ -192,12 +210,6 @@ def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
     mean = total / pixels.size
     deviation = (total_of_squares / pixels.size - mean**2) ** 0.5
     return np.asarray((np.arange(256) - mean) / deviation, np.float32)
-
-
-def _normalized(split: LabeledPixels, table: NDArray[np.float32]) -> TensorSamples:
-    """Return a split as float32 images and their labels."""
-    images = torch.from_numpy(table[split.pixels])
-    return TensorSamples((images, split.labels))
 
 
 def _load_idx(data: Idx, split: Literal["train", "t10k"]) -> LabeledPixels:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-import harness.launch.forked
-import harness.measure.communication
-import harness.training.worker  # noqa: F401
+import safetensors.torch  # noqa: F401
+
 from harness.records.assignment import Assignment
 from harness.records.decode import prepare_decoding
 from harness.records.environment import describe_packages

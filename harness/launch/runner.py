@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
@@ -101,6 +102,8 @@ class Runner:
     # The attempt that a trial's reruns are counted from, by its id; of others the first of this
     # run.
     first_attempts: Mapping[str, int] = field(default_factory=dict)
+    # An empty folder in which ranks share decoded data sets, for as long as this object is used.
+    shared_data: Path | None = None
     poll_seconds: float = POLL
     retries: int = 0  # how often a trial runs again that failed by one of RETRIED_FAILURES
     resumes: int = 10  # how often an interrupted trial resumes at once
@@ -294,6 +297,7 @@ class Runner:
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
             installed=self.provenance.installed,
+            shared_data=None if self.shared_data is None else str(self.shared_data),
             packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
+from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
 from harness.hardware.roofline import device_of
 from harness.launch import forkserver
@@ -166,6 +167,7 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
             stop_reason=stop_reason,
+            shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
         records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):

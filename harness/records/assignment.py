@@ -17,7 +17,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from workloads.options import Between
 
-SCHEMA = "1.3"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.4"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
@@ -43,6 +43,8 @@ class Assignment:
     mlflow: str | None = None  # its version
     repository: Repository | None = None
     installed: str | None = None  # SHA-256 of the list of packages in the sweep's folder
+    # A folder in which ranks share the data sets that they have decoded; None: they share none.
+    shared_data: str | None = None
     packages: Sequence[str] = ()  # distributions that the workload imports, beside the usual ones
 
 

@@ -64,6 +64,7 @@ from harness.training.train import Hooks, Trainer
 from harness.training.variables import check_variables
 from workloads.base import Workload
 from workloads.catalog import load_class
+from workloads.shared import share_in
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 # How gloo and NCCL report that it was not enough; neither raises an error of its own type.
@@ -182,6 +183,8 @@ def load_workload(assignment: Assignment) -> Workload:
     """
     reference = assignment.trial.cell.workload
     base_folder = Path(assignment.base_folder)
+    if assignment.shared_data is not None:
+        share_in(Path(assignment.shared_data))
     workload_class = load_class(reference.uses, base_folder)
     check_code(reference, base_folder)
     options = decode_value(workload_class.Options, reference.options)
