@@ -1,5 +1,5 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
-# make bench: what the harness itself costs, in about five minutes; nothing else should run meanwhile.
+# make bench: what the harness itself costs, in about seven minutes; nothing else should run meanwhile.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
@@ -56,6 +56,8 @@ bench: setup-test
 	@$(BIN)/python -m tests.perf.fingerprints
 	@echo "==> The start of the command line"
 	@$(BIN)/python -m tests.perf.startup
+	@echo "==> A sweep of 48 short trials beside a bare script under torchrun for each of them"
+	@$(BIN)/python -m tests.perf.launcher
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.perf.gate
