@@ -96,7 +96,7 @@ class Workload(ABC):
     Data: ClassVar[Any] = Settings
     # Samples in a global batch, unless the sweep file sets the axis `batch_size`.
     batch_size: ClassVar[int] = 64
-    target: ClassVar[Target] = Target("accuracy")
+    target: Target = Target("accuracy")
 
     def __init__(self, options: Any, data: Any) -> None:
         self.options = options
@@ -140,6 +140,18 @@ class Workload(ABC):
         `rows` holds what `evaluate` returned, float64, shape (samples, k), in sample order. A sweep
         that stops by the loss (`stop: {metric: loss}`) takes the metric `loss`.
         """
+
+    def predictions(self, rows: Tensor) -> Tensor | None:
+        """Return the label and the predicted class of each sample, int64, shape (samples, 2).
+
+        `rows` are those of `metrics`. None, the default, is for what is no classifier. From them, the
+        harness counts which classes are taken for which.
+        """
+        return None
+
+    def class_names(self) -> Sequence[str]:
+        """Return the names of the classes in their order; none, the default, for their numbers."""
+        return ()
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the submodules that FSDP2 shards one by one, such as a transformer's layers.
@@ -215,6 +227,10 @@ class Classifier(Workload):
             "macro_f1": macro_f1(predicted, labels),
             "loss": float(losses.mean()),
         }
+
+    def predictions(self, rows: Tensor) -> Tensor:
+        """Return the label and the predicted class of each sample, int64, shape (samples, 2)."""
+        return rows[:, [2, 1]].long()
 
 
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
-from workloads.base import Batch, Classifier, Splits
+from workloads.base import Batch, Classifier, Splits, Target
 from workloads.data import Texts, load_texts
 from workloads.files import CHECKPOINT, TOKENIZER, WEIGHTS
 from workloads.options import POSITIONS, DistilBertOptions
@@ -89,6 +89,10 @@ class DistilBert(Classifier):
     batch_size = 64
     options: DistilBertOptions
     data: TextData
+
+    def __init__(self, options: DistilBertOptions, data: TextData) -> None:
+        super().__init__(options, data)
+        self.target = Target(options.target)
 
     @cached_property
     def texts(self) -> Texts:
@@ -191,6 +195,10 @@ class DistilBert(Classifier):
             )
         return SequenceClassifier(bert)
 
+    def class_names(self) -> Sequence[str]:
+        """Return the labels of the texts."""
+        return self.texts.classes
+
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the layers of the transformer."""
         assert isinstance(model, SequenceClassifier)
@@ -233,7 +241,7 @@ class DistilBert(Classifier):
         return nn.functional.cross_entropy(logits, batch[-1], label_smoothing=smoothing)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return AdamW in its fused implementation; `lr` is the peak of the schedule.
+        """Return AdamW in its fused implementation, with the rate of the schedule's peak.
 
         Matrices are decayed, biases and the weights of layer norms are not.
         """
@@ -243,7 +251,7 @@ class DistilBert(Classifier):
             {"params": matrices, "weight_decay": self.options.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.options.lr, fused=True)
+        return torch.optim.AdamW(groups, lr=self.options.peak_lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Return the one-cycle schedule."""

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -200,6 +200,21 @@ def checkpoint_positions(folder: Path) -> int:
             f"{config_path}: found max_position_embeddings {positions!r}; allowed: an integer"
         )
     return positions
+
+
+def check_architecture(folder: Path, name: str, shape: Mapping[str, int]) -> None:
+    """Raise ValueError unless the model in a folder has the architecture `name`.
+
+    `shape` has its numbers by the names of config.json.
+    """
+    path = folder / CONFIG
+    config = _read_json_object(path)
+    for key, needed in shape.items():
+        if config.get(key) != needed:
+            raise ValueError(
+                f"{path}: found {key} {config.get(key)!r}; allowed: {needed}, as of size {name}; or"
+                " size null, for whatever the folder has"
+            )
 
 
 def _read_json_object(path: Path) -> dict[str, object]:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from workloads.files import checkpoint_files, checkpoint_positions, errors_naming
+from workloads.files import (
+    check_architecture,
+    checkpoint_files,
+    checkpoint_positions,
+    errors_naming,
+)
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,16 @@ class Architecture:
     feedforward: int  # features between the two feed-forward layers
     vocabulary: int  # tokens at most
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """Return what decides the shapes of all layers, by the names of DistilBERT's config.json."""
+        return {
+            "n_layers": self.layers,
+            "dim": self.width,
+            "n_heads": self.heads,
+            "hidden_dim": self.feedforward,
+        }
+
 
 ARCHITECTURES = {
     "tiny": Architecture(layers=2, width=128, heads=4, feedforward=512, vocabulary=4096),
@@ -139,6 +154,10 @@ ARCHITECTURES = {
     # DistilBERT as published: Sanh et al. 2019, arXiv:1910.01108
     "base": Architecture(layers=6, width=768, heads=12, feedforward=3072, vocabulary=30522),
 }
+# The peak learning rates that suit a model: from scratch by its size, wider ones lower; and of one that
+# is fine-tuned, which would forget what it knows at those.
+SCRATCH_RATES = {"tiny": 2e-3, "small": 2e-3, "base": 3e-4}
+FINE_TUNING_RATE = 2e-5
 POSITIONS = 512  # tokens of the longest text that DistilBERT takes, as published
 
 
@@ -146,8 +165,9 @@ POSITIONS = 512  # tokens of the longest text that DistilBERT takes, as publishe
 class DistilBertOptions(Settings):
     """The options of DistilBERT.
 
-    At most one of `size`, `pretrained` and `hub` says where the architecture comes from: a preset
-    that is trained from scratch, a folder with weights and tokenizer, or a model on the hub.
+    `size`, `pretrained` or `hub` says where the architecture comes from: a preset that is trained from
+    scratch, a folder with weights and tokenizer, or a model on the hub. With `size` beside it, a folder
+    must have that architecture.
     """
 
     # A folder that `save_pretrained` has written, tokenizer included. A name that is no folder but
@@ -155,7 +175,7 @@ class DistilBertOptions(Settings):
     pretrained: Path | None = None
     # A model on the Hugging Face hub; `name@revision` pins its revision.
     hub: str | None = None
-    # None means tiny, unless the model is pretrained.
+    # None means tiny, or whatever the pretrained model has.
     size: Literal["tiny", "small", "base"] | None = None
     # Tokens of the vocabulary at most; None means as many as the size has.
     vocabulary: Annotated[int, Between(256)] | None = None
@@ -165,7 +185,10 @@ class DistilBertOptions(Settings):
     padding: Literal["longest", "fixed"] = "longest"
     dropout: Fraction = 0.1
     label_smoothing: Fraction = 0.1
-    lr: Rate = 2e-3  # the peak of the one-cycle schedule
+    # The peak of the one-cycle schedule; None means one that suits the size, or fine-tuning.
+    lr: Rate | None = None
+    # The metric that is trained towards.
+    target: Literal["accuracy", "macro_f1"] = "accuracy"
     weight_decay: Annotated[float, Between(0, 10)] = 0.01
     warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
 
@@ -173,7 +196,7 @@ class DistilBertOptions(Settings):
         """Raise ValueError for keys that contradict each other."""
         origins = ("pretrained", "hub", "size")
         chosen = [name for name in origins if getattr(self, name) is not None]
-        if len(chosen) > 1:
+        if len(chosen) > 1 and chosen != ["pretrained", "size"]:
             raise ValueError(
                 f"found {' and '.join(chosen)}; allowed: one of them, since each decides the"
                 " architecture"
@@ -198,6 +221,15 @@ class DistilBertOptions(Settings):
         return replace(self, pretrained=None, hub=name.as_posix())
 
     @property
+    def peak_lr(self) -> float:
+        """Return the peak of the schedule: `lr`, or what suits the model."""
+        if self.lr is not None:
+            return self.lr
+        if self.pretrained is not None or self.hub is not None:
+            return FINE_TUNING_RATE
+        return SCRATCH_RATES[self.size or "tiny"]
+
+    @property
     def architecture(self) -> Architecture:
         """The preset with the vocabulary of the options; meaningless for pretrained models."""
         preset = ARCHITECTURES[self.size or "tiny"]
@@ -210,11 +242,16 @@ class DistilBertOptions(Settings):
         return checkpoint_files(self.pretrained)
 
     def check(self) -> None:
-        """Raise ValueError unless the pretrained model is complete and takes long enough texts."""
+        """Raise ValueError unless the pretrained model is complete and takes long enough texts.
+
+        It must have the architecture that `size` names, if that is set.
+        """
         if self.pretrained is None:
             return
         with errors_naming("pretrained"):
             positions = checkpoint_positions(self.pretrained)
+            if self.size is not None:
+                check_architecture(self.pretrained, self.size, ARCHITECTURES[self.size].shape)
         if self.sequence > positions:
             raise ValueError(
                 f"sequence: found {self.sequence}; allowed: at most the {positions} of"

@@ -25,7 +25,11 @@ def header_problem(record: Record) -> str | None:
     problem = _status_problem(record) or _count_problem(record)
     if problem is not None or record.summary is None:
         return problem
-    return _step_count_problem(record) or _evaluation_problem(record) or _range_problem(record)
+    for check in (_step_count_problem, _evaluation_problem, _confusion_problem, _range_problem):
+        problem = check(record)
+        if problem is not None:
+            return problem
+    return None
 
 
 def record_problem(record: Record) -> str | None:
@@ -189,6 +193,28 @@ def _evaluation_problem(record: Record) -> str | None:
         "best_metric": best.metrics[target.name],
     }
     return _first_difference(record.summary, figures)
+
+
+def _confusion_problem(record: Record) -> str | None:
+    """Return which counts of classes do not fit each other."""
+    assert record.rank0 is not None
+    confusions = record.rank0.confusions
+    if confusions is None:
+        return None
+    key, size = "rank0.confusions", len(confusions.classes)
+    for name in ("support", "predicted", "correct"):
+        count = len(getattr(confusions, name))
+        if count != size:
+            return f"{key}.{name}: found {count} numbers; allowed: {size}, as of classes"
+    wrong = confusions.omitted
+    for index, mistake in enumerate(confusions.mistakes):
+        if len(mistake) != 3 or max(mistake[:2]) >= size:
+            return f"{key}.mistakes[{index}]: found {mistake}; allowed: two classes and a count"
+        wrong += mistake[2]
+    samples = sum(confusions.support)
+    if sum(confusions.predicted) != samples or sum(confusions.correct) + wrong != samples:
+        return f"{key}: found counts that do not add up to the {samples} samples of support"
+    return None
 
 
 def _loss_problem(record: Record) -> str | None:

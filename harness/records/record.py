@@ -31,7 +31,7 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
-# stopping and confusions. Since 6.0 the numbers of ranks and steps lie in a file of columns.
+# stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
 SCHEMA = "6.0"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
@@ -157,6 +157,23 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Confusions:
+    """Which classes the test set's samples were taken for, at one evaluation.
+
+    The counts of classes are whole. Of the mistakes the most frequent are listed, so that a record
+    stays small however many classes there are.
+    """
+
+    classes: Sequence[str]  # names, by number
+    support: Sequence[Number]  # samples of each class
+    predicted: Sequence[Number]  # samples that were taken for each class
+    correct: Sequence[Number]  # samples of each class that were taken for it
+    # Label, predicted class and number of samples, the most frequent first.
+    mistakes: Sequence[Sequence[Number]]
+    omitted: Number = 0  # mistakes, counted in samples, that are not listed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
@@ -174,6 +191,8 @@ class Rank0Report:
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
     # What rank 0 communicates in an optimizer step; None where ranks don't communicate.
     collectives: Sequence[Collective] | None = None
+    # At the final evaluation; None for what is no classifier, and for very many classes.
+    confusions: Confusions | None = None
 
     @property
     def best_evaluation(self) -> Evaluation | None:

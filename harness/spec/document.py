@@ -166,13 +166,13 @@ class Document:
 
     def error(self, key: Key, problem: str) -> BadInput:
         """Return the error for a problem at `key`, in one line: `SOURCE: KEY: PROBLEM`."""
-        source = self._source_of(key)
+        source = self.source_of(key)
         message = one_line(problem)
         if key:
             message = f"{dotted(key)}: {message}"
         return BadInput(f"{source}: {message}")
 
-    def _source_of(self, key: Key) -> str:
+    def source_of(self, key: Key) -> str:
         """Return the source of a key, or else of the nearest key above it that has one.
 
         A missing key has no line of its own; the error then points at the mapping that lacks it.

@@ -224,6 +224,7 @@ def _read_settings(
         if "data.path: missing" in message:
             message += f"; give it here or as --data {key[1]}=PATH"
         raise BadInput(message) from None
+    settings = _with_paths_of_flags(document, settings, key)
     settings = settings.with_paths_relative_to(base_folder)
     try:
         settings.check()
@@ -233,6 +234,21 @@ def _read_settings(
             message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
         raise _settings_error(document, key, settings, message) from None
     return settings
+
+
+def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Settings:
+    """Return settings in which paths after `--set` are taken from the working directory.
+
+    That is where whoever types them looks, while a path in a file is relative to the file. One that
+    is not there is left to the file's folder, or may name a model on the hub.
+    """
+    changes: dict[str, Any] = {}
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        source = document.source_of((*key, setting.name))
+        if isinstance(value, Path) and source.startswith("--set") and value.exists():
+            changes[setting.name] = value.absolute()
+    return replace(settings, **changes)
 
 
 def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:

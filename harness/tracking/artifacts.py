@@ -6,14 +6,18 @@ removed from texts on the way, and the files of the trial stay as they are.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
+from harness.analysis.classes import ClassScore, Mistake, class_scores, mistakes
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
 from harness.records.files import copy_record
@@ -45,8 +49,8 @@ def collect_files(
 ) -> None:
     """Write the files that go with a trial's run into the folder `target`.
 
-    They are the record (`recall` reads it back), the environment, the end of each log, and what the
-    profiler left. `clean` removes secrets from a text. A trial that failed early lacks some of
+    They are the record (`recall` reads it back), the environment, the end of each log, tables of the
+    classes, and what the profiler left. `clean` removes secrets from a text. A trial that failed early lacks some of
     them.
     """
     copy_record(trial_folder.record_path, target, clean)
@@ -56,7 +60,34 @@ def collect_files(
     for log in sorted(trial_folder.log_folder.glob("*.log")):
         (target / "logs").mkdir(exist_ok=True)
         (target / "logs" / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
+    _collect_classes(record, target, clean)
     _collect_profile(trial_folder, target, clean)
+
+
+def _collect_classes(record: Record, target: Path, clean: Callable[[str], str]) -> None:
+    """Write a classifier's scores by class and its mistakes as CSV, which MLflow shows as tables.
+
+    A record lists a bounded number of mistakes, the most frequent.
+    """
+    confusions = None if record.rank0 is None else record.rank0.confusions
+    if confusions is None:
+        return
+    folder = target / "classes"
+    folder.mkdir()
+    scores = [asdict(score) for score in class_scores(confusions)]
+    (folder / "scores.csv").write_text(clean(_as_csv(ClassScore, scores)), encoding="utf-8")
+    rows = [asdict(mistake) for mistake in mistakes(confusions)]
+    (folder / "mistakes.csv").write_text(clean(_as_csv(Mistake, rows)), encoding="utf-8")
+
+
+def _as_csv(kind: type[ClassScore | Mistake], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV with a column for each field of their kind; what is None is empty."""
+    text = io.StringIO()
+    columns = [column.name for column in fields(kind)]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]) -> None:

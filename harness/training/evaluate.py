@@ -7,7 +7,8 @@ from all rows in the order of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 from torch import nn
 
 from harness.core.errors import BadInput, NotApplied
+from harness.records.record import Confusions
 from harness.spec.axes import Axes
 from harness.spec.cell import StopRule
+from harness.training.confusion import count_confusions
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
 from harness.training.precision import autocast
@@ -25,6 +28,14 @@ from harness.training.strategies.base import Strategy
 from workloads.base import Samples, Workload
 
 PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks ask each other whether to go on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What an evaluation has come to."""
+
+    metrics: Mapping[str, float]  # by name, the same at every rank
+    confusions: Confusions | None = None  # at rank 0, for a classifier
 
 
 @torch.no_grad()
@@ -36,7 +47,7 @@ def evaluate(
     strategy: Strategy,
     mesh: ParallelMesh,
     should_continue: Callable[[], bool],
-) -> dict[str, float] | None:
+) -> Scores | None:
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
     Every rank must call this. `model` is the one without the strategy's wrapper; it is left in
@@ -68,11 +79,13 @@ def evaluate(
         indices, rank_rows = [], None
     shares = mesh.gather((torch.tensor(indices, dtype=torch.int64), rank_rows))
     metrics = None
+    confusions = None
     if mesh.ranks.is_rank_0:
-        metrics = workload.metrics(_in_sample_order(shares, len(samples)))
+        rows_in_order = _in_sample_order(shares, len(samples))
+        metrics = workload.metrics(rows_in_order)
         metrics = {name: float(value) for name, value in metrics.items()}
-    shared: dict[str, float] = mesh.broadcast_from_rank_0(metrics)
-    return shared
+        confusions = count_confusions(workload, rows_in_order)
+    return Scores(metrics=mesh.broadcast_from_rank_0(metrics), confusions=confusions)
 
 
 @torch.no_grad()

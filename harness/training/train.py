@@ -23,7 +23,7 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, StepTimes
 from harness.records.record import Evaluation, StopOutcome, Target
 from harness.training.build import TrialParts
-from harness.training.evaluate import evaluate
+from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched
@@ -329,33 +329,34 @@ class Trainer:
         if not self.hooks.should_evaluate(state):
             return
         self.progress.report("evaluate", state.step)
-        validation: dict[str, float] | None = None
-        metrics: dict[str, float] | None = None
+        validation: Scores | None = None
+        test: Scores | None = None
         with state.timed("evaluate") as elapsed, suppress(_EvaluationGivenUp):
             if parts.splits.validation is not None:
-                validation = self._metrics_of(parts.splits.validation, "validation set")
-            metrics = self._metrics_of(parts.splits.test, "test set")
-        if metrics is None:
+                validation = self._scores_of(parts.splits.validation, "validation set")
+            test = self._scores_of(parts.splits.test, "test set")
+        if test is None:
             self._interrupt()
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
-            metrics=metrics,
+            metrics=test.metrics,
             seconds=elapsed(),
-            validation=validation,
+            validation=None if validation is None else validation.metrics,
         )
         state.evaluations.append(evaluation)
+        self._keep_confusions(test)
         if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 parts.checkpointer.save(parts.folder.best_checkpoints, state)
 
-    def _metrics_of(self, samples: Samples, name: str) -> dict[str, float]:
-        """Return the metrics over samples; `name` is what errors call these.
+    def _scores_of(self, samples: Samples, name: str) -> Scores:
+        """Return the scores over samples; `name` is what errors call these.
 
         Raises NonFiniteLoss, and _EvaluationGivenUp if a rank was asked to stop.
         """
         parts = self.parts
-        metrics = evaluate(
+        scores = evaluate(
             parts.workload,
             parts.model,
             samples,
@@ -364,15 +365,26 @@ class Trainer:
             parts.mesh,
             self._all_ranks_continue,
         )
-        if metrics is None:
+        if scores is None:
             raise _EvaluationGivenUp
-        for metric, value in metrics.items():
+        for metric, value in scores.metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(
                     f"{metric} of the {name} became {value}"
                     f" after step {self.state.step} of {parts.total_steps}"
                 )
-        return metrics
+        return scores
+
+    def _keep_confusions(self, scores: Scores) -> None:
+        """Keep the confusions of the last evaluation and of the best one: either may be the final."""
+        state = self.state
+        if scores.confusions is None:
+            return
+        state.confusions[state.step] = scores.confusions
+        best = self.selection.best(state.evaluations)
+        for step in list(state.confusions):
+            if step != state.step and (best is None or step != best.step):
+                del state.confusions[step]
 
     # The best parameters
 

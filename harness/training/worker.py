@@ -252,7 +252,7 @@ def _rank0_report(
     checkpoint_path: Path | None = None
     if best is not None and parts.assignment.checkpoint == "best":
         checkpoint_path = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
-    return Rank0Report(
+    report = Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
@@ -265,6 +265,10 @@ def _rank0_report(
         stop=trainer.stop_outcome,
         collectives=collectives,
     )
+    final = report.final_evaluation
+    if final is None:
+        return report
+    return replace(report, confusions=trainer.state.confusions.get(final.step))
 
 
 def _environment(assignment: Assignment) -> Environment:

@@ -21,7 +21,7 @@ from harness.records.record import Ranks, Record
 from harness.records.seal import digest_of, sealed_text
 from harness.records.series import MAX_COUNT, Numbers, PackedSeries, Series
 from harness.spec.cell import StopRule
-from tests.factories import make_cell, make_record
+from tests.factories import CONFUSIONS, make_cell, make_record
 
 SCHEMAS = Path(__file__).parent / "schemas"
 REMEDY = RECORD_FORMAT.remedy
@@ -116,6 +116,9 @@ SHORT = Series.pack(np.zeros(3))
 STOPPED = make_record(replace(make_cell(steps=40), stop=StopRule(patience=1)))
 assert STOPPED.rank0 is not None
 assert STOPPED.rank0.stop is not None
+UNCOUNTED = replace(CONFUSIONS, correct=[10, 18, 29])
+UNNAMED = replace(CONFUSIONS, classes=["cat", "dog"])
+UNKNOWN = replace(CONFUSIONS, mistakes=[[1, 3, 4]])
 LENGTH = replace(STOPPED.rank0.stop, reason="length")
 UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 
@@ -145,6 +148,18 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, attempt=0), "attempt: found 0; allowed: 1 or more"),
         (replace(STOPPED, rank0=replace(STOPPED.rank0, stop=None)), "rank0.stop: found nothing"),
         (replace(DDP, rank0=replace(DDP.rank0, stop=LENGTH)), "rank0.stop: found something"),
+        (
+            replace(DDP, rank0=replace(DDP.rank0, confusions=UNCOUNTED)),
+            "rank0.confusions: found counts that do not add up to the 60 samples of support",
+        ),
+        (
+            replace(DDP, rank0=replace(DDP.rank0, confusions=UNNAMED)),
+            "rank0.confusions.support: found 3 numbers; allowed: 2, as of classes",
+        ),
+        (
+            replace(DDP, rank0=replace(DDP.rank0, confusions=UNKNOWN)),
+            r"rank0.confusions.mistakes\[0\]: found \[1, 3, 4\]; allowed: two classes and a count",
+        ),
         (
             replace(STOPPED, rank0=replace(STOPPED.rank0, stop=LENGTH)),
             "rank0.stop.step: found 20 by length; the length is 40",

@@ -144,6 +144,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": [256], "batch_norm": True, "dropout": 0.1, "lr": 0.01},
     "cnn": {"width": 8, "batch_norm": True, "dropout": 0.1, "lr": 0.01, "warmup": 0.5},
     "distilbert": {
+        "target": "macro_f1",
         "hub": "some/model",
         "size": "small",
         "vocabulary": 512,
@@ -157,9 +158,9 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 OTHER_DATA: dict[str, dict[str, Any]] = {
-    "mlp": {"split_seed": 1},
-    "cnn": {"split_seed": 1},
-    "distilbert": {"source": "tickets", "rows": 100, "seed": 1},
+    "mlp": {"split_seed": 1, "validation": 0.1},
+    "cnn": {"split_seed": 1, "validation": 0.1},
+    "distilbert": {"source": "tickets", "rows": 100, "seed": 1, "validation": 0.1},
 }
 
 

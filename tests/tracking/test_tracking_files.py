@@ -68,6 +68,10 @@ def test_logs_are_cut_and_the_record_is_exact(
         ]
         == 2
     )
+    scores = artifact_text(uri, run, "classes/scores.csv", tmp_path / "got")
+    assert scores.startswith("name,precision,recall,f1,support\ncat,0.75,0.9,")
+    mistakes = artifact_text(uri, run, "classes/mistakes.csv", tmp_path / "got")
+    assert mistakes == "label,predicted,count\ndog,cat,2\ncat,dog,1\neel,cat,1\n"
 
 
 def test_a_profile_is_stored_with_its_trial_unless_it_is_too_large(

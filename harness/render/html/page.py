@@ -27,7 +27,7 @@ from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
-from harness.render.html import intervals, origin, parity, plots, sections
+from harness.render.html import classes, intervals, origin, parity, plots, sections
 from harness.render.html.report import Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
@@ -301,6 +301,16 @@ SECTIONS = (
         build=intervals.accuracy,
         about="the target metric at the end, averaged over seeds, with 95% intervals",
         needs="an evaluation",
+    ),
+    Section(
+        id="classes",
+        title="Classes",
+        kind="classes",
+        build=classes.classes,
+        about="of the cell with the best target metric, on the test set. Precision is of what was taken"
+        " for a class, recall of what is one. Rows of the matrix are labels, columns what they were"
+        " taken for.",
+        needs="a classifier that was evaluated",
     ),
     Section(
         id="convergence",

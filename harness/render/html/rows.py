@@ -234,8 +234,12 @@ def shade(ratio: float, strongest_ratio: float) -> str:
     the same strength as twice as fast. The color is `#rrggbb`.
     """
     strength = abs(math.log(ratio)) / max(math.log(strongest_ratio), 1e-9)
-    share = min(1.0, strength) * STRONGEST_SHADE
-    color = COLORS[0] if ratio > 1 else COLORS[1]
+    return tint(COLORS[0] if ratio > 1 else COLORS[1], min(1.0, strength))
+
+
+def tint(color: str, strength: float) -> str:
+    """Return a color mixed with white: white at strength 0, at 1 the strongest that text allows."""
+    share = strength * STRONGEST_SHADE
     digits = []
     for start in (1, 3, 5):  # of `#rrggbb`
         channel = int(color[start : start + 2], 16)
