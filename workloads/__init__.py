@@ -12,7 +12,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workloads.base import Batch, Classifier, Samples, Splits, Target, TensorSamples, Workload
+    from workloads.averaging import WeightAverage
+    from workloads.base import (
+        Batch,
+        Classifier,
+        Samples,
+        Splits,
+        StreamSamples,
+        Target,
+        TensorSamples,
+        Turn,
+        Workload,
+    )
     from workloads.catalog import BUILT_IN, Declaration, load_class
     from workloads.options import Between, Count, Fraction, Rate, Settings
     from workloads.schedules import one_cycle
@@ -20,7 +31,18 @@ if TYPE_CHECKING:
 
 # The module in which each public name is defined.
 _NAMES_BY_MODULE = {
-    "base": ("Batch", "Classifier", "Samples", "Splits", "Target", "TensorSamples", "Workload"),
+    "averaging": ("WeightAverage",),
+    "base": (
+        "Batch",
+        "Classifier",
+        "Samples",
+        "Splits",
+        "StreamSamples",
+        "Target",
+        "TensorSamples",
+        "Turn",
+        "Workload",
+    ),
     "catalog": ("BUILT_IN", "Declaration", "load_class"),
     "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
     "schedules": ("one_cycle",),
@@ -44,10 +66,13 @@ __all__ = [
     "Samples",
     "Settings",
     "Splits",
+    "StreamSamples",
     "Target",
     "TensorSamples",
     "TextData",
     "Tickets",
+    "Turn",
+    "WeightAverage",
     "Workload",
     "load_class",
     "one_cycle",

@@ -5,7 +5,7 @@ class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -58,6 +58,53 @@ class TensorSamples:
         return TensorSamples(tuple(tensor.to(device) for tensor in self.tensors))
 
 
+class StreamSamples:
+    """Samples that can only be read one after the other, such as the lines of a file.
+
+    An epoch has them in the order of the stream, from its beginning; every rank and every loader
+    worker reads all of it, and leaves out the samples of others. A trial that is resumed reads up
+    to where it was.
+    """
+
+    # The harness draws no order of its own for them.
+    in_order: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        read: Callable[[], Iterator[Any]],
+        length: int,
+        collate: Callable[[Sequence[Any]], Batch],
+    ) -> None:
+        """Take `length` samples from each stream that `read()` opens.
+
+        `collate` makes a batch of some samples, of whatever width they need.
+        """
+        self._read = read
+        self._length = length
+        self._collate = collate
+        self._stream: Iterator[Any] | None = None
+        self._position = 0  # of the next sample in the stream
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the samples at `indices`; those before them are read, and dropped."""
+        return self._collate([self._sample(index) for index in indices])
+
+    def _sample(self, index: int) -> Any:
+        """Return one sample; raises ValueError for a stream that ends before it."""
+        if self._stream is None or index < self._position:
+            self._stream, self._position = iter(self._read()), 0
+        for sample in self._stream:
+            self._position += 1
+            if self._position == index + 1:
+                return sample
+        raise ValueError(
+            f"stream: found {self._position} samples; needed: the {self._length} of its length"
+        )
+
+
 @dataclass(frozen=True)
 class Splits:
     """The samples to train on and the samples to test on.
@@ -77,6 +124,16 @@ class Target:
 
     name: str
     higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of the updates that a training step consists of: a loss, and the optimizer that lowers it."""
+
+    name: str
+    optimizer: Optimizer  # of the parameters that this turn trains; the others stay as they are
+    # The mean loss over a batch, a scalar. Under DDP and FSDP2, `model` must be called once for it.
+    loss: Callable[[nn.Module, Batch], Tensor]
 
 
 class Workload(ABC):
@@ -128,6 +185,22 @@ class Workload(ABC):
         It is stepped after each of the trial's `steps` optimizer steps.
         """
         return None
+
+    def turns(self, model: nn.Module) -> Sequence[Turn]:
+        """Return the updates of a training step, in their order, such as a critic's and a generator's.
+
+        Each has the whole batch. Precision, accumulation, clipping and the schedule hold for every
+        turn, and the loss of a step is the sum of theirs. By default there is one, with `loss` and
+        `optimizer`.
+        """
+        return [Turn("", self.optimizer(model), self.loss)]
+
+    def after_step(self, model: nn.Module) -> None:
+        """Do what follows an optimizer step, such as to move an average of the weights.
+
+        It is a part of the step, and timed.
+        """
+        return
 
     @abstractmethod
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:

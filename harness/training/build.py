@@ -6,8 +6,9 @@ bottom in the order in which things happen, since that order decides who draws w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -29,7 +30,6 @@ from harness.training.loader import Fetched, make_loader
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
-from harness.training.optimization import make_optimizer, make_schedule
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
@@ -39,6 +39,7 @@ from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.tree_step import TreeStep
+from harness.training.turns import TurnStep, prepare_turns
 from harness.training.workload_state import WorkloadState
 from workloads.base import Splits, Workload
 
@@ -64,7 +65,7 @@ class TrialParts:
     parameter_count: int  # elements of all parameters
     compiler: Compiler
     determinism: DeterministicMode
-    optimizer: Optimizer
+    optimizers: Sequence[Optimizer]  # one, unless the workload has turns
     scaler: Scaler
     train_step: TrainStep  # all that happens in the timed region, besides fetching
     clock: StepClock  # times the steps and their phases
@@ -107,6 +108,7 @@ def build_trial(
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
         micro_steps=axes.grad_accum_steps if axes.reduction == "tree" else 1,
+        in_order=getattr(splits.train, "in_order", False),
     )
     with state.timed("build"):
         _check_device(axes, mesh)
@@ -123,25 +125,35 @@ def build_trial(
         strategy = strategy_class(axes.strategy)(axes, mesh)
         training_module = strategy.prepare(model, workload, compiler, clock)
         total_steps = count_steps(cell.length, order.steps)
-        optimizer = make_optimizer(workload, model, axes)
-        schedule = make_schedule(workload, optimizer, axes, total_steps)
+        turns = prepare_turns(
+            workload,
+            model,
+            axes,
+            total_steps,
+            partial(under_autocast, axes, mesh.device),
+            can_freeze=not strategy.shards_parameters,
+        )
         scaler = Scaler(axes, mesh.device)
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
         # From here on ranks draw different numbers, for dropout on different samples.
         seed_everything(seed, mesh.dp_rank)
         step_parts: dict[str, Any] = {
             "module": training_module,
-            "loss": under_autocast(axes, mesh.device, workload.loss),
+            "loss": turns[-1].loss,
             "loss_hook": strategy.loss_hook(clock),
             "strategy": strategy,
-            "optimizer": optimizer,
-            "schedule": schedule,
+            "optimizer": turns[-1].optimizer,
+            "schedule": turns[-1].schedule,
             "scaler": scaler,
             "clock": clock,
             "grad_accum_steps": axes.grad_accum_steps,
             "max_grad_norm": axes.max_grad_norm,
         }
+        if type(workload).after_step is not Workload.after_step:
+            step_parts["after_step"] = partial(workload.after_step, model)
         train_step = TrainStep(**step_parts)
+        if len(turns) > 1:
+            train_step = TurnStep(**step_parts, turns=turns)
         if axes.reduction == "tree":
             train_step = TreeStep(
                 **step_parts,
@@ -151,8 +163,10 @@ def build_trial(
                 dp_rank=mesh.dp_rank,
                 dp_size=mesh.dp_size,
             )
+        optimizers = [turn.optimizer for turn in turns]
+        schedules = [turn.schedule for turn in turns]
         workload_state = WorkloadState(
-            workload, _restored_objects(model, training_module, optimizer, schedule)
+            workload, _restored_objects(model, training_module, *optimizers, *schedules)
         )
         checkpointer = Checkpointer(
             origin=describe_origin(assignment.trial.id),
@@ -160,8 +174,8 @@ def build_trial(
             mesh=mesh,
             strategy=strategy,
             model=model,
-            optimizer=optimizer,
-            schedule=schedule,
+            optimizers=optimizers,
+            schedules=schedules,
             scaler=scaler,
             workload_state=workload_state,
         )
@@ -178,7 +192,7 @@ def build_trial(
         parameter_count=parameter_count,
         compiler=compiler,
         determinism=determinism,
-        optimizer=optimizer,
+        optimizers=optimizers,
         scaler=scaler,
         train_step=train_step,
         clock=clock,
@@ -219,7 +233,8 @@ def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
     batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
     loss = parts.train_step.loss(parts.train_step.module, batch)
     loss.backward()  # type: ignore[no-untyped-call]
-    parts.optimizer.zero_grad(set_to_none=True)
+    for optimizer in parts.optimizers:
+        optimizer.zero_grad(set_to_none=True)
     compile_seconds = parts.compiler.seconds - seconds_before
     if compile_seconds:
         # The first forward has compiled the model, in the time of "build".

@@ -58,8 +58,8 @@ class Checkpointer:
     mesh: ParallelMesh
     strategy: Strategy  # which knows how model and optimizer are sharded
     model: nn.Module  # without the strategy's wrapper
-    optimizer: Optimizer
-    schedule: LRScheduler | None  # None for a constant learning rate
+    optimizers: Sequence[Optimizer]  # of each turn of a step, in their order
+    schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
     scaler: Scaler  # whose loss scale goes on from where it was
     workload_state: WorkloadState
     origin: Origin  # of what this process saves; it resumes from nothing else
@@ -73,8 +73,13 @@ class Checkpointer:
         weights = self.strategy.full_weights(self.model)
         content = {
             "step": state.step,
-            "optimizer": self.strategy.full_optimizer_state(self.model, self.optimizer),
-            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "optimizers": [
+                self.strategy.full_optimizer_state(self.model, optimizer)
+                for optimizer in self.optimizers
+            ],
+            "schedules": [
+                schedule.state_dict() if schedule else None for schedule in self.schedules
+            ],
             "ranks": self.mesh.gather(self._rank_content(state, interrupted_by)),
         }
         problem: str | None = None
@@ -212,9 +217,11 @@ class Checkpointer:
         for _ in range(min(content["step"], self.strategy.arranging_steps)):
             rehearse_step()
         self._load_model(weights, rank_content)
-        self.strategy.load_full_optimizer_state(self.model, self.optimizer, content["optimizer"])
-        if self.schedule:
-            self.schedule.load_state_dict(content["schedule"])
+        for optimizer, optimizer_state in zip(self.optimizers, content["optimizers"], strict=True):
+            self.strategy.load_full_optimizer_state(self.model, optimizer, optimizer_state)
+        for schedule, schedule_state in zip(self.schedules, content["schedules"], strict=True):
+            if schedule:
+                schedule.load_state_dict(schedule_state)
         self.strategy.load_rank_state(rank_content["strategy"])
         self.scaler.restore(rank_content["scaler"])
         _restore_random_state(rank_content["random"])

@@ -51,7 +51,11 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     et al. 2017, arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer
     doesn't have.
     """
-    optimizer = workload.optimizer(model)
+    return adapt_optimizer(workload.optimizer(model), workload, axes)
+
+
+def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Optimizer:
+    """Return an optimizer of the workload as the axes ask for it; raises as `make_optimizer`."""
     if axes.optimizer != "recipe":
         optimizer = _replace_optimizer(optimizer, axes)
     elif axes.optimizer_impl != "recipe":

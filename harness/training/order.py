@@ -34,11 +34,13 @@ class BatchOrder:
         dp_rank: int,
         dp_size: int,
         micro_steps: int = 1,
+        in_order: bool = False,
     ) -> None:
         """Raise BadInput if there is less than one global batch of samples.
 
         A rank's share is one piece of the batch, or with several `micro_steps` one piece for each:
-        of n ranks, rank r has the pieces r, n + r, 2n + r, ...
+        of n ranks, rank r has the pieces r, n + r, 2n + r, ... With `in_order`, an epoch has the
+        samples as they come, for those that can only be read so.
         """
         if samples < batch_size:
             raise BadInput(
@@ -52,6 +54,7 @@ class BatchOrder:
         pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
         # Of this rank's share in a global batch, in the order of its own, shape (share,).
         self.positions = pieces[:, dp_rank].reshape(-1)
+        self.in_order = in_order
         self.steps = samples // batch_size  # in an epoch
         self.epoch = 0  # the epoch to iterate over
         self.skip = 0  # batches at its start that are left out
@@ -74,7 +77,9 @@ class BatchOrder:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's share of each batch until the end of the epoch."""
-        permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        permutation = np.arange(self.samples)
+        if not self.in_order:
+            permutation = np.random.default_rng([self.seed, self.epoch]).permutation(permutation)
         for step in range(self.skip, self.steps):
             global_batch = permutation[step * self.batch_size : (step + 1) * self.batch_size]
             yield global_batch[self.positions].tolist()

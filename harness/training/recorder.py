@@ -142,7 +142,16 @@ class Recorder(StepObserver, Hooks):
     def before_optimizer(self, step: int) -> None:
         self._micro_step = AFTER_MICRO_STEPS
         self._write("all-reduce", self._gradients())
-        self._write("optimizer settings", optimizer_settings(self._parts.optimizer))
+        if "optimizer settings" not in self._phase_digests:  # of all turns, before the first
+            self._write("optimizer settings", self._optimizer_settings())
+
+    def _optimizer_settings(self) -> Named:
+        """Return the settings of all optimizers by name, those of a second one with its number."""
+        settings = []
+        for number, optimizer in enumerate(self._parts.optimizers):
+            for name, value in optimizer_settings(optimizer):
+                settings.append((f"optimizer {number} {name}" if number else name, value))
+        return settings
 
     def after_optimizer(self, step: int) -> None:
         self._write("optimizer state", self._optimizer_state())
@@ -172,8 +181,13 @@ class Recorder(StepObserver, Hooks):
     def _gradients(self) -> Named:
         """Return the gradients that all ranks have summed up, unsharded, by name."""
         gradients = []
+        others: set[int] = set()  # parameters that are another turn's to train
+        for optimizer in self._parts.optimizers:
+            if optimizer is not self._parts.train_step.optimizer:
+                for group in optimizer.param_groups:
+                    others.update(id(parameter) for parameter in group["params"])
         for name, parameter in self._parts.model.named_parameters():
-            if parameter.grad is not None:
+            if parameter.grad is not None and id(parameter) not in others:
                 gradients.append((name, parameter.grad))
         return full_tensors(gradients)
 
@@ -181,9 +195,10 @@ class Recorder(StepObserver, Hooks):
         """Return the tensors of the optimizer's state, unsharded, by name."""
         states = []
         for name, parameter in self._parts.model.named_parameters():
-            for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
-                if isinstance(value, Tensor):
-                    states.append((f"{name} ({key})", value))
+            for optimizer in self._parts.optimizers:
+                for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+                    if isinstance(value, Tensor):
+                        states.append((f"{name} ({key})", value))
         return full_tensors(states)
 
     # Marks

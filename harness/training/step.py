@@ -62,8 +62,10 @@ class TrainStep:
     clock: StepClock
     grad_accum_steps: int  # micro-steps of an optimizer step
     max_grad_norm: float | None  # of all gradients together; None for no limit
+    after_step: Callable[[], None] | None = None  # the workload's own, after the optimizer
     observer: StepObserver | None = None  # None costs no time
     step: int = 0  # optimizer steps done; set at the start of each segment
+    first_micro_step: int = 0  # the number of the first one, for observers
 
     def run(self, batch: Batch) -> Tensor:
         """Train on this rank's share of a global batch.
@@ -71,6 +73,16 @@ class TrainStep:
         Returns the mean loss over the share: a detached scalar on the device, as to read it would
         wait for the device.
         """
+        loss = self.update(batch)
+        if self.after_step is not None:
+            self.after_step()
+        if self.observer is not None:
+            self.observer.after_optimizer(self.step)
+        self.step += 1
+        return loss
+
+    def update(self, batch: Batch) -> Tensor:
+        """Move the optimizer's parameters by the gradients of the batch; return its mean loss."""
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
         if self.observer is not None:
@@ -78,10 +90,7 @@ class TrainStep:
         stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
         if self.schedule is not None and stepped:
             self.schedule.step()
-        if self.observer is not None:
-            self.observer.after_optimizer(self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
         return loss
 
     def compute_gradients(self, batch: Batch) -> Tensor:
@@ -99,6 +108,11 @@ class TrainStep:
                 losses.append(self.micro_step(micro_batch, number, divisor=parts))
         return torch.stack(losses).mean()
 
+    def compute_all_gradients(self, batch: Batch) -> None:
+        """Compute all gradients of a step, and drop them."""
+        self.compute_gradients(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
         yield from zip(*(tensor.chunk(self.grad_accum_steps) for tensor in batch), strict=True)
@@ -109,15 +123,15 @@ class TrainStep:
         `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached.
         """
         if self.observer is not None:
-            self.observer.before_forward(self.step, number, batch)
+            self.observer.before_forward(self.step, self.first_micro_step + number, batch)
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
         if self.observer is not None:
-            self.observer.after_forward(self.step, number, loss)
+            self.observer.after_forward(self.step, self.first_micro_step + number, loss)
         self.clock.enter(Phase.backward)
         if self.loss_hook is not None:
             self.loss_hook(loss)
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
         if self.observer is not None:
-            self.observer.after_backward(self.step, number)
+            self.observer.after_backward(self.step, self.first_micro_step + number)
         return loss.detach()

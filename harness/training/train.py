@@ -154,8 +154,9 @@ class Trainer:
             self._interrupt()
         if self._evaluation_was_missed():
             self.evaluate()
-        while self.state.step < last_step and self.stop_reason is None:
-            self._train_epoch(last_step)
+        with self.parts.strategy.naming_errors():
+            while self.state.step < last_step and self.stop_reason is None:
+                self._train_epoch(last_step)
         if self.is_finished:
             self._restore_best()
 

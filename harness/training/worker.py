@@ -300,8 +300,7 @@ def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
         return None
     share = range(parts.mesh.rank_batch_size(parts.axes))
     batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
-    collectives = count_collectives(partial(parts.train_step.compute_gradients, batch))
-    parts.optimizer.zero_grad(set_to_none=True)
+    collectives = count_collectives(partial(parts.train_step.compute_all_gradients, batch))
     parts.strategy.check_communication(collectives)
     return collectives
 
@@ -310,9 +309,10 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     """Return the memory traffic of a training step in bytes per sample.
 
     It is counted in one more forward and backward of rank 0 by itself, whose results are dropped.
-    None where a rank can't compute a loss by itself, and where memory does not suffice.
+    None where a rank can't compute a loss by itself, where a step has several losses, and where
+    memory does not suffice.
     """
-    if parts.strategy.shards_parameters:
+    if parts.strategy.shards_parameters or len(parts.optimizers) > 1:
         return None
     axes, device = parts.axes, parts.mesh.device
     samples = parts.splits.train.batch(range(parts.mesh.micro_batch_size(axes)))
@@ -322,7 +322,7 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     )
     if forward_backward is None:
         return None
-    optimizer = optimizer_bytes(parts.optimizer) / parts.mesh.rank_batch_size(axes)
+    optimizer = optimizer_bytes(parts.optimizers[0]) / parts.mesh.rank_batch_size(axes)
     return forward_backward + optimizer
 
 

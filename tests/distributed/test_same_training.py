@@ -10,6 +10,7 @@ import pytest
 
 from harness.records.record import Record
 from harness.records.series import Series
+from tests.support import adversarial
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed
@@ -33,6 +34,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
 }
+
+
+GAN: dict[str, Any] = {"uses": f"{adversarial.__file__}:Gan", "options": {"dropout": 0.0}}
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,24 @@ def test_another_seed_leaves_other_digests(records: dict[str, Record], tmp_path:
     assert other.rank0 is not None
     assert single.rank0 is not None
     assert other.rank0.parameter_digest != single.rank0.parameter_digest
+
+
+def test_ranks_take_the_same_turns_as_one_process(tmp_path: Path) -> None:
+    """A critic and a generator, with a gradient penalty where the strategy can compute it."""
+    without_penalty = GAN | {"options": {"dropout": 0.0, "penalty": 0.0}}
+    two = {"world_size": 2, "grad_accum_steps": 2}
+    entries = {
+        "single": GAN,
+        "ddp": GAN | {"axes": {"strategy": "ddp", **two}},
+        "single, none": without_penalty,
+        "fsdp2, none": without_penalty | {"axes": {"strategy": "fsdp2", **two}},
+    }
+    trained = by_label(run(line_sweep(tmp_path, entries, length={"steps": 20})))
+    for label, reference in (("ddp", "single"), ("fsdp2, none", "single, none")):
+        assert trained[label].failure is None
+        np.testing.assert_allclose(
+            unpack(trained[label].loss), unpack(trained[reference].loss), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_torchrun_and_a_fork_give_the_same_bits(tmp_path: Path) -> None:

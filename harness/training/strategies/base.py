@@ -76,6 +76,10 @@ class Strategy(ABC):
         """
         return None
 
+    def naming_errors(self) -> AbstractContextManager[object]:
+        """Return the context of training, which raises NotApplied for errors that say too little."""
+        return nullcontext()
+
     def check_effect(self) -> None:
         """Raise NotApplied if a setting did nothing in the steps so far; called between segments.
 

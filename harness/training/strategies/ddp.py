@@ -54,6 +54,8 @@ class DDP(Strategy):
             bucket_cap_mb=self.axes.bucket_cap_mb,
             gradient_as_bucket_view=self.axes.gradient_as_bucket_view,
             static_graph=self.axes.static_graph,
+            # A turn uses some of the parameters only.
+            find_unused_parameters=type(workload).turns is not Workload.turns,
         )
         assert self.mesh.dp_group is not None, "DDP has a process group"
         if self.axes.reduction == "tree":

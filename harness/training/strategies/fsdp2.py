@@ -7,8 +7,9 @@ the whole model, and the groups average their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # The axis' values as `fully_shard` takes them; None is torch's own rule (all but the root).
 RESHARD_AFTER_FORWARD = {"auto": None, "always": True, "never": False}
+# How autograd reports a parameter that FSDP2 has freed, as it does after each backward.
+FREED_PARAMETER = re.compile(r"setStorage: .* out of bounds for storage of size 0")
 REDUCE_DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -86,6 +89,20 @@ class FSDP2(Strategy):
             for layer in workload.layers(model):
                 fully_shard(layer, **settings)
         fully_shard(model, **settings)
+
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Raise NotApplied for a backward through parameters that FSDP2 has freed."""
+        try:
+            yield
+        except RuntimeError as error:
+            if FREED_PARAMETER.search(str(error)) is None:
+                raise
+            raise NotApplied(
+                f"strategy={self.axes.strategy} can't be had with gradients of gradients"
+                " (create_graph=True): it frees parameters after backward, and the second one needs"
+                " them; allowed: ddp"
+            ) from error
 
     def check_communication(self, collectives: Sequence[Collective]) -> None:
         """Raise NotApplied if gradients were summed up in another type than `reduce_dtype`.
