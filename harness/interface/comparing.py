@@ -30,6 +30,10 @@ from harness.tracking import Tracker
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE_COLUMNS = [
+    "cell", "reference", "b_side", "metric", "higher_is_better", "relative", "a", "b", "value", "low",
+    "high", "count", "paired", "verdict", "outcome", "p_change", "p_same", "min_detectable_effect",
+]  # fmt: skip
 Names = str | Sequence[str]  # of axes: one, several, or several in a text with commas
 
 
@@ -89,7 +93,7 @@ class Verdicts:
         for row in self.rows:
             labels = {"cell": row.b.cell.label, "reference": row.a.cell.label, "b_side": row.b_side}
             rows.append({**labels, **row_fields(row)})
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
     def __repr__(self) -> str:
         lines = [f"{', '.join(self.b)} against {self.a}"]

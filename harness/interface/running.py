@@ -99,11 +99,12 @@ def run(
     wait: bool = True,
     progress: bool = True,
 ) -> SweepData:
-    """Run a sweep on this machine, or resume it, and return all that it has recorded.
+    """Run a sweep on this machine, or resume it, and return what it has recorded.
 
     The arguments are the options of `harness run`; `settings`, `data`, `only` and `cells` are those
-    of `plan`. `budget` is in minutes. With `progress`, a bar and a line for each trial are printed.
-    A trial that fails raises nothing: its `status` says so.
+    of `plan`, and what they leave out is not in the result either: `load` returns all of a sweep.
+    `budget` is in minutes. With `progress`, a bar and a line for each trial are printed. A trial that
+    fails raises nothing: its `status` says so.
 
     Raises BadInput before anything starts for a mistake in any argument, and KeyboardInterrupt once
     the running trial is saved.
@@ -130,4 +131,4 @@ def run(
     finished = run_sweep(
         loaded, profile, folder, view, redo=redo, fail_fast=fail_fast, wait=wait, goal=goal
     )
-    return load(finished.sweep.name, folder.path)
+    return load(finished.sweep.name, folder.path, only=only, cells=cells)

@@ -164,18 +164,24 @@ def parse_condition(text: str, source: str = "--only") -> Condition:
 
 
 def check_condition(
-    condition: Condition, text: str, levels: Mapping[str, Collection[Hashable]], source: str
+    condition: Condition,
+    text: str,
+    levels: Mapping[str, Collection[Hashable]],
+    source: str,
+    listed_names: Sequence[str] | None = None,
 ) -> None:
     """Raise BadInput for a comparison that no trial could satisfy, or that all would.
 
     `levels` are the values in the sweep by name. A name that is none of them is refused, a word
-    that an axis or the sweep does not know, and an order where nothing is a number.
+    that an axis or the sweep does not know, and an order where nothing is a number. The error of a
+    name lists `listed_names`, or else all names.
     """
     for comparison in condition.comparisons():
         problem = None
         column = comparison.column
         if comparison.name not in levels:
-            problem = f"unknown name {comparison.name!r}; {did_you_mean(comparison.name, levels)}"
+            hint = did_you_mean(comparison.name, levels, listed_names)
+            problem = f"unknown name {comparison.name!r}; {hint}"
         elif comparison.operator in ORDERS:
             problem = _problem_of_order(comparison, levels[comparison.name])
         else:

@@ -87,7 +87,8 @@ def select(sweep: Sweep, only: str, cells: Sequence[str], recorded: Iterable[Tri
     if only:
         condition = parse_condition(only, ONLY)
         seeds = {*sweep.all_seeds, *(trial.seed for trial in recorded)}
-        check_condition(condition, only, _values(sweep.cells, seeds, condition), ONLY)
+        values = _values(sweep.cells, seeds, condition)
+        check_condition(condition, only, values, ONLY, _listed_names(sweep.cells))
     cell_ids = {_find_cell(sweep, name).id for name in cells} if cells else None
     selection = Selection(condition=condition, cell_ids=cell_ids)
     chosen_ids = set()
@@ -130,6 +131,15 @@ def names_of(cells: Iterable[Cell]) -> list[str]:
             for name in getattr(cell.workload, section):
                 names[f"{section}.{name}"] = None
     return list(names)
+
+
+def _listed_names(cells: Sequence[Cell]) -> list[str]:
+    """Return the names that an error lists: those in which cells differ, and where the others are."""
+    differing = []
+    for axis in axis_names(cells):
+        if len({cell.level(axis) for cell in cells}) > 1:
+            differing.append(axis)
+    return ["workload", "seed", *differing, "and what harness axes and harness workloads list"]
 
 
 def _values(
