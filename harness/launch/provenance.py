@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from harness.core.packages import name_and_version
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.code import Code, Repository, describe_code, describe_repository
 from harness.spec.sweep import Sweep
@@ -53,7 +54,8 @@ def _pinned_packages() -> str:
     """Return a line `NAME==VERSION` for each installed distribution, as `pip install -r` takes it."""
     pins = set()
     for distribution in metadata.distributions():
-        pins.add(f"{distribution.name}=={distribution.version}")
+        name, version = name_and_version(distribution)
+        pins.add(f"{name}=={version}")
     return "".join(f"{pin}\n" for pin in sorted(pins, key=str.lower))
 
 

@@ -15,10 +15,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from harness.core.cores import usable_cores
+from harness.core.packages import installed_version
 from harness.core.redaction import redact_variable
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.records.code import Code, Repository
@@ -33,8 +33,6 @@ KERNEL_FLAGS = re.compile(
 )
 # The line of torch's build configuration that depends on the machine and on variables.
 CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
-# The line of a package's description (PEP 566) with its version. Lines of its text never come before.
-VERSION_LINE = re.compile(r"^Version: *(\S+) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,19 +193,7 @@ def _nccl_version() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
-@cache
-def _version(package: str) -> str | None:
-    """Return the version of a package, None if it is not installed.
-
-    It is looked for in the package's description as text. `metadata.version` parses the whole of it as
-    an e-mail, which takes 5 ms.
-    """
-    try:
-        distribution = metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        return None
-    version = VERSION_LINE.search(distribution.read_text("METADATA") or "")
-    return version[1] if version else distribution.version
+_version = cache(installed_version)  # asked for twice in a trial
 
 
 def describe_settings() -> TorchSettings:

@@ -238,11 +238,13 @@ def _show_parity(
     """Print how alike the cells compute, if `harness parity` has measured it."""
     from harness.analysis.parity import read_parity, with_seeds
     from harness.analysis.result import aggregate
-    from harness.render.terminal.parity import show_parity
 
     parity = read_parity(results.sweep_folder(sweep.name))
     if parity is None:
         return
+    # Only now, because it loads torch, which takes as long as many a sweep.
+    from harness.render.terminal.parity import show_parity
+
     console.print()
     show_parity(console, with_seeds(parity, aggregate(records)))
 
