@@ -38,6 +38,7 @@ from harness.tracking.contents import (
 )
 from harness.tracking.figures import MAX_CELLS, draw_board
 from harness.tracking.markdown import leader_board
+from harness.tracking.transaction import Transaction
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -112,11 +113,13 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         chosen: Sequence[TrialOutline],
         records: Mapping[str, Record],
+        writes: Transaction,
     ) -> tuple[str, int]:
         """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
         `outlines` are those of all trials on disk. `records` are records by trial that need not be
-        read again. Returns the id of the sweep's run, and how many trials were written.
+        read again. What is done may be made durable at each checkpoint of `writes`. Returns the id
+        of the sweep's run, and how many trials were written.
 
         The order matters to whoever looks on: a parent is there before its children.
         """
@@ -144,6 +147,7 @@ class SweepRuns:
             )
             cell_run = self._update(contents, sweep_run.info.run_id)
             cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
+            writes.checkpoint()
             for outline in cell_outlines:
                 complete_run = self._find_complete(outline, cell_run)
                 if outline.trial not in chosen_trials:
@@ -152,6 +156,7 @@ class SweepRuns:
                 if complete_run is None:
                     self._write_trial(outline, cell_run, records.get(outline.trial))
                     written += 1
+                    writes.checkpoint()
         if result is not None:
             self._update_boards(result, sweep_run, cell_runs)
             self._update_table(outlines, sweep_run)

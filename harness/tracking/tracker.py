@@ -34,6 +34,7 @@ from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns
+from harness.tracking.transaction import transaction
 
 LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
 
@@ -93,9 +94,10 @@ class Tracker:
                 if records is None or was_deleted or sweep_is_complete:
                     cells = None
                 runs.find_existing(cells)
-                run_id, delivered = runs.deliver(outlines, chosen, by_trial)
-                has_parity = folder.parity_path.exists()
-                self._tag_experiment(client, experiment, outlines, has_parity=has_parity)
+                with transaction(client) as writes:
+                    run_id, delivered = runs.deliver(outlines, chosen, by_trial, writes)
+                    has_parity = folder.parity_path.exists()
+                    self._tag_experiment(client, experiment, outlines, has_parity=has_parity)
         return Delivery(
             delivered=delivered,
             already_delivered=len(chosen) - delivered,
