@@ -117,12 +117,12 @@ def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
             return [f"steps to {name}: no evaluations of {letter} (a baseline keeps none)"]
     if not set(steps_a) & set(steps_b):
         return [f"steps to {name}: no seed that both sides have evaluated"]
-    found = []
+    remarks = []
     for letter, cell, steps in (("A", a, steps_a), ("B", b, steps_b)):
         censored = [seed for seed, count in steps.items() if count is None]
         if censored:
-            found.append(f"steps to {name}: {_never_reached(cell, censored, letter)}")
-    return found
+            remarks.append(f"steps to {name}: {_never_reached(cell, censored, letter)}")
+    return remarks
 
 
 def _never_reached(cell: CellResult, seeds: Sequence[int], letter: str) -> str:
@@ -132,5 +132,5 @@ def _never_reached(cell: CellResult, seeds: Sequence[int], letter: str) -> str:
     assert cell.target is not None
     nearest = max(best) if cell.target.higher_is_better else min(best)
     listed = ", ".join(map(str, seeds))
-    word = "seed" if len(seeds) == 1 else "seeds"
-    return f"{word} {listed} of {letter} never reached it (the best had {nearest:g})"
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    return f"{noun} {listed} of {letter} never reached it (the best had {nearest:g})"

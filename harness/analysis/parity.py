@@ -23,7 +23,7 @@ from harness.spec.cell import Cell
 from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import Verdict, judge
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
@@ -84,7 +84,7 @@ class CellParity:
     by_design: Sequence[str] = ()
     failure: str | None = None  # of the run that was to be compared
     compared: Number = 0  # moments of training and evaluation whose digests were compared
-    first: FirstDifference | None = None  # None: the same bits at all of them
+    first_difference: FirstDifference | None = None  # None: the same bits at all of them
     causes: Sequence[str] = ()  # what can explain the first difference
     tensor_rung: Rung | None = None  # that tensors reach; None: none of TENSOR_RUNGS
     largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so

@@ -115,12 +115,12 @@ def diff(
         raise typer.Exit(1)
 
 
-def _are_trials(first: str, second: str, third: str) -> bool:
+def _are_trials(a: str, b: str, third: str) -> bool:
     """Return whether the arguments name two trials on record rather than a sweep and its cells."""
     from harness.spec.sweep import ready_sweeps
 
-    is_sweep = first in ready_sweeps() or Path(first).suffix in (".yaml", ".yml")
-    return bool(second) and not third and not is_sweep
+    is_sweep = a in ready_sweeps() or Path(a).suffix in (".yaml", ".yml")
+    return bool(b) and not third and not is_sweep
 
 
 def _diff_cells(

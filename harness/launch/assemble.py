@@ -189,7 +189,7 @@ def first_cause(
     """
     # What the ranks themselves caught and wrote into their results.
     reported = [result.failure for result in files.results if result.failure]
-    own = [failure for failure in reported if failure.kind not in PEER_FAILURES]
+    of_ranks = [failure for failure in reported if failure.kind not in PEER_FAILURES]
     disconnected = [_with_missing(failure, files.missing) for failure in reported]
     # Ranks that ended without a result. A rank that has written one and is then ended was well.
     ended = []
@@ -201,7 +201,7 @@ def first_cause(
         if failure.kind == INTERRUPTED:
             interruptions.append(failure)
     lost = _lost_ranks(folder, files.missing)
-    for candidates in (interruptions, ended, own, files.unreadable, disconnected, lost):
+    for candidates in (interruptions, ended, of_ranks, files.unreadable, disconnected, lost):
         if candidates:
             earliest = min(candidates, key=lambda failure: failure.at)
             return _with_log(earliest, folder)

@@ -23,8 +23,8 @@ def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRul
             rank = f"rank {result.rank} on {result.host}"
             lines += _rank_violations(rank, result.telemetry, rules)
     for result in ranks:
-        others = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
-        lines += _share_above(contention(result, ranks), rules.contention, others)
+        waited = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
+        lines += _share_above(contention(result, ranks), rules.contention, waited)
     lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
     data_wait = summary.shares.get("data_wait")
     lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")

@@ -43,18 +43,18 @@ def rung_look(cell: CellParity) -> str:
     return "worse" if cell.rung == "different" else "open"
 
 
-def parting(first: FirstDifference | None) -> str:
+def parting(difference: FirstDifference | None) -> str:
     """Return where two trials part: `step 2, all-reduce`."""
-    if first is None:
+    if difference is None:
         return MISSING
-    return f"step {first.step}, {first.phase}"
+    return f"step {difference.step}, {difference.phase}"
 
 
 def causes(cell: CellParity) -> str:
     """Return what can explain where a cell parts from its reference."""
     if cell.by_design:
         return f"other {', '.join(cell.by_design)}"
-    if cell.first is None:
+    if cell.first_difference is None:
         return MISSING
     return " or ".join(cell.causes) or "none of its settings"
 
@@ -104,7 +104,7 @@ def evidence(cell: CellParity) -> list[str]:
     """Return the texts of COLUMNS after a cell's name and its rung."""
     if cell.failure is not None:
         return [MISSING, cell.failure, MISSING, MISSING]
-    return [parting(cell.first), causes(cell), error(cell.worst), over_seeds(cell)]
+    return [parting(cell.first_difference), causes(cell), error(cell.worst), over_seeds(cell)]
 
 
 def reference_line(reference: Reference) -> str:

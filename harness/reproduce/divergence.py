@@ -27,7 +27,7 @@ class RankMark:
 class Divergence:
     """The first moment at which two trials differ."""
 
-    first: RankMark  # the first mark that differs; of several ranks that with the lowest number
+    earliest: RankMark  # the mark that differs first; of several ranks that with the lowest number
     # All marks of the same moment that differ, the first one too, by rank and then in its order.
     together: Sequence[RankMark]
     agreeing: int  # marks before that moment, all of which are the same
@@ -91,4 +91,4 @@ def _first(differing: Sequence[RankMark], agreeing: Sequence[Mark]) -> Divergenc
     moment = min(entry.mark.moment for entry in differing)
     together = [entry for entry in differing if entry.mark.moment == moment]
     before = sum(mark.moment < moment for mark in agreeing)
-    return Divergence(first=together[0], together=together, agreeing=before)
+    return Divergence(earliest=together[0], together=together, agreeing=before)

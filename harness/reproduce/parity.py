@@ -80,9 +80,9 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
     planned, left = [], []
     for cells in _groups_by_recipe(sweep):
         matching = [cell for cell in cells if not reference or has_settings(cell, reference)]
-        others = [cell for cell in cells if cell not in matching[:1]]
-        if matching and others:
-            planned.append(Group(reference=matching[0], cells=others))
+        remaining = [cell for cell in cells if cell not in matching[:1]]
+        if matching and remaining:
+            planned.append(Group(reference=matching[0], cells=remaining))
         else:
             left += cells
     if not planned:
@@ -136,7 +136,7 @@ def measure_parity(
         ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp)
         references.append(ladder.reference)
         for cell in group.cells:
-            by_cell[cell.id] = ladder.place(cell)
+            by_cell[cell.id] = ladder.measure(cell)
             on_cell(by_cell[cell.id])
         ladder.close()
     return Parity(
@@ -179,7 +179,7 @@ class _Ladder:
         if self._exact is not None:
             shutil.rmtree(self._exact.folder)
 
-    def place(self, cell: Cell) -> CellParity:
+    def measure(self, cell: Cell) -> CellParity:
         """Return how alike a cell is to the reference."""
         try:
             run = self._trace("cell", cell, WITH_SNAPSHOTS)
@@ -194,26 +194,26 @@ class _Ladder:
         reference = self.reference.cell
         global_only = splits_differently(reference, run.cell)
         comparison = compare(self._run.traces, run.traces, global_only=global_only)
-        first = _first_difference(comparison)
+        difference = _first_difference(comparison)
         exact_folder = None if self._exact is None else self._exact.folder
-        apart = distances(run.folder, self._run.folder, exact_folder)
+        gaps = distances(run.folder, self._run.folder, exact_folder)
         causes = []
-        if first is not None:
+        if difference is not None:
             draws_random = self.reference.draws_random
-            causes = likely_causes(reference, run.cell, first.phase, draws_random=draws_random)
+            causes = likely_causes(reference, run.cell, difference.phase, draws_random=draws_random)
             if self.reference.control is not None:
                 causes.append("not deterministic")
         return CellParity(
             cell=run.cell,
             reference=reference.id,
             compared=comparison.compared,
-            first=first,
+            first_difference=difference,
             causes=causes,
             tensor_rung=tensor_rung(
-                same_bits=first is None, distances=apart, max_ulp=self._max_ulp
+                same_bits=difference is None, distances=gaps, max_ulp=self._max_ulp
             ),
-            largest_ulp=largest_ulp(apart),
-            trajectory=worst_by_step(apart),
+            largest_ulp=largest_ulp(gaps),
+            trajectory=worst_by_step(gaps),
         )
 
     def _trace(self, name: str, cell: Cell, recording: Recording) -> TracedRun:
@@ -244,7 +244,7 @@ def _first_difference(comparison: Comparison) -> FirstDifference | None:
     divergence = comparison.divergence
     if divergence is None:
         return None
-    mark = divergence.first.mark
+    mark = divergence.earliest.mark
     return FirstDifference(step=mark.step, phase=mark.phase, ranks=divergence.ranks)
 
 

@@ -52,7 +52,7 @@ class Bounds:
         """Return the first step that is known to differ, None if the records are the same."""
         if self.comparison.divergence is None:
             return None
-        return self.comparison.divergence.first.mark.step
+        return self.comparison.divergence.earliest.mark.step
 
     @property
     def is_exact(self) -> bool:
@@ -60,10 +60,10 @@ class Bounds:
 
         They do if the step before was the same, and the first step that differs was fingerprinted.
         """
-        first = self.first_differing
-        if first is None or first not in self.fingerprinted:
+        step = self.first_differing
+        if step is None or step not in self.fingerprinted:
             return False
-        return first <= self.equal_up_to + 1
+        return step <= self.equal_up_to + 1
 
 
 def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:
@@ -86,7 +86,7 @@ def _equal_steps(comparison: Comparison, steps: Set[int]) -> set[int]:
     """Return those of the steps that are the same as far as they were recorded."""
     if comparison.divergence is None:
         return set(steps)
-    mark = comparison.divergence.first.mark
+    mark = comparison.divergence.earliest.mark
     # An evaluation comes after all that its step computes.
     last_equal = mark.step if mark.phase == "evaluation" else mark.step - 1
     return {step for step in steps if step <= last_equal}

@@ -103,7 +103,7 @@ def find_parting(
     steps = compare(traces_a, traces_b)
     if steps.divergence is None:
         return Parting(steps=steps, overviews=runs)
-    step = steps.divergence.first.mark.step
+    step = steps.divergence.earliest.mark.step
     detail = Recording(last_step=step, values=True)
     folder_a, traces_a = tracer.trace("a", a, detail)
     folder_b, traces_b = tracer.trace("b", b, detail)

@@ -30,11 +30,11 @@ def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorD
             f"found snapshots of steps {list(snapshots)}; needed: {list(references)}, as of the"
             " reference"
         )
-    found = []
+    measured = []
     for step, path in snapshots.items():
         exact_path = None if exact is None else list_snapshots(exact)[step]
-        found += _distances_at(step, path, references[step], exact_path)
-    return found
+        measured += _distances_at(step, path, references[step], exact_path)
+    return measured
 
 
 def _distances_at(
@@ -44,12 +44,12 @@ def _distances_at(
     names = tensor_names(path)
     if names != tensor_names(reference_path):
         raise HarnessError(f"step {step}: found other tensors than the reference has")
-    found = []
+    measured = []
     for name in names:
         exact = None if exact_path is None else read_tensor(exact_path, name)
         tensor, reference = read_tensor(path, name), read_tensor(reference_path, name)
-        found.append(distance(step, name, tensor, reference, exact))
-    return found
+        measured.append(distance(step, name, tensor, reference, exact))
+    return measured
 
 
 def distance(

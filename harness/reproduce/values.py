@@ -81,11 +81,11 @@ def ulp_distance(a: Tensor, b: Tensor) -> int:
         integers = tensor.contiguous().reshape(-1).view(integer_type).long()
         lowest = torch.iinfo(integer_type).min
         ordered.append(torch.where(integers < 0, lowest - integers, integers))
-    first, second = ordered
-    gaps = (first - second).abs()
+    of_a, of_b = ordered
+    gaps = (of_a - of_b).abs()
     # Between fp64 values of other signs there may be more floats than int64 can count.
     largest = torch.iinfo(torch.int64).max
-    is_beyond = ((first < 0) != (second < 0)) & (first.abs() > largest - second.abs())
+    is_beyond = ((of_a < 0) != (of_b < 0)) & (of_a.abs() > largest - of_b.abs())
     gaps[is_beyond] = largest
     return int(gaps.max())
 

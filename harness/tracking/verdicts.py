@@ -96,16 +96,16 @@ def parity_tags(parity: Parity | None, cell: Cell) -> dict[str, Any]:
         return {}
     if parity.is_reference(cell):
         return {"harness.parity": "reference"}
-    held = parity.of(cell)
-    if held is None:
+    measured = parity.of(cell)
+    if measured is None:
         return {}
-    reference = parity.reference_of(held)
-    tags = {"harness.parity": texts.rung_label(held)}
+    reference = parity.reference_of(measured)
+    tags = {"harness.parity": texts.rung_label(measured)}
     if reference is not None:
         tags["harness.parity_reference"] = reference.cell.label
-    if held.first is not None:
-        tags["harness.parity_parts_in"] = texts.parting(held.first)
-        tags["harness.parity_cause"] = texts.causes(held)
+    if measured.first_difference is not None:
+        tags["harness.parity_parts_in"] = texts.parting(measured.first_difference)
+        tags["harness.parity_cause"] = texts.causes(measured)
     return tags
 
 

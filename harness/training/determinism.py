@@ -130,17 +130,17 @@ class DeterministicMode:
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
         for switch in self._switches:
-            found = switch.read()
-            if found != switch.needed:
+            present = switch.read()
+            if present != switch.needed:
                 raise NotApplied(
-                    f"deterministic=true was undone: {switch.name} is {found};"
+                    f"deterministic=true was undone: {switch.name} is {present};"
                     f" needed: {switch.needed}"
                 )
         for name, value in self._variables.items():
-            found = os.environ.get(name)
-            if found != value:
+            present = os.environ.get(name)
+            if present != value:
                 raise NotApplied(
-                    f"deterministic=true was undone: {name} is {found!r}; needed: {value!r}"
+                    f"deterministic=true was undone: {name} is {present!r}; needed: {value!r}"
                 )
 
     def account(self) -> record.Determinism | None:

@@ -113,19 +113,19 @@ def find_fault(checkpoint: Path, origin: Origin) -> str | None:
     return f"{checkpoint}: {mismatch}"
 
 
-def _find_mismatch(found: Origin, expected: Origin) -> str | None:
+def _find_mismatch(present: Origin, expected: Origin) -> str | None:
     """Return how the origin of a checkpoint differs from what is expected, None if it does not."""
-    if found.trial != expected.trial:
-        return f"trial: found {found.trial}; allowed: {expected.trial}"
-    if found.code != expected.code:
+    if present.trial != expected.trial:
+        return f"trial: found {present.trial}; allowed: {expected.trial}"
+    if present.code != expected.code:
         return (
-            f"code: found {found.code[:SHOWN_DIGITS]}; allowed: {expected.code[:SHOWN_DIGITS]}:"
+            f"code: found {present.code[:SHOWN_DIGITS]}; allowed: {expected.code[:SHOWN_DIGITS]}:"
             " the code of the training has changed"
         )
-    present, needed = _conditions(found), _conditions(expected)
-    for name in sorted({*present, *needed}):
-        if present.get(name) != needed.get(name):
-            return f"{name}: found {present.get(name)}; allowed: {needed.get(name)}"
+    conditions, needed = _conditions(present), _conditions(expected)
+    for name in sorted({*conditions, *needed}):
+        if conditions.get(name) != needed.get(name):
+            return f"{name}: found {conditions.get(name)}; allowed: {needed.get(name)}"
     return None
 
 
@@ -142,14 +142,14 @@ def _find_damage(checkpoint: Path, manifest: Manifest) -> str | None:
         return f"{MANIFEST_FILE}: found {', '.join(manifest.files)}; allowed: both files"
     for name, sealed in manifest.files.items():
         try:
-            found = _describe_file(checkpoint / name)
+            present = _describe_file(checkpoint / name)
         except OSError as error:
             return f"{name}: can't be read: {error.strerror}"
-        if found.size != sealed.size:
-            return f"{name}: found {found.size} bytes; allowed: {sealed.size}"
-        if found.sha256 != sealed.sha256:
+        if present.size != sealed.size:
+            return f"{name}: found {present.size} bytes; allowed: {sealed.size}"
+        if present.sha256 != sealed.sha256:
             return (
-                f"{name}: found SHA-256 {found.sha256[:SHOWN_DIGITS]}; allowed:"
+                f"{name}: found SHA-256 {present.sha256[:SHOWN_DIGITS]}; allowed:"
                 f" {sealed.sha256[:SHOWN_DIGITS]}: it is damaged"
             )
     return None

@@ -85,7 +85,7 @@ def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
     assert parting.tensors is not None
     divergence = parting.tensors.divergence
     assert divergence is not None
-    assert divergence.first.mark.phase == "all-reduce"
+    assert divergence.earliest.mark.phase == "all-reduce"
     assert max(difference.largest_ulp or 0 for difference in parting.differences) > 0
 
 

@@ -34,7 +34,10 @@ def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
     assert ended.code == 0, ended.err
     (cell,) = json.loads(ended.out)["cells"]
     assert cell["rung"] in ("ulp", "fp64")
-    assert (cell["first"]["phase"], cell["causes"]) == ("all-reduce", ["reduction order"])
+    assert (cell["first_difference"]["phase"], cell["causes"]) == (
+        "all-reduce",
+        ["reduction order"],
+    )
     assert [distance["step"] for distance in cell["trajectory"]][-1] == 12
     parity = read_parity(results.sweep_folder("line"))
     assert parity is not None

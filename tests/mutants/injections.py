@@ -32,7 +32,7 @@ class Injection:
         divergence = comparison.divergence
         if divergence is None:
             return "not found"
-        mark = divergence.first.mark
+        mark = divergence.earliest.mark
         tensors = {entry.mark.name for entry in divergence.together}
         named = (mark.step, mark.phase, divergence.ranks)
         if named != (self.step, self.phase, list(self.ranks)) or self.tensor not in tensors:

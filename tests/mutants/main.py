@@ -51,7 +51,7 @@ class Proof:
             comparison = compare(reference, trace(folder, injection.setting.trial(self._folder)))
             found = None
             if comparison.divergence is not None:
-                found = f"reported {comparison.divergence.first}"
+                found = f"reported {comparison.divergence.earliest}"
             elif comparison.only_a or comparison.only_b:
                 found = "has other marks"
             self._note(f"equal{'':24} {injection.setting}", str(injection.setting), found)
@@ -66,7 +66,7 @@ class Proof:
         )
         found = None
         if comparison.divergence is not None:
-            found = f"reported {comparison.divergence.first}"
+            found = f"reported {comparison.divergence.earliest}"
         elif comparison.only_a or comparison.only_b:
             found = "have other marks"
         self._note("ddp×2 and fsdp2×2", "ddp×2 and fsdp2×2", found)

@@ -115,7 +115,7 @@ def problem(whole: Sequence[Sequence[Mark]], resumed: Sequence[Sequence[Mark]]) 
     """Return how a resumed trial differs from the undisturbed one, None if it does not."""
     comparison = compare(whole, resumed)
     if comparison.divergence is not None:
-        mark = comparison.divergence.first.mark
+        mark = comparison.divergence.earliest.mark
         return f"parts at step {mark.step}, {mark.phase}, {mark.name}"
     if comparison.only_a or comparison.only_b:
         return f"{comparison.only_a} marks are missing and {comparison.only_b} are new"

@@ -39,7 +39,7 @@ def test_a_defect_that_is_named_otherwise_is_a_problem() -> None:
     entries = [RankMark(rank=rank, mark=mark) for rank in injection.ranks]
 
     def comparison(named: list[RankMark]) -> Comparison:
-        divergence = Divergence(first=named[0], together=named, agreeing=0) if named else None
+        divergence = Divergence(earliest=named[0], together=named, agreeing=0) if named else None
         return Comparison(compared=1, only_a=0, only_b=0, divergence=divergence)
 
     assert injection.problem(comparison(entries)) is None

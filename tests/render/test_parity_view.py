@@ -71,7 +71,7 @@ def test_seeds(differences: list[float], outcome: Any, text: str) -> None:
 def test_a_reference_that_can_not_be_trusted_says_so() -> None:
     reference = make_parity().references[0]
     assert texts.reference_line(reference) == "twice the same bits"
-    first = cell().first
+    first = cell().first_difference
     shaky = replace(reference, control=first, fp64_problem="rank 0: out of memory")
     assert texts.reference_line(shaky) == (
         "not deterministic: run twice, it parts in step 1, all-reduce;"

@@ -131,7 +131,7 @@ def test_a_rung_answers_whether_the_bits_are_the_same(cell: CellParity, answer: 
 def test_a_row_names_what_was_turned_and_where_the_two_part() -> None:
     first = FirstDifference(step=1, phase="forward", ranks=[0, 1])
     cell = CellParity(
-        cell=THREADS, reference="", first=first, causes=["threads"], tensor_rung="fp64"
+        cell=THREADS, reference="", first_difference=first, causes=["threads"], tensor_rung="fp64"
     )
     assert [str(text) for text in row(REFERENCE, cell)] == [
         "num_threads 1 → 2",

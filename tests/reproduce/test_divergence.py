@@ -54,7 +54,7 @@ def test_the_first_of_all_differences_is_named_with_its_rank(
     b[rank] = changed(b[rank], sorted(positions))
     divergence = compare(a, b).divergence
     assert divergence is not None
-    assert divergence.first.mark == trace()[min(positions)]
+    assert divergence.earliest.mark == trace()[min(positions)]
     assert divergence.ranks == [rank]
     assert divergence.agreeing == 3 * min(positions) + min(positions)
 

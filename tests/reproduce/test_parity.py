@@ -104,7 +104,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellParity]:
 
 def test_loader_workers_change_no_bit(parity: dict[str, CellParity]) -> None:
     cell = parity["workers"]
-    assert (cell.tensor_rung, cell.first, cell.trajectory) == ("bitwise", None, [])
+    assert (cell.tensor_rung, cell.first_difference, cell.trajectory) == ("bitwise", None, [])
     assert cell.compared > 50
 
 
@@ -113,16 +113,20 @@ def test_another_optimizer_implementation_stays_within_rounding(
 ) -> None:
     cell = parity["optimizer"]
     assert cell.tensor_rung in ("ulp", "fp64")
-    assert cell.first is not None
-    assert cell.first.phase in ("optimizer state", "optimizer")
+    assert cell.first_difference is not None
+    assert cell.first_difference.phase in ("optimizer state", "optimizer")
     assert cell.causes == ["optimizer implementation"]
 
 
 def test_a_lower_precision_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None:
     cell = parity["bf16"]
     assert cell.tensor_rung is None
-    assert cell.first is not None
-    assert (cell.first.step, cell.first.phase, cell.causes) == (1, "forward", ["dtype"])
+    assert cell.first_difference is not None
+    assert (cell.first_difference.step, cell.first_difference.phase, cell.causes) == (
+        1,
+        "forward",
+        ["dtype"],
+    )
     assert cell.worst is not None
     assert (cell.worst.excess or 0) > 10
 

@@ -116,7 +116,7 @@ def test_a_step_is_named_if_the_one_before_was_fingerprinted(
     bounds = find_bounds(a, b)
     divergence = bounds.comparison.divergence
     assert divergence is not None
-    assert (divergence.first.mark.step, divergence.first.mark.phase) == (step, "data")
+    assert (divergence.earliest.mark.step, divergence.earliest.mark.phase) == (step, "data")
     assert divergence.ranks == [1]
     names = {entry.mark.name for entry in divergence.together}
     assert names == ({"bias", "weight"} if with_file else {"all tensors"})

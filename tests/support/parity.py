@@ -31,7 +31,7 @@ def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any
         cell=other,
         reference=reference.id,
         compared=40,
-        first=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
+        first_difference=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
         causes=["reduction order"],
         largest_ulp=11,
         trajectory=[DISTANCE],

@@ -27,10 +27,10 @@ def ladders(report: Report) -> list[Ladder]:
     """Return a ladder for each reference; none without a measured parity."""
     if report.parity is None:
         return []
-    found = []
+    rows = []
     for reference in report.parity.references:
         cells = [cell for cell in report.parity.cells if cell.reference == reference.cell.id]
-        found.append(
+        rows.append(
             Ladder(
                 title=f"against {reference.cell.label}",
                 note=texts.reference_line(reference),
@@ -38,7 +38,7 @@ def ladders(report: Report) -> list[Ladder]:
                 rows=[_row(reference.cell, cell) for cell in cells],
             )
         )
-    return found
+    return rows
 
 
 def _row(reference: Cell, cell: CellParity) -> tuple[str, Badge, Sequence[str]]:

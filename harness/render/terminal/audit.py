@@ -70,7 +70,7 @@ def row(reference: Cell, cell: CellParity) -> list[str | Text]:
         describe_turn(reference, cell.cell),
         Text(answer, style=STYLES[answer]),
         texts.rung_label(cell),
-        texts.parting(cell.first),
+        texts.parting(cell.first_difference),
         texts.causes(cell),
         texts.error(cell.worst),
     ]

@@ -95,7 +95,7 @@ def save_plot(a: Trial, b: Trial, parting: Parting, path: Path) -> None:
         run_a.folder, run_b.folder, (a.cell.axes.world_size, b.cell.axes.world_size)
     )
     divergence = parting.steps.divergence
-    first_step = None if divergence is None else divergence.first.mark.step
+    first_step = None if divergence is None else divergence.earliest.mark.step
     settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
     save_divergence(course, f"Distance of two trials: {settings}", first_step, path)
 
@@ -120,7 +120,7 @@ def description(a: Trial, b: Trial, parting: Parting) -> list[str]:
     where = parting.tensors or steps
     if where.divergence is None:
         return [
-            f"they part in step {steps.divergence.first.mark.step}, and did not when that was run"
+            f"they part in step {steps.divergence.earliest.mark.step}, and did not when that was run"
             " once more: one of them is not deterministic"
         ]
     return [
@@ -131,17 +131,17 @@ def description(a: Trial, b: Trial, parting: Parting) -> list[str]:
 
 def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
     """Return where two trials part, and what that means, as a line."""
-    first = divergence.first
-    explanation = WHAT_PHASES_DO[first.mark.phase]
-    if first.mark.phase == "parameters" and first.mark.step == 1:
+    mark = divergence.earliest.mark
+    explanation = WHAT_PHASES_DO[mark.phase]
+    if mark.phase == "parameters" and mark.step == 1:
         explanation = "the models begin with other parameters"
     is_other_number = a.cell.axes.world_size != b.cell.axes.world_size
-    if is_other_number and first.mark.phase == "all-reduce":
+    if is_other_number and mark.phase == "all-reduce":
         explanation = (
             "the mean gradients differ (with other numbers of ranks, what each rank computes"
             " before that can't be compared)"
         )
-    return f"they part in {moment(first.mark)}, at {_ranks(divergence.ranks)}: {explanation}"
+    return f"they part in {moment(mark)}, at {_ranks(divergence.ranks)}: {explanation}"
 
 
 def differing_settings(a: Cell, b: Cell) -> list[str]:
@@ -175,8 +175,8 @@ def moment(mark: Mark) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return ranks as `rank 1` or `ranks 0, 1`."""
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}"
 
 
 def _row(difference: TensorDifference) -> list[str]:
@@ -198,9 +198,9 @@ def _row(difference: TensorDifference) -> list[str]:
 def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
     """Return a comparison of runs as JSON can hold it."""
     where = parting.tensors or parting.steps
-    first = None
+    earliest = None
     if where.divergence is not None:
-        first = entry_to_json(where.divergence.first)
+        earliest = entry_to_json(where.divergence.earliest)
     return {
         "a": {"cell": a.cell.id, "seed": a.seed},
         "b": {"cell": b.cell.id, "seed": b.seed},
@@ -208,7 +208,7 @@ def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
         "same": parting.steps.divergence is None,
         "moments_compared": parting.steps.compared,
         "phases": list(PHASES),
-        "first": first,
+        "first": earliest,
         "tensors": [_difference_to_json(difference) for difference in parting.differences],
     }
 

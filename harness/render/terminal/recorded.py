@@ -132,10 +132,10 @@ def _record_lines(findings: Findings) -> list[str]:
     if bounds.is_exact:
         trials = (findings.a.record.trial, findings.b.record.trial)
         return [moment_line(*trials, divergence), f"tensors: {_tensors(divergence)}"]
-    known = "nothing is known of the steps before"
+    earlier = "nothing is known of the steps before"
     if bounds.equal_up_to:
-        known = f"everything is the same up to step {bounds.equal_up_to}"
-    return [f"by their records, they differ at {moment(divergence.first.mark)}; {known}"]
+        earlier = f"everything is the same up to step {bounds.equal_up_to}"
+    return [f"by their records, they differ at {moment(divergence.earliest.mark)}; {earlier}"]
 
 
 def _tensors(divergence: Divergence) -> str:
@@ -186,7 +186,7 @@ def _to_json(findings: Findings) -> dict[str, Any]:
         "compared": bounds.comparison.compared,
         "equal_up_to": bounds.equal_up_to,
         "is_exact": bounds.is_exact,
-        "first": None if divergence is None else entry_to_json(divergence.first),
+        "first": None if divergence is None else entry_to_json(divergence.earliest),
         "tensors": [entry_to_json(entry) for entry in together],
     }
     content: dict[str, Any] = {
