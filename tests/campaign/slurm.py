@@ -131,6 +131,7 @@ class SlurmCampaign:
             if trial_states(results) == ["done"]:
                 break
         findings += self._compare(results)
+        _wake_stopped()
         self.slurm.restore()
         return findings
 
@@ -253,6 +254,14 @@ def _new(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def _wake_stopped() -> None:
+    """Let stopped processes go on: a slurmstepd that is stopped would keep its node."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                process.send_signal(signal.SIGCONT)
 
 
 def _find(program: str) -> list[psutil.Process]:
