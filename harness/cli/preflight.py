@@ -1,4 +1,4 @@
-"""Defines the commands that look at a workload before it is trained: `harness check`."""
+"""Defines the commands that look at a workload before it is trained: `check` and `find-lr`."""
 
 from __future__ import annotations
 
@@ -69,3 +69,59 @@ def check(
     )
     if not passed:
         raise typer.Exit(1)
+
+
+@app.command(
+    "find-lr",
+    epilog=examples(
+        "harness find-lr quickstart",
+        "harness find-lr sweep.yaml --only workload=cnn --epochs 1",
+        "harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json",
+    ),
+)
+def find_lr(
+    sweep: SweepArgument,
+    settings: SetOption = [],  # noqa: B006
+    data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=20, max=100_000, help="Steps of a training.  [default: 200]"),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", min=1, max=1000, help="Epochs of a training, instead of --steps."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=100, help="How many seeds, for their spread.")
+    ] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Suggest a learning rate for each cell of a sweep.
+
+    Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
+    under the cell's own strategy, precision and batch size. Two rates are suggested: where the loss
+    falls most, and a tenth of the rate at which it is lowest; each with its range over seeds. They
+    are values of the axis lr. The report and MLflow show the curves too.
+    """
+    from harness.core.errors import BadInput
+    from harness.core.paths import Results
+    from harness.render.terminal import rates as view
+    from harness.spec.cell import Length
+
+    if steps is not None and epochs is not None:
+        raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
+    length = Length(steps=steps or 200) if epochs is None else Length(epochs=epochs)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
+    check_launcher(cluster, profile, "torchrun")
+    view.run(
+        Results(results),
+        loaded,
+        profile,
+        seeds=list(range(seeds)),
+        length=length,
+        as_json=as_json,
+    )

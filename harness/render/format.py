@@ -19,6 +19,7 @@ from harness.spec.cell import short_axis
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
     from harness.analysis.stopping import StopSummary
+    from harness.preflight.rates import Spread
     from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
@@ -116,6 +117,15 @@ def stop_counts(summary: StopSummary) -> str:
     if summary.epochs_to_goal is None:
         return reasons
     return f"{reasons} after {summary.epochs_to_goal:.3g} epochs"
+
+
+def rate_spread(spread: Spread | None) -> str:
+    """Return a learning rate with its range over seeds: `0.0012 (0.001 to 0.0015)`."""
+    if spread is None:
+        return "none: the loss never fell"
+    if spread.low == spread.high:
+        return f"{spread.mean:.2g}"
+    return f"{spread.mean:.2g} ({spread.low:.2g} to {spread.high:.2g})"
 
 
 # Measured quantities and their intervals.

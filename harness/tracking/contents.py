@@ -22,6 +22,7 @@ from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
+from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Failure, Record, Status
 from harness.render.format import interruption_note, nondeterminism_notes, stop_note
 from harness.render.trial_table import as_csv
@@ -31,6 +32,7 @@ from harness.tracking.verdicts import (
     interval_metrics,
     mean_metrics,
     parity_tags,
+    rate_metrics,
     verdict_metrics,
     verdict_tags,
 )
@@ -192,12 +194,13 @@ def cell_contents(
     planned: Iterable[str],
     result: SweepResult | None = None,
     parity: Parity | None = None,
+    search: RateSearch | None = None,
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
     Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
-    was not measured.
+    was not measured, and `search` where no learning rate was searched.
     """
     cell = outlines[-1].cell
     (cell_result,) = _join_results(outlines)
@@ -208,6 +211,7 @@ def cell_contents(
     if RATE in numbers:  # first, because MLflow's pages begin with the first metric
         metrics[RATE] = numbers[RATE]
     metrics |= interval_metrics(cell_result)
+    metrics |= rate_metrics(search, cell)
     tags: dict[str, Any] = parity_tags(parity, cell)
     if result is not None:
         metrics |= verdict_metrics(result, cell)

@@ -22,10 +22,13 @@ from harness.analysis.result import join
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
+from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.seal import clean_text
-from harness.spec.cell import WorkloadRef
+from harness.render.chart import save_png
+from harness.render.rates import draw_rates
+from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_files, staging
 from harness.tracking.contents import (
     RunContents,
@@ -48,6 +51,7 @@ PAGE_SIZE = 250  # runs in one answer to a search
 BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
+RATES_TAG = "harness.rates"  # on a cell's run: when the search was made that its picture shows
 TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
 TABLE_FILE = "trials.csv"
 SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stored with it
@@ -129,6 +133,7 @@ class SweepRuns:
         parity = read_parity(self.folder)
         if parity is not None:
             parity = with_seeds(parity, join([outline.result for outline in outlines]))
+        search = read_search(self.folder)
         by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
         for outline in sorted(outlines, key=lambda outline: outline.started):
             by_cell[outline.cell_id].append(outline)
@@ -144,9 +149,11 @@ class SweepRuns:
                 planned=self.spec.get("trials", ()),
                 result=result,
                 parity=parity,
+                search=search,
             )
             cell_run = self._update(contents, sweep_run.info.run_id)
             cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
+            self._update_rates(search, cell_outlines[0].cell, cell_run)
             writes.checkpoint()
             for outline in cell_outlines:
                 complete_run = self._find_complete(outline, cell_run)
@@ -187,6 +194,17 @@ class SweepRuns:
                 for label in digests:
                     self._log_figure(sweep_run, pictures.path(label))
                 self.client.set_tag(sweep_run.info.run_id, BOARD_TAG, sweep_digest)
+
+    def _update_rates(self, search: RateSearch | None, cell: Cell, run: Run) -> None:
+        """Attach the picture of the cell's learning rates, unless its run has it already."""
+        rates = None if search is None else search.of(cell)
+        if search is None or rates is None or run.data.tags.get(RATES_TAG) == str(search.at):
+            return
+        with staging(self.folder.delivery_folder) as aside:
+            path = aside / "learning-rate.png"
+            save_png(draw_rates(rates, 6.0, 4.0), path)
+            self._log_figure(run, path)
+        self.client.set_tag(run.info.run_id, RATES_TAG, str(search.at))
 
     def _log_figure(self, run: Run, path: Path) -> None:
         """Store a picture with a run; MLflow replaces an older one of the same name."""

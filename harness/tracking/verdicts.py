@@ -15,6 +15,7 @@ from harness.analysis.parity import Parity
 from harness.analysis.result import CellResult
 from harness.analysis.scalars import RATE, metric_name
 from harness.analysis.sweep_result import SweepResult
+from harness.preflight.rates import RateSearch
 from harness.render import parity as texts
 from harness.spec.cell import Cell
 from harness.tracking.markdown import comparison_note
@@ -107,6 +108,20 @@ def parity_tags(parity: Parity | None, cell: Cell) -> dict[str, Any]:
         tags["harness.parity_parts_in"] = texts.parting(measured.first_difference)
         tags["harness.parity_cause"] = texts.causes(measured)
     return tags
+
+
+def rate_metrics(search: RateSearch | None, cell: Cell) -> dict[str, float]:
+    """Return the learning rates that are suggested for a cell, with their range over seeds."""
+    rates = None if search is None else search.of(cell)
+    if rates is None:
+        return {}
+    metrics = {}
+    for name, spread in (("steepest", rates.steepest), ("tenth", rates.tenth)):
+        if spread is not None:
+            metrics[f"harness.lr_{name}"] = spread.mean
+            metrics[f"harness.lr_{name}_low"] = spread.low
+            metrics[f"harness.lr_{name}_high"] = spread.high
+    return metrics
 
 
 def _verdict_labels(rows: Sequence[Row]) -> Mapping[str, str]:

@@ -64,14 +64,19 @@ def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Opt
         # On CPUs, a fused kernel rounds the elements of a tensor's end, which do not fill a vector
         # register, in another way. Where a tensor ends depends on how it is sharded.
         optimizer = _reimplement(optimizer, "foreach")
-    factor = 1.0
-    if axes.lr_scaling == "linear":
-        factor = axes.batch_size / workload.batch_size
+    factor = lr_factor(workload, axes)
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
         group["lr"] = base_lr * factor
     _separate_meshes(optimizer)
     return optimizer
+
+
+def lr_factor(workload: Workload, axes: Axes) -> float:
+    """Return what the axis `lr_scaling` multiplies learning rates with."""
+    if axes.lr_scaling == "linear":
+        return axes.batch_size / workload.batch_size
+    return 1.0
 
 
 def _separate_meshes(optimizer: Optimizer) -> None:

@@ -94,7 +94,8 @@ def test_workloads_are_listed_with_what_a_sweep_may_set() -> None:
     assert "mlp workloads.mlp:MLP, batch_size 64" in mlp
     assert "options.hidden a list of 1, … default [256, 128]" in mlp
     assert "options.dropout 0 to 0.99 default 0.2" in mlp
-    assert "data.source idx data.path a path required data.classes 2 to 256 default 10" in mlp
+    assert "data.path a path required data.classes 2 to 256 default 10" in mlp
+    assert "data.source idx data.validation 0 to 0.99 default 0.0" in mlp
     line = json.loads(harness("workloads", LINE, "--json").out)
     assert line["uses"] == LINE
     samples = {"name": "samples", "allowed": "a whole number", "required": False, "default": 256}

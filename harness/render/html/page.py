@@ -27,7 +27,7 @@ from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
-from harness.render.html import classes, intervals, origin, parity, plots, sections
+from harness.render.html import classes, intervals, origin, parity, plots, rates, sections
 from harness.render.html.report import Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
@@ -420,6 +420,15 @@ SECTIONS = (
         about="how alike the cells compute, each held against a reference, from the highest rung:"
         " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
         needs="harness parity",
+    ),
+    Section(
+        id="rates",
+        title="Learning rates",
+        kind="plots",
+        build=rates.rate_plots,
+        about="the loss of a short training whose rate rises, smoothed, a line for each seed; the"
+        " suggestions with their range over seeds",
+        needs="harness find-lr SWEEP",
     ),
     Section(
         id="preflight",

@@ -18,6 +18,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.hardware.machine import Machine
+from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
 from harness.render.format import cell_name
@@ -85,6 +86,7 @@ class Report:
     against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
     parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
+    rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
     unreadable_count: int = 0  # records that are left out
     other_code_count: int = 0  # and those of trials whose workload had other code
 
@@ -138,6 +140,7 @@ def make_report(
         against=comparison,
         parity=_parity(results, sweep, result),
         preflight=read_preflight(results.preflight_path(sweep.name)),
+        rates=read_search(results.sweep_folder(sweep.name)),
     )
 
 

@@ -1,0 +1,147 @@
+"""The ranks that search a learning rate, under the cell's own strategy, precision and batch size.
+
+Started as `harness.training.worker` is, with the same FOLDER. They read FOLDER/trial.json; rank 0
+leaves FOLDER/rates.json besides its result.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+from harness.core.processes import die_with_parent, end_process
+from harness.training.interruption import block_signal
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+    block_signal()  # before NumPy starts threads
+
+import numpy as np
+from torch.optim.lr_scheduler import LambdaLR
+
+from harness.core.errors import BadInput, NonFiniteLoss
+from harness.core.paths import TrialFolder
+from harness.preflight.rates import RateCurve, has_diverged, rate_at, write_curve
+from harness.records.record import RankResult
+from harness.records.series import Numbers
+from harness.training import worker
+from harness.training.build import TrialParts, build_trial
+from harness.training.optimization import lr_factor
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from harness.training.train import Hooks, Segment, Trainer
+
+RATES_FILE = "rates.json"
+SEGMENT_STEPS = 10  # at most, between two looks at whether the loss has diverged
+
+
+class Diverged(Exception):
+    """The loss has diverged, at every rank."""
+
+
+class UntilDivergence(Hooks):
+    """Trains without evaluations until the loss diverges."""
+
+    def __init__(self, parts: TrialParts) -> None:
+        self._parts = parts
+
+    def before_segment(self, state: TrainingState, stop: int) -> int:
+        """Return the step up to which to train before the next look."""
+        return min(stop, state.step + SEGMENT_STEPS)
+
+    def after_segment(self, state: TrainingState, segment: Segment) -> None:
+        """Raise Diverged at all ranks if the mean loss over them has."""
+        losses = mean_losses(self._parts, state)
+        is_over = losses is not None and has_diverged(losses, self._parts.total_steps)
+        if self._parts.mesh.broadcast_from_rank_0(is_over):
+            raise Diverged
+
+    def should_evaluate(self, state: TrainingState) -> bool:
+        """Return False: nothing is to be learned from a model at such rates."""
+        return False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search at one rank, and return the process's exit code as `worker.main` does."""
+    return worker.main(arguments, search_rates)
+
+
+def search_rates(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Train at rising rates, and write the losses; return a result without measurements."""
+    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        parts = build_trial(assignment, worker.load_workload(assignment), folder, mesh, state)
+        current = raise_rates(parts)
+        trainer = Trainer(parts, state, UntilDivergence(parts))
+        diverged = False
+        try:
+            trainer.run()
+        except (Diverged, NonFiniteLoss):
+            diverged = True
+        losses = mean_losses(parts, state)
+        if losses is not None:
+            curve = make_curve(parts, assignment.trial.seed, losses, current, diverged=diverged)
+            write_curve(folder.path / RATES_FILE, curve)
+        del parts, trainer  # the process group ends after them
+        gc.collect()
+    return entered
+
+
+def raise_rates(parts: TrialParts) -> float:
+    """Have a trial's rate rise with each step, and return the rate that it would have had.
+
+    Rates are those of the axis `lr`: before they are scaled by the batch size. Groups of parameters
+    keep the ratios of their rates. Raises BadInput for a workload of several turns.
+    """
+    if len(parts.optimizers) > 1:
+        name = type(parts.workload).__name__
+        raise BadInput(
+            f"{name}.turns(): found {len(parts.optimizers)} turns; allowed: one, whose rate is searched"
+        )
+    (optimizer,) = parts.optimizers
+    peak = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    current = peak / lr_factor(parts.workload, parts.axes)
+    steps = parts.total_steps
+
+    def factor(step: int) -> float:
+        """Return what the own rates are multiplied with at a step, counted from 0."""
+        return float(rate_at(np.asarray(step), steps)) / current
+
+    parts.train_step.schedule = LambdaLR(optimizer, factor)
+    return current
+
+
+def mean_losses(parts: TrialParts, state: TrainingState) -> Numbers | None:
+    """Return the losses so far at rank 0, mean over ranks, shape (steps,); None at other ranks."""
+    gathered = parts.mesh.gather(list(state.losses))
+    if not gathered:
+        return None
+    means: Numbers = np.mean(np.asarray(gathered, dtype=np.float64), axis=0)
+    return means
+
+
+def make_curve(
+    parts: TrialParts, seed: int, losses: Numbers, current: float, *, diverged: bool
+) -> RateCurve:
+    """Return the finite losses with the rates that they were computed at.
+
+    With fp16, steps are skipped until the loss scale fits, and the rate does not rise in them.
+    """
+    schedule = parts.train_step.schedule
+    assert schedule is not None
+    skipped = max(0, len(losses) - schedule.last_epoch)
+    stepped = np.maximum(np.arange(len(losses)) - skipped, 0)
+    is_bad = ~np.isfinite(losses)
+    finite = int(is_bad.argmax()) if is_bad.any() else len(losses)
+    return RateCurve(
+        seed=seed,
+        rates=rate_at(stepped, parts.total_steps)[:finite].tolist(),
+        losses=losses[:finite].tolist(),
+        diverged=diverged,
+        current=current,
+    )
+
+
+if __name__ == "__main__":
+    end_process(main())  # at once, as `harness.training.worker` does

@@ -1,0 +1,191 @@
+"""What a learning-rate search finds out, what it suggests, and the file that keeps it.
+
+A short training raises the rate exponentially from step to step (Smith 2017, arXiv:1506.01186). The
+loss first stays, then falls, and diverges in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import numpy as np
+
+from harness.core.paths import SweepFolder, write_atomically
+from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
+from harness.records.series import Numbers
+from harness.spec.cell import Cell
+from workloads.options import Between
+
+SCHEMA = "1.0"
+SEARCH_FORMAT = FileFormat(
+    name="learning-rate search",
+    schema=SCHEMA,
+    remedy="harness find-lr makes it anew",
+    sealed_since=0,
+)
+CURVE_FORMAT = FileFormat(name="rank's losses", sealed_since=0)
+LOWEST, HIGHEST = 1e-7, 1.0  # the rates of the first and of the last step
+# The standard deviation of the bell that losses are smoothed with, in powers of ten of the rate.
+SMOOTHING = 0.15
+# A loss so many times that of the start has diverged; larger ones would outweigh all others.
+DIVERGED = 4.0
+START = 0.1  # the share of the steps whose mean loss is that of the start
+MOST_BELOW_MINIMUM = 10.0  # the second suggestion is the rate of the lowest loss divided by this
+
+Rate = Annotated[float, Between(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateCurve:
+    """The losses of one seed, step by step, with the rates that they were computed at."""
+
+    seed: int
+    rates: Sequence[Rate]  # as of the axis `lr`, rising
+    losses: Sequence[float]  # mean over ranks, finite
+    diverged: bool  # whether it ended because the loss did, and not at the highest rate
+    current: Rate  # the rate that the cell trains with, at its schedule's peak
+
+    @property
+    def smoothed(self) -> Numbers:
+        """Return the losses smoothed over neighbors on both sides, so that nothing shifts."""
+        return smooth(np.asarray(self.losses), np.log10(np.asarray(self.rates)))
+
+    @property
+    def suggestion(self) -> Suggestion:
+        """Return the rates that this seed suggests."""
+        return suggest(np.asarray(self.rates), self.smoothed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """Two rates that suit a training; None where the loss never fell."""
+
+    steepest: float | None  # where the loss falls most per power of ten
+    tenth: float | None  # a tenth of the rate at which it is lowest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """What several seeds suggest."""
+
+    mean: float  # geometric
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRates:
+    """The curves of all seeds of a cell."""
+
+    cell: Cell
+    curves: Sequence[RateCurve]
+
+    @property
+    def steepest(self) -> Spread | None:
+        """Return where the loss falls most, over the seeds; None if it fell for none."""
+        return _spread([curve.suggestion.steepest for curve in self.curves])
+
+    @property
+    def tenth(self) -> Spread | None:
+        """Return a tenth of the rate of the lowest loss, over the seeds; None if it fell for none."""
+        return _spread([curve.suggestion.tenth for curve in self.curves])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSearch:
+    """The learning-rate search of a sweep."""
+
+    schema: str = SCHEMA
+    sweep: str  # its name
+    at: Annotated[float, Between(0)]  # when the last curve ended, seconds since the epoch
+    cells: Sequence[CellRates]  # in the order of the sweep
+
+    def of(self, cell: Cell) -> CellRates | None:
+        """Return the rates of a cell, None if it was not searched."""
+        for rates in self.cells:
+            if rates.cell.id == cell.id:
+                return rates
+        return None
+
+
+def rate_at(step: Numbers, steps: int) -> Numbers:
+    """Return the rate of each step, counted from 0, of so many: LOWEST at first, HIGHEST at last."""
+    share = step / max(1, steps - 1)
+    rates: Numbers = LOWEST * (HIGHEST / LOWEST) ** share
+    return rates
+
+
+def has_diverged(losses: Numbers, steps: int) -> bool:
+    """Return whether the newest of some losses has diverged; `steps` are those of a whole search."""
+    if not len(losses):
+        return False
+    return bool(losses[-1] > DIVERGED * starting_loss(losses, steps))
+
+
+def starting_loss(losses: Numbers, steps: int) -> float:
+    """Return the mean loss of the first steps, at rates that change nothing yet."""
+    return float(np.mean(losses[: max(1, round(START * steps))]))
+
+
+def smooth(losses: Numbers, decades: Numbers) -> Numbers:
+    """Return losses smoothed with a bell of SMOOTHING; `decades` are log10 of their rates.
+
+    Both have the shape (steps,). What has diverged is cut off first.
+    """
+    from scipy.ndimage import gaussian_filter1d
+
+    if len(losses) < 2:
+        return losses
+    capped = np.minimum(losses, DIVERGED * starting_loss(losses, len(losses)))
+    step = (decades[-1] - decades[0]) / (len(decades) - 1)
+    smoothed: Numbers = gaussian_filter1d(capped, SMOOTHING / step, mode="nearest")
+    return smoothed
+
+
+def suggest(rates: Numbers, smoothed: Numbers) -> Suggestion:
+    """Return the suggestions of a smoothed curve, both of shape (steps,)."""
+    lowest = int(np.argmin(smoothed)) if len(smoothed) else 0
+    if lowest < 2:
+        return Suggestion(steepest=None, tenth=None)
+    slopes = np.gradient(smoothed[: lowest + 1], np.log10(rates[: lowest + 1]))
+    return Suggestion(
+        steepest=float(rates[int(np.argmin(slopes))]),
+        tenth=float(rates[lowest]) / MOST_BELOW_MINIMUM,
+    )
+
+
+def _spread(rates: Sequence[float | None]) -> Spread | None:
+    """Return the geometric mean and the range of the rates that there are, None of none."""
+    present = [rate for rate in rates if rate is not None]
+    if not present:
+        return None
+    mean = math.exp(fmean(math.log(rate) for rate in present))
+    return Spread(mean=mean, low=min(present), high=max(present))
+
+
+def write_search(folder: SweepFolder, search: RateSearch) -> None:
+    """Write a search, sealed."""
+    write_atomically(folder.rates_path, sealed_text(asdict(search)))
+
+
+def read_search(folder: SweepFolder) -> RateSearch | None:
+    """Read the search of a sweep, None if there was none; raises BadFile."""
+    if not folder.rates_path.exists():
+        return None
+    return decode_file(RateSearch, folder.rates_path, SEARCH_FORMAT)
+
+
+def write_curve(path: Path, curve: RateCurve) -> None:
+    """Write what a trial has come to, sealed."""
+    write_atomically(path, sealed_text(asdict(curve)), durable=False)
+
+
+def read_curve(path: Path) -> RateCurve:
+    """Read what a trial has come to; raises BadFile."""
+    return decode_file(RateCurve, path, CURVE_FORMAT)

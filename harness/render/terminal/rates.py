@@ -1,0 +1,145 @@
+"""Shows `harness find-lr`: the loss over the learning rate, and what it suggests."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.markup import escape
+
+from harness.core.errors import HarnessError
+from harness.core.paths import Results
+from harness.preflight.rate_search import search_sweep
+from harness.preflight.rates import (
+    HIGHEST,
+    LOWEST,
+    CellRates,
+    RateCurve,
+    RateSearch,
+    write_search,
+)
+from harness.render.format import rate_spread
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import make_table, show
+from harness.spec.cell import Length
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+
+WIDTH, HEIGHT = 71, 10  # of the plot, in characters; ten columns for each power of ten
+STEEPEST, TENTH, BOTH = "▲", "△", "◆"
+COLUMNS = ("cell", "now", f"{STEEPEST} steepest", f"{TENTH} tenth of the lowest")
+
+
+def run(
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    *,
+    seeds: Sequence[int],
+    length: Length,
+    as_json: bool,
+) -> None:
+    """Search the rates of a sweep's cells, and print the result.
+
+    It is kept for the report and MLflow, unless it is of a part of the sweep. Raises HarnessError
+    if a rank fails; the log that it names stays.
+    """
+    errors = TerminalConsole(stderr=True)
+    folder = Path(tempfile.mkdtemp(prefix="harness-find-lr-"))
+    with errors.status("") as status:
+        try:
+            search = search_sweep(
+                sweep,
+                seeds,
+                length,
+                profile,
+                folder,
+                lambda label: status.update(f"training {escape(label)}"),
+            )
+        except HarnessError:
+            raise  # its message names logs in the folder, which stay
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    shutil.rmtree(folder, ignore_errors=True)
+    if sweep.whole() is sweep:
+        write_search(results.sweep_folder(sweep.name), search)
+    if as_json:
+        print(json.dumps(asdict(search), indent=1))
+    else:
+        _print(TerminalConsole(), search)
+
+
+def _print(console: TerminalConsole, search: RateSearch) -> None:
+    """Print a plot for each cell, and the suggestions for all of them."""
+    table = make_table(COLUMNS, ["now"])
+    for rates in search.cells:
+        console.print(f"[bold]{escape(rates.cell.label)}[/]")
+        for line in plot_lines(rates):
+            console.print(escape(line), soft_wrap=True)
+        console.print()
+        table.add_row(
+            rates.cell.label,
+            f"{rates.curves[0].current:.2g}",
+            rate_spread(rates.steepest),
+            rate_spread(rates.tenth),
+        )
+    show(console, table)
+
+
+def plot_lines(rates: CellRates) -> list[str]:
+    """Return the smoothed losses of all seeds over the rate, as lines of text.
+
+    The height is from the lowest loss to that of the start; what is above is left out.
+    """
+    curves = [curve for curve in rates.curves if len(curve.losses)]
+    if not curves:
+        return ["no loss was finite"]
+    lowest = min(float(curve.smoothed.min()) for curve in curves)
+    top = max(float(curve.smoothed[0]) for curve in curves)
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for curve in curves:
+        _draw(grid, curve, lowest, max(top - lowest, 1e-12))
+    lines = []
+    for number, row in enumerate(grid):
+        label = {0: f"{top:.3g}", HEIGHT - 1: f"{lowest:.3g}"}.get(number, "")
+        lines.append(f"{label:>8} │{''.join(row)}".rstrip())
+    lines.append(f"{'':8} └{_axis(rates)}")
+    lines.append(f"{'':9} {_tick_labels()}")
+    return lines
+
+
+def _draw(grid: list[list[str]], curve: RateCurve, lowest: float, height: float) -> None:
+    """Draw a curve into a grid whose last row is the lowest loss."""
+    for rate, loss in zip(curve.rates, curve.smoothed, strict=True):
+        share = (float(loss) - lowest) / height
+        row = HEIGHT - 1 - round(share * (HEIGHT - 1))
+        if 0 <= row < HEIGHT:
+            grid[row][_column(rate)] = "•"
+
+
+def _column(rate: float) -> int:
+    """Return the column of a rate."""
+    share = math.log(rate / LOWEST) / math.log(HIGHEST / LOWEST)
+    return min(WIDTH - 1, max(0, round(share * (WIDTH - 1))))
+
+
+def _axis(rates: CellRates) -> str:
+    """Return the line below the plot, with marks at what is suggested."""
+    line = ["─"] * WIDTH
+    for spread, mark in ((rates.steepest, STEEPEST), (rates.tenth, TENTH)):
+        if spread is not None:
+            column = _column(spread.mean)
+            line[column] = BOTH if line[column] == STEEPEST else mark
+    return "".join(line)
+
+
+def _tick_labels() -> str:
+    """Return the powers of ten below the axis."""
+    powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
+    return "".join(f"{f'1e{power}':<10}" for power in powers).rstrip()

@@ -1,0 +1,186 @@
+"""A learning-rate search: what it suggests of known curves, and what it trains."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.core.paths import Results
+from harness.preflight.rate_worker import (
+    Diverged,
+    UntilDivergence,
+    make_curve,
+    mean_losses,
+    raise_rates,
+)
+from harness.preflight.rates import (
+    HIGHEST,
+    LOWEST,
+    CellRates,
+    RateCurve,
+    RateSearch,
+    rate_at,
+    read_search,
+    write_search,
+)
+from harness.render.terminal.rates import plot_lines
+from harness.tracking.contents import TrialOutline, cell_contents
+from tests.factories import make_cell, make_record
+from tests.support.commands import harness
+from tests.support.line import LineFit, Options
+from tests.support.reports import make_records, make_sweep, write_run
+from tests.support.running import line_sweep, local_profile
+from tests.support.training import make_assignment, make_trainer
+from workloads.options import Settings
+
+STEPS = 200
+
+
+def make_curve_of(steepest: float, lowest: float, seed: int = 0, noise: float = 0.02) -> RateCurve:
+    """Return a curve that falls most at one rate, is lowest at another and then diverges."""
+    rates = rate_at(np.arange(STEPS), STEPS)
+    decades = np.log10(rates)
+    falling = 1.0 / (1.0 + np.exp(6 * (decades - math.log10(steepest))))
+    rising = np.exp(3 * (decades - math.log10(lowest)) - 2)
+    losses = 0.3 + 2 * falling + rising + np.random.default_rng(seed).normal(0, noise, STEPS)
+    return RateCurve(
+        seed=seed, rates=rates.tolist(), losses=losses.tolist(), diverged=False, current=1e-3
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_suggestions_are_where_the_curve_says(seed: int) -> None:
+    suggestion = make_curve_of(1e-3, 1e-2, seed).suggestion
+    assert suggestion.steepest == pytest.approx(1e-3, rel=0.5)
+    assert suggestion.tenth == pytest.approx(1e-3, rel=0.6)
+
+
+def test_a_loss_that_only_rises_suggests_nothing() -> None:
+    rates = rate_at(np.arange(STEPS), STEPS)
+    losses = (1 + np.arange(STEPS) / 10).tolist()
+    curve = RateCurve(seed=0, rates=rates.tolist(), losses=losses, diverged=True, current=1e-3)
+    assert (curve.suggestion.steepest, curve.suggestion.tenth) == (None, None)
+    rates_of_cell = CellRates(cell=make_cell(), curves=[curve])
+    assert (rates_of_cell.steepest, rates_of_cell.tenth) == (None, None)
+
+
+def test_the_spread_is_over_the_seeds() -> None:
+    rates = CellRates(
+        cell=make_cell(), curves=[make_curve_of(1e-4, 1e-3, 0), make_curve_of(1e-2, 1e-1, 1)]
+    )
+    assert rates.steepest is not None
+    assert rates.steepest.mean == pytest.approx(1e-3, rel=0.5)
+    assert rates.steepest.low < 2e-4 < 5e-3 < rates.steepest.high
+
+
+def test_the_plot_is_a_line_of_text_for_each_height() -> None:
+    lines = plot_lines(CellRates(cell=make_cell(), curves=[make_curve_of(1e-3, 1e-2)]))
+    assert len(lines) == 12
+    assert lines[0].lstrip().startswith("2.3 │••••")
+    assert lines[-1].split() == [f"1e{power}" for power in range(-7, 0)] + ["1e0"]
+    mark = lines[-2].index("▲") if "▲" in lines[-2] else lines[-2].index("◆")
+    assert abs(mark - 10 - 40) <= 2  # of 1e-3, four powers of ten from the left
+
+
+def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
+    """Search in this process; return the curve and the rates that the optimizer had."""
+    trainer = make_trainer(
+        make_assignment(steps=STEPS, **axes), LineFit(Options(), Settings()), folder
+    )
+    parts, state = trainer.parts, trainer.state
+    current = raise_rates(parts)
+    used: list[float] = []
+    parts.optimizers[0].register_step_pre_hook(
+        lambda optimizer, *_: used.append(float(optimizer.param_groups[0]["lr"]))
+    )
+    trainer.hooks = UntilDivergence(parts)
+    diverged = False
+    try:
+        trainer.run()
+    except Diverged:
+        diverged = True
+    losses = mean_losses(parts, state)
+    assert losses is not None
+    assert state.evaluations == []
+    return make_curve(parts, 0, losses, current, diverged=diverged), used
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"lr_schedule": "one-cycle"},
+        {"optimizer": "sgd", "lr": 0.5},
+        {"lr_scaling": "linear", "batch_size": 64},
+        {"precision": "fp16", "batch_size": 4},
+    ],
+)
+def test_every_step_is_trained_at_its_rate(tmp_path: Path, axes: dict[str, Any]) -> None:
+    curve, used = run_search(tmp_path, **axes)
+    factor = 2.0 if "lr_scaling" in axes else 1.0
+    skipped = len(curve.rates) - len(used)
+    assert skipped == 0 or axes.get("precision") == "fp16"
+    assert [rate * factor for rate in curve.rates[skipped:]] == pytest.approx(used)
+    assert curve.rates[0] == pytest.approx(LOWEST)
+    assert curve.current == pytest.approx(axes.get("lr", 1e-2))
+
+
+def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:
+    curve, _ = run_search(tmp_path, optimizer="sgd", lr_scaling="linear", batch_size=128)
+    assert curve.diverged
+    assert len(curve.losses) < STEPS
+    assert curve.rates[-1] < HIGHEST
+    suggestion = curve.suggestion
+    assert suggestion.steepest is not None
+    assert suggestion.tenth is not None
+    assert 1e-4 < suggestion.steepest < curve.rates[-1]
+
+
+def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
+    results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep))
+    folder = results.sweep_folder("demo")
+    curves = [make_curve_of(1e-3, 1e-2, seed) for seed in range(2)]
+    search = RateSearch(sweep="demo", at=1.0, cells=[CellRates(cell=sweep.cells[0], curves=curves)])
+    write_search(folder, search)
+    kept = read_search(folder)
+    assert kept is not None
+    assert (kept.cells[0].cell.id, list(kept.cells[0].curves)) == (sweep.cells[0].id, curves)
+    ended = harness("report", "demo", "--results", str(results.path))
+    assert ended.code == 0
+    text = Path(ended.out.strip()).read_text(encoding="utf-8")
+    assert "Learning rates" in text
+    assert "steepest 0.00" in text
+    outline = TrialOutline.of(make_record(sweep.cells[0]), "digest")
+    contents = cell_contents([outline], planned=(), search=search)
+    names = {point.name for point in contents.points}
+    assert {"harness.lr_steepest", "harness.lr_tenth_low", "harness.lr_tenth_high"} <= names
+
+
+@pytest.mark.distributed
+def test_the_command_searches_under_the_cells_own_strategy(tmp_path: Path) -> None:
+    path = line_sweep(
+        tmp_path,
+        {"line": {"axes": {"strategy": "ddp", "world_size": 2, "optimizer": "sgd", "lr": 0.1}}},
+    )
+    profile = local_profile(tmp_path)
+    options = ["--cluster", str(profile), "--results", str(tmp_path / "results")]
+    ended = harness("find-lr", str(path), "--seeds", "1", "--steps", "100", *options)
+    assert (ended.code, ended.err) == (0, ""), ended.err
+    assert "line eager fp32 ddp×2" in ended.out
+    search = read_search(Results(tmp_path / "results").sweep_folder("line"))
+    assert search is not None
+    (curve,) = search.cells[0].curves
+    assert curve.diverged
+    assert f"{curve.suggestion.steepest:.2g}" in ended.out
+
+
+def test_two_lengths_are_refused(tmp_path: Path) -> None:
+    path = line_sweep(tmp_path, {"line": {}})
+    ended = harness("find-lr", str(path), "--steps", "100", "--epochs", "1")
+    assert ended.code == 2
+    assert "--epochs: found 1 and --steps 100; allowed: one of them" in ended.err
