@@ -40,6 +40,7 @@ CREDENTIALS = struct.Struct("3i")  # `struct ucred` of <sys/socket.h>: process, 
 MAX_SERVERS = 4  # of a user on this machine; each holds torch in some 200 MB of memory
 LEAVE_TIMEOUT = 30.0  # seconds until a new server can be connected to, which loads nothing before
 LOCK_TIMEOUT = 60.0  # seconds; whoever holds the lock has LEAVE_TIMEOUT itself
+ATTEMPTS = 2  # to use a server: one that runs may be about to end
 MAX_LINE = 100  # bytes of a server's first message
 # Variables of a terminal, a session, a CI job or a test, which nothing reads when it is loaded. They
 # differ from command to command. Processes get them with each request, as they get secrets.
@@ -126,8 +127,7 @@ def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> 
     path = folder / f"{_identity(setup, variables)}.socket"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         return None
-    is_new = False
-    while not is_new:  # one that runs may be about to end
+    for _ in range(ATTEMPTS):
         with (folder / "lock").open("wb") as lock:
             if not lock_file(lock, LOCK_TIMEOUT):
                 return None
@@ -143,6 +143,8 @@ def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> 
             connection.settimeout(None)
             return KeptServer(process=process, connection=connection, log=path.with_suffix(".log"))
         connection.close()
+        if is_new:
+            return None
     return None
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_commands_have_forkservers_of_their_own_from_one_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORE_PASSWORD", "hunter2hunter2")
-    first, second = connect(), connect()
+    with ThreadPoolExecutor() as pool:  # both at once, and neither runs yet
+        first, second = pool.map(lambda _: connect(), range(2))
     shared = shared_by(first)
     assert shared_by(second) == shared
     assert first.process.pid != second.process.pid
