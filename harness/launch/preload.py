@@ -1,15 +1,13 @@
 """Loads and looks up what every rank on CPUs needs, so that none of them does: for forkservers.
 
-It takes some 30 ms of CPU time, which each rank would spend anew. Nothing here computes: torch's
-threads must not start in a process that is to be forked. Code of a workload is read, and that of
-built-in ones is imported; a user's is not, because it may belong to one cell alone.
+Each rank would spend some 100 ms of CPU time on it. Nothing here computes: torch's threads must not
+start in a process that is to be forked. Code of a workload is read, and that of built-in ones is
+imported; a user's is not, because it may belong to one cell alone.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-
-import safetensors.torch  # noqa: F401
 
 from harness.records.assignment import Assignment
 from harness.records.decode import prepare_decoding
@@ -18,9 +16,22 @@ from harness.spec.axes import STRATEGIES
 from workloads.catalog import BUILT_IN, HEAVY_MODULES
 from workloads.code import files_of_built_in
 
+# What ranks import sooner or later. Not `harness.launch.forked` itself but what it imports, because
+# Python warns of a program that has been imported before it is run.
+MODULES = (
+    "harness.core.oom",
+    "harness.core.ports",
+    "harness.launch.launcher",
+    "harness.measure.communication",
+    "harness.training.worker",
+    "safetensors.torch",
+)
+
 
 def load() -> None:
     """Import, read and look up."""
+    for name in MODULES:
+        import_module(name)
     for implementation in STRATEGIES.values():
         import_module(implementation.partition(":")[0])
     for declaration in BUILT_IN.values():
