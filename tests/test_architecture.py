@@ -43,7 +43,7 @@ ROWS = [
     {"hardware"},
     {"launch"},
     {"slurm", "analysis"},
-    {"gate", "reproduce", "preflight"},
+    {"gate", "reproduce", "preflight", "housekeeping"},
     {"render"},
     {"tracking"},
     {"render.terminal"},

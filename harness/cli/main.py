@@ -33,6 +33,7 @@ from harness.cli import (
     reproduce,
     results,
     run,
+    stored,
 )
 from harness.core.errors import (
     MAX_MESSAGE,
@@ -62,6 +63,7 @@ for commands in (guide, run, preflight, results, reproduce, audit, gate, jobs, m
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(data.app, name="data")
+app.add_typer(stored.app, name="results")
 
 
 def _print_version(is_asked_for: bool) -> None:

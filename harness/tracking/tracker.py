@@ -33,7 +33,7 @@ from harness.tracking.connect import (
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.recall import records_of
-from harness.tracking.runs import SweepRuns
+from harness.tracking.runs import SweepRuns, search
 from harness.tracking.transaction import transaction
 
 LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
@@ -140,6 +140,41 @@ class Tracker:
         check_exists(self.uri)
         with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
             return records_of(self._connect(), run_id)
+
+    def rename(self, old: str, new: str) -> bool:
+        """Give a sweep's experiment and its runs another name; return whether there were any.
+
+        The experiment comes last, so that what was cut off is completed when it is asked for again.
+        Raises BadInput for a name that another experiment has, and for an experiment that has runs of
+        other results folders; TrackerDown if MLflow does not take it.
+        """
+        if not is_server(self.uri) and not self.results.database.exists():
+            return False
+        trouble = f"does not rename {old}; `harness collect {new}` delivers it anew"
+        with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
+            client = self._connect()
+            experiment = client.get_experiment_by_name(old)
+            if experiment is None:
+                return False
+            if client.get_experiment_by_name(new) is not None:
+                raise BadInput(
+                    f"MLflow has an experiment {new} already; `harness collect {new}` delivers into"
+                    f" it, and the runs of {old} stay"
+                )
+            runs = list(search(client, experiment.experiment_id, ""))
+            if any(run.data.tags.get("harness.origin") != origin for run in runs):
+                raise BadInput(
+                    f"MLflow's experiment {old} has runs of other results folders;"
+                    f" `harness collect {new}` delivers the sweep into an experiment of its own"
+                )
+            with transaction(client) as writes:
+                for run in runs:
+                    client.set_tag(run.info.run_id, "harness.sweep", new)
+                    if run.data.tags.get("harness.kind") == "sweep":
+                        client.update_run(run.info.run_id, name=new)
+                    writes.checkpoint()
+                client.rename_experiment(experiment.experiment_id, new)
+        return True
 
     def _connect(self) -> MlflowClient:
         """Return the client, made once: the first use of a database takes seconds."""

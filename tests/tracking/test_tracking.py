@@ -14,6 +14,7 @@ import pytest
 
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
+from harness.housekeeping.sweeps import rename
 from harness.records.columns import SUFFIX
 from harness.records.record import Record
 from harness.tracking import Tracker, runs
@@ -311,6 +312,22 @@ def test_a_delivery_that_dies_leaves_no_part_of_a_trial_in_a_local_database(
     assert by_name(f"sqlite:///{results.database}", "demo") == {}
     assert Tracker(results).deliver(folder).delivered == 3
     assert len(by_name(f"sqlite:///{results.database}", "demo")) == 6
+
+
+def test_runs_follow_a_renaming(results: Results, folder: SweepFolder) -> None:
+    small_sweep(folder)
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    tracker.deliver(folder)
+    runs_before = {run.info.run_id for run in by_name(uri, "demo").values()}
+    renamed = rename(results, "demo", "weekly")
+    assert tracker.rename("demo", "weekly")
+    assert not tracker.rename("demo", "weekly")
+    assert tracker.deliver(renamed).delivered == 0
+    shown = by_name(uri, "weekly")
+    assert {run.info.run_id for run in shown.values()} == runs_before
+    assert {run.data.tags["harness.sweep"] for run in shown.values()} == {"weekly"}
+    assert "weekly" in shown
+    assert "demo" not in shown
 
 
 def test_a_copied_run_is_removed(results: Results, folder: SweepFolder) -> None:

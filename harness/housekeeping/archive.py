@@ -1,0 +1,205 @@
+"""Archives: a recorded sweep as one file, with a manifest by which each of its files is checked.
+
+An archive is a tar file, compressed by gzip. Its first member is the manifest, sealed, with the size
+and the SHA-256 of all others. The key by which withheld values are compared is left out: whoever has
+it could try out values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import harness
+from harness.core.errors import BadInput, one_line
+from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically_by
+from harness.housekeeping.sweeps import held
+from harness.records.checks import Number
+from harness.records.decode import FileFormat, decode_text
+from harness.records.seal import sealed_text
+from harness.records.store import read_spec_content
+
+SCHEMA = "1.0"
+MANIFEST = "MANIFEST.json"
+MAX_MANIFEST = 2**26  # bytes
+ARCHIVE_FORMAT = FileFormat(
+    name="archive", schema=SCHEMA, remedy="harness results archive writes one", sealed_since=0
+)
+BLOCK = 2**20  # bytes that are copied at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedFile:
+    """A file of an archive."""
+
+    path: str  # relative to the sweep's folder, with slashes
+    bytes: Number
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an archive holds."""
+
+    schema: str = SCHEMA
+    sweep: str  # its name
+    version: str  # of the harness that wrote it
+    created: Number  # seconds since the epoch
+    files: Sequence[ArchivedFile]
+
+
+def archive(folder: SweepFolder, path: Path) -> Manifest:
+    """Write a sweep into an archive and return its manifest.
+
+    The file appears when it is complete. Raises BadInput for a path that exists, and for a sweep that
+    anybody works on.
+    """
+    if path.exists():
+        raise BadInput(f"{path}: exists; allowed: a file that does not")
+    with held(folder):
+        name = read_spec_content(folder.spec_path)["name"]
+        manifest = Manifest(
+            sweep=name,
+            version=harness.__version__,
+            created=int(time.time()),
+            files=[_describe(folder, file) for file in _files(folder)],
+        )
+        write_atomically_by(path, lambda file: _write(file, folder, manifest))
+    return manifest
+
+
+def _files(folder: SweepFolder) -> list[Path]:
+    """Return the files of a sweep that are archived, sorted: no links, locks, keys or leftovers."""
+    left_out = {folder.lock_path, folder.key_path}
+    files = []
+    for path in sorted(folder.path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)
+        if path.is_file() and not path.is_symlink() and not is_hidden and path not in left_out:
+            files.append(path)
+    return files
+
+
+def _describe(folder: SweepFolder, path: Path) -> ArchivedFile:
+    """Return the entry of a file in the manifest."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    relative = path.relative_to(folder.path).as_posix()
+    return ArchivedFile(path=relative, bytes=path.stat().st_size, sha256=digest)
+
+
+def _write(file: BinaryIO, folder: SweepFolder, manifest: Manifest) -> None:
+    """Write the archive into an open file."""
+    text = sealed_text(asdict(manifest)).encode()
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        head = tarfile.TarInfo(MANIFEST)
+        head.size, head.mtime = len(text), int(manifest.created)
+        tar.addfile(head, io.BytesIO(text))
+        for entry in manifest.files:
+            tar.add(folder.path / entry.path, arcname=entry.path, recursive=False)
+
+
+def restore(results: Results, path: Path) -> Manifest:
+    """Bring back the sweep of an archive, each file checked, and return the manifest.
+
+    The sweep appears when all of it is there. Raises BadInput for a file that is no archive, is
+    damaged or cut off, or has files that its manifest does not list, and for a sweep that exists.
+    """
+    results.runs.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=results.path, prefix=".restore-"))
+    try:
+        manifest = _extract(path, aside)
+        folder = results.sweep_folder(manifest.sweep)
+        if folder.path.exists():
+            raise BadInput(
+                f"{path}: its sweep {manifest.sweep!r} exists in {folder.path}; allowed: another"
+                " --results, or harness results rename before"
+            )
+        content = read_spec_content(SweepFolder(aside).spec_path)
+        if content.get("name") != manifest.sweep:
+            raise ARCHIVE_FORMAT.error(path, f"sweep: found {content.get('name')!r} in its files")
+        aside.chmod(0o755)  # from that of a temporary folder
+        aside.rename(folder.path)
+        fsync_folder(results.runs)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return manifest
+
+
+def verify(path: Path) -> Manifest:
+    """Read an archive to its end, check each file, and return the manifest; raises BadInput."""
+    with tempfile.TemporaryDirectory(prefix="harness-archive-") as folder:
+        return _extract(path, Path(folder))
+
+
+def _extract(path: Path, folder: Path) -> Manifest:
+    """Write the files of an archive into a folder, each checked; raises BadInput."""
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
+            members = iter(tar)
+            manifest = _read_manifest(tar, next(members, None), path)
+            missing = {entry.path: entry for entry in manifest.files}
+            for member in members:
+                entry = missing.pop(member.name, None)
+                content = tar.extractfile(member) if member.isfile() else None
+                if entry is None or content is None:
+                    raise _problem(path, f"{member.name}: found a file that its manifest has not")
+                _write_checked(content, entry, folder, path)  # type: ignore[arg-type]
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise _problem(path, one_line(error)) from None
+    if missing:
+        raise _problem(path, f"found no {min(missing)}, one of {len(missing)} that are missing")
+    return manifest
+
+
+def _problem(path: Path, problem: str) -> BadInput:
+    """Return the error for an archive that can't be used."""
+    return ARCHIVE_FORMAT.error(path, f"not a valid archive: {problem}")
+
+
+def _read_manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None, path: Path) -> Manifest:
+    """Return the manifest, the first member of an archive; raises BadInput."""
+    content = None
+    if member is not None and member.name == MANIFEST and member.size <= MAX_MANIFEST:
+        content = tar.extractfile(member)
+    if content is None:
+        raise _problem(path, f"found no {MANIFEST} at its beginning")
+    manifest = decode_text(Manifest, content.read(), str(path), ARCHIVE_FORMAT)
+    for entry in manifest.files:
+        parts = PurePosixPath(entry.path).parts
+        if not parts or entry.path.startswith("/") or ".." in parts or "\\" in entry.path:
+            shown = json.dumps(entry.path)
+            raise _problem(path, f"files: found {shown}; allowed: paths inside the sweep's folder")
+    return manifest
+
+
+def _write_checked(content: BinaryIO, entry: ArchivedFile, folder: Path, path: Path) -> None:
+    """Write one file of an archive, no more than its manifest says; raises BadInput if it differs."""
+    target = folder / entry.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    size = 0
+    with target.open("wb") as file:
+        for block in _blocks(content):
+            size += len(block)
+            if size > entry.bytes:
+                break
+            digest.update(block)
+            file.write(block)
+    if size != entry.bytes or digest.hexdigest() != entry.sha256:
+        raise _problem(path, f"{entry.path}: found other content than its manifest says")
+
+
+def _blocks(content: BinaryIO) -> Iterator[bytes]:
+    """Yield the content of an open file in blocks."""
+    while block := content.read(BLOCK):
+        yield block

@@ -1,0 +1,144 @@
+"""Merges recorded sweeps into one, as those that several machines have run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder
+from harness.core.text import counted
+from harness.housekeeping.sweeps import held
+from harness.records.files import read_record
+from harness.records.settings import profile_change
+from harness.records.store import read_recorded_spec, write_spec
+from harness.spec.cell import Cell
+from harness.spec.sweep import Sweep
+
+MOST_NAMED = 3  # trials that an error names
+
+
+def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[str]:
+    """Copy the trials of some sweeps into one, and return the ids of those that it did not have.
+
+    The sweep `name` may exist. It gets the cells, seeds and repeats of all; other keys are those of
+    its own, or else of the first source. The sources stay as they are, and merging again adds
+    nothing.
+
+    Raises BadInput, before anything is copied, for a trial that two sweeps have with other results,
+    for trials that ran with another profile, and for a sweep that anybody works on.
+    """
+    target = results.sweep_folder(name)
+    folders = [target, *sources] if target.spec_path.exists() else list(sources)
+    sweeps = [_read_sweep(folder) for folder in folders]
+    merged = _merged(sweeps, name)
+    with ExitStack() as stack:
+        for folder in dict.fromkeys(folders):
+            stack.enter_context(held(folder))
+        records = _records_by_trial(folders)
+        _refuse_other_profiles(list(records.values()))
+        if target not in folders:  # made only now, when nothing can be refused any more
+            stack.enter_context(held(target))
+        added = []
+        for trial_id, path in records.items():
+            if not target.trial_folder(trial_id).record_path.exists():
+                _copy_trial(path.parent, target.trial_folder(trial_id).path)
+                added.append(trial_id)
+        for folder in sources:
+            _copy_missing(folder.path / "environments", target.path / "environments")
+        write_spec(merged, target)
+    return added
+
+
+def _read_sweep(folder: SweepFolder) -> Sweep:
+    """Return the sweep in a folder below some results folder."""
+    return read_recorded_spec(Results(folder.path.absolute().parent.parent), folder.path.name)
+
+
+def _merged(sweeps: Sequence[Sweep], name: str) -> Sweep:
+    """Return a sweep that asks for all cells, seeds and repeats of some sweeps."""
+    cells: dict[str, Cell] = {}
+    seeds: dict[int, None] = {}
+    labels: dict[str, dict[int, None]] = {}  # the seeds of each workload
+    for sweep in sweeps:
+        seeds.update(dict.fromkeys(sweep.seeds))
+        for cell in sweep.cells:
+            cells.setdefault(cell.id, cell)
+            of_cell = dict.fromkeys(sweep.seeds_of(cell))
+            labels.setdefault(cell.workload.label, {}).update(of_cell)
+    workload_seeds = {}
+    for label, of_label in labels.items():
+        if list(of_label) != list(seeds):
+            workload_seeds[label] = list(of_label)
+    return replace(
+        sweeps[0],
+        name=name,
+        cells=list(cells.values()),
+        seeds=list(seeds),
+        repeats=max(sweep.repeats for sweep in sweeps),
+        workload_seeds=workload_seeds,
+        unused_rules=(),
+    )
+
+
+def _records_by_trial(folders: Sequence[SweepFolder]) -> Mapping[str, Path]:
+    """Return the path of each trial's record; raises BadInput for two that are not the same."""
+    paths: dict[str, Path] = {}
+    different = []
+    for folder in folders:
+        for path in folder.record_paths():
+            first = paths.setdefault(path.parent.name, path)
+            if first != path and first.read_bytes() != path.read_bytes():
+                different.append(f"{first} and {path}")
+    if different:
+        more = f" and {len(different) - MOST_NAMED} more" if len(different) > MOST_NAMED else ""
+        raise BadInput(
+            f"merge: found {counted(len(different), 'trial')} with different records:"
+            f" {'; '.join(different[:MOST_NAMED])}{more}; allowed: each trial once, so remove or"
+            " move away one of the two"
+        )
+    return paths
+
+
+def _refuse_other_profiles(paths: Sequence[Path]) -> None:
+    """Raise BadInput if trials ran with settings of a profile that may change a result.
+
+    Of each sweep, that is true already: `harness run` does not add such trials.
+    """
+    first = None
+    for folder in dict.fromkeys(path.parent.parent for path in paths):
+        of_folder = next(path for path in paths if path.parent.parent == folder)
+        settings = read_record(of_folder).settings
+        if settings is None:
+            continue
+        change = None if first is None else profile_change(first, settings)
+        if change is not None:
+            raise BadInput(
+                f"{folder}: its trials ran with another profile: {change}; allowed: sweeps that ran"
+                " with one profile, or harness compare, which compares them as they are"
+            )
+        first = first or settings
+
+
+def _copy_trial(source: Path, target: Path) -> None:
+    """Copy a trial's folder so that it is there as a whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)  # of a trial that left no record
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".merge-"))
+    try:
+        shutil.copytree(source, aside / target.name, symlinks=True)
+        (aside / target.name).rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _copy_missing(source: Path, target: Path) -> None:
+    """Copy the files of a folder that another folder does not have."""
+    for path in sorted(source.glob("*")):
+        if not (target / path.name).exists():
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target / path.name)

@@ -1,0 +1,188 @@
+"""Lists, renames and removes recorded sweeps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
+from harness.records.decode import FileFormat, read_json
+from harness.records.seal import sealed_text
+from harness.records.store import (
+    is_locked,
+    lock,
+    read_recorded_sweep,
+    read_spec_content,
+    recorded_sweep_names,
+    recorded_trials,
+)
+from harness.slurm.queue import refuse_live_jobs
+from harness.spec.text import problem_of_name
+
+NAMED_FILE = FileFormat(name="file of a sweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSweep:
+    """What a sweep takes on the disk."""
+
+    name: str
+    folder: str
+    trials: int  # that have a record
+    planned: int | None  # that its last command asked for, with those; None if it can't be read
+    bytes: int
+    changed: float  # when its newest record was written, seconds since the epoch
+    is_running: bool  # on this machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """A folder that is to be removed, and why."""
+
+    path: Path
+    reason: str
+    bytes: int
+
+
+def list_sweeps(results: Results) -> list[StoredSweep]:
+    """Return all recorded sweeps, the one that changed last first."""
+    sweeps = []
+    for path in results.runs.glob("*/sweep.json"):
+        folder = SweepFolder(path.parent)
+        records = folder.record_paths()
+        content: dict[str, Any] = {}
+        with suppress(BadInput):
+            content = read_spec_content(path)
+        planned = content.get("trials")
+        stored = StoredSweep(
+            name=content.get("name", path.parent.name),
+            folder=str(folder.path),
+            trials=len(records),
+            planned=len(planned) if isinstance(planned, list) else None,
+            bytes=size_of(folder.path),
+            changed=max(record.stat().st_mtime for record in (path, *records)),
+            is_running=is_locked(folder),
+        )
+        sweeps.append(stored)
+    return sorted(sweeps, key=lambda stored: stored.changed, reverse=True)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; files that vanish meanwhile do not count."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(parent) / name).lstat().st_size
+    return total
+
+
+def recorded_folder(results: Results, name: str) -> SweepFolder:
+    """Return the folder of a recorded sweep, by its name or its path; raises BadInput."""
+    folder = SweepFolder(Path(name))
+    if folder.spec_path.is_file():
+        return folder
+    folder = results.sweep_folder(name)
+    if not folder.spec_path.exists():
+        names = ", ".join(recorded_sweep_names(results)) or "nothing"
+        raise BadInput(f"{name}: no records of such a sweep in {results.runs}; allowed: {names}")
+    return folder
+
+
+@contextmanager
+def held(folder: SweepFolder) -> Iterator[None]:
+    """Hold a sweep for this process; raises BadInput if a process or a job is working on it."""
+    with lock(folder):
+        refuse_live_jobs(folder)
+        yield
+
+
+def rename(results: Results, old: str, new: str) -> SweepFolder:
+    """Give a sweep another name and return its new folder.
+
+    A renaming that was cut off is completed when it is asked for again. Raises BadInput for a name
+    that another sweep has, or that is none.
+    """
+    problem = problem_of_name(new)
+    if problem is not None:
+        raise BadInput(f"new name: {problem}")
+    before, after = results.sweep_folder(old), results.sweep_folder(new)
+    is_cut_off = not before.path.exists() and _name_in(after) == old
+    if not is_cut_off:
+        before = recorded_folder(results, old)
+        if after.path.exists():
+            raise BadInput(f"{new}: {after.path} exists; allowed: a name that no sweep has")
+        with held(before):
+            before.path.rename(after.path)
+            fsync_folder(results.runs)
+    _replace_value(after.parity_path, "sweep", new)
+    checked = results.preflight_path(old)
+    if checked.exists():
+        checked.rename(results.preflight_path(new))
+        _replace_value(results.preflight_path(new), "sweep", new)
+    # Last: it is by this file that a renaming which was cut off is known.
+    _replace_value(after.spec_path, "name", new)
+    return after
+
+
+def _name_in(folder: SweepFolder) -> str | None:
+    """Return the name that a folder's sweep.json has, None where there is none."""
+    if not folder.spec_path.exists():
+        return None
+    name: str | None = read_spec_content(folder.spec_path).get("name")
+    return name
+
+
+def _replace_value(path: Path, key: str, value: str) -> None:
+    """Replace a value in a sealed file; a file that is not there stays so."""
+    if not path.exists():
+        return
+    content = read_json(path, NAMED_FILE)
+    if isinstance(content, dict):
+        write_atomically(path, sealed_text({**content, key: value}))
+
+
+def removals(
+    results: Results, name: str, *, whole: bool, statuses: Sequence[str] = ()
+) -> list[Removal]:
+    """Return what `harness results prune` removes of a sweep.
+
+    With `whole` that is all of it. Otherwise the trials of none of its cells, such as those of
+    earlier code, which no command shows; and the trials with one of `statuses`.
+    """
+    folder = recorded_folder(results, name)
+    if whole:
+        return [Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))]
+    recorded = read_recorded_sweep(results, name)
+    known_ids = {trial.id for trial in recorded_trials(folder, recorded.sweep.cells)}
+    reasons: dict[str, str] = {}
+    for path in folder.record_paths():
+        if path.parent.name not in known_ids:
+            reasons[path.parent.name] = "of no cell of the sweep"
+    for record in recorded.records:
+        if record.status in statuses:
+            reasons[record.trial.id] = record.status
+    listed = []
+    for trial_id, reason in reasons.items():
+        path = folder.trial_folder(trial_id).path
+        listed.append(Removal(path=path, reason=reason, bytes=size_of(path)))
+    return listed
+
+
+def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
+    """Remove folders of a sweep, or all of it; raises BadInput if anybody works on it.
+
+    What makes a folder count, its record or its sweep.json, goes first: a removal that is cut off
+    leaves nothing that is taken for whole.
+    """
+    with held(folder):
+        for removal in listed:
+            for name in (folder.spec_path.name, folder.trial_folder("").record_path.name):
+                (removal.path / name).unlink(missing_ok=True)
+            shutil.rmtree(removal.path)

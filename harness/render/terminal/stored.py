@@ -1,0 +1,58 @@
+"""Shows `harness results`: what sweeps take on the disk, and what is to be removed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from harness.core.text import counted
+from harness.housekeeping.sweeps import Removal, StoredSweep
+from harness.render.format import byte_size, duration
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import make_table, show
+
+COLUMNS = ["sweep", "trials", "size", "changed", ""]
+DAY = 24 * 3600.0  # seconds
+
+
+def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
+    """Print a row for each sweep, or all of it as JSON."""
+    if as_json:
+        print(json.dumps([asdict(stored) for stored in sweeps], indent=1))
+        return
+    console = TerminalConsole()
+    if not sweeps:
+        console.print("no sweep has run here")
+        return
+    table = make_table(COLUMNS, ["trials", "size", "changed"])
+    now = time.time()
+    for stored in sweeps:
+        trials = str(stored.trials)
+        if stored.planned is not None and stored.planned != stored.trials:
+            trials = f"{stored.trials} of {stored.planned}"
+        remark = "running" if stored.is_running else ""
+        if stored.planned is None:
+            remark = "sweep.json can't be read"
+        age = f"{_age(now - stored.changed)} ago"
+        table.add_row(stored.name, trials, byte_size(stored.bytes), age, remark)
+    show(console, table)
+    total = byte_size(sum(stored.bytes for stored in sweeps))
+    console.print(f"\n{counted(len(sweeps), 'sweep')}, {total}")
+
+
+def _age(seconds: float) -> str:
+    """Return an age: days from the second day on."""
+    if seconds >= 2 * DAY:
+        return counted(int(seconds / DAY), "day")
+    return duration(seconds)
+
+
+def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:
+    """Print what is to be removed, a line each with its size and the reason, and the total."""
+    verb = "would remove" if is_dry_run else "remove"
+    for removal in removals:
+        print(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
+    total = byte_size(sum(removal.bytes for removal in removals))
+    print(f"{counted(len(removals), 'folder')}, {total}")

@@ -1,0 +1,277 @@
+"""`harness results`: sweeps are listed, renamed, merged, pruned, archived and restored."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.paths import Results
+from harness.housekeeping import archive, sweeps
+from harness.housekeeping.merge import merge
+from harness.records.record import Record
+from harness.records.settings import run_settings
+from harness.records.store import lock, read_recorded_sweep, write_spec
+from harness.spec.cluster import load_profile
+from harness.spec.sweep import Sweep
+from tests.factories import make_cell, make_record, write_trial
+from tests.support.commands import CommandResult
+from tests.support.commands import harness as command
+from tests.support.sweeps import load
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """The results folder below the working directory, without MLflow's database."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARNESS_RESULTS", raising=False)
+    return Results(Path("results"))
+
+
+def record_sweep(
+    results: Results, name: str, *, change: Callable[[Record], Record] | None = None, **keys: Any
+) -> Sweep:
+    """Record all trials of a sweep of one MLP."""
+    sweep = load(results.path.absolute().parent, sets=[f"name={name}"], **keys)
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=trial.seed, sweep=name)
+        write_trial(results.sweep_folder(name), change(record) if change else record)
+    write_spec(sweep, results.sweep_folder(name))
+    return sweep
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder with their content, without the lock and the key."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in ("lock", "comparison.key"):
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
+
+
+def refused(*arguments: str) -> str:
+    """Return the error of a command that is bad input."""
+    ended = command("results", *arguments)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    return ended.err
+
+
+def run(*arguments: str) -> CommandResult:
+    """Return how a command ended that does what it is told."""
+    ended = command("results", *arguments)
+    assert (ended.code, ended.err) == (0, "")
+    return ended
+
+
+def test_sweeps_are_listed_with_trials_size_and_age(results: Results) -> None:
+    assert run("list").out == "no sweep has run here\n"
+    record_sweep(results, "old", seeds=[0, 1])
+    record_sweep(results, "new")
+    for path in results.sweep_folder("old").path.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    results.sweep_folder("broken").path.mkdir()
+    results.sweep_folder("broken").spec_path.write_text("{", encoding="utf-8")
+    with lock(results.sweep_folder("new")):
+        lines = [" ".join(line.split()) for line in run("list").out.splitlines()]
+        listed = json.loads(run("list", "--json").out)
+    assert {line.split()[0] for line in lines if line} >= {"new", "broken", "old", "3"}
+    assert any(line.startswith("new 1 ") and line.endswith("ago running") for line in lines)
+    assert any(line.startswith("broken 0 ") and "can't be read" in line for line in lines)
+    assert listed[-1]["name"] == "old"
+    assert listed[-1]["bytes"] == sum(
+        path.stat().st_size
+        for path in results.sweep_folder("old").path.rglob("*")
+        if path.is_file()
+    )
+    assert (listed[-1]["trials"], listed[-1]["planned"]) == (2, 2)
+
+
+def test_a_renamed_sweep_has_the_same_records(results: Results) -> None:
+    sweep = record_sweep(results, "nightly", seeds=[0, 1])
+    before = tree(results.sweep_folder("nightly").path)
+    dry = run("rename", "nightly", "before upgrade", "--dry-run").out
+    assert dry.startswith("would rename results/runs/nightly to results/runs/before-upgrade-")
+    run("rename", "nightly", "before upgrade")
+    after = tree(results.sweep_folder("before upgrade").path)
+    assert {name for name in before if before[name] != after[name]} == {"sweep.json"}
+    recorded = read_recorded_sweep(results, "before upgrade")
+    assert [record.trial.id for record in recorded.records] == [t.id for t in sweep.trials()]
+    assert "no records of such a sweep" in refused("rename", "nightly", "x")
+    record_sweep(results, "nightly")
+    assert "exists; allowed: a name that no sweep has" in refused(
+        "rename", "nightly", "before upgrade"
+    )
+    assert "new name: found an empty name" in refused("rename", "nightly", " ")
+
+
+def test_a_renaming_that_was_cut_off_is_completed(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sweep(results, "nightly")
+    with monkeypatch.context() as patched:
+        patched.setattr(sweeps, "_replace_value", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sweeps.rename(results, "nightly", "weekly")
+    run("rename", "nightly", "weekly")
+    assert len(read_recorded_sweep(results, "weekly").records) == 1
+
+
+def test_a_sweep_that_is_running_is_left_alone(results: Results) -> None:
+    record_sweep(results, "nightly")
+    before = tree(results.path)
+    with lock(results.sweep_folder("nightly")):
+        for arguments in (
+            ["rename", "nightly", "weekly"],
+            ["prune", "nightly", "--whole", "--yes"],
+            ["merge", "nightly", "--into", "weekly"],
+            ["archive", "nightly"],
+        ):
+            assert "is running this sweep; wait until it ends" in refused(*arguments)
+    assert tree(results.path) == before
+    assert [path.name for path in Path().glob("*.gz")] == []
+
+
+def test_merged_sweeps_ask_for_all_cells_and_seeds(results: Results, tmp_path: Path) -> None:
+    record_sweep(results, "node1", seeds=[0, 1])
+    other = Results(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    record_sweep(other, "node2", seeds=[1, 2], axes={"precision": "bf16"})
+    sources = ["node1", str(other.sweep_folder("node2").path)]
+    assert (
+        run("merge", *sources, "--into", "both", "--dry-run").out.count("would copy 2 trials") == 2
+    )
+    assert run("merge", *sources, "--into", "both").out.startswith("4 trials added to")
+    assert run("merge", *sources, "--into", "both").out.startswith("0 trials added to")
+    recorded = read_recorded_sweep(results, "both")
+    kept = {(r.trial.cell.axes.precision, r.trial.seed) for r in recorded.records}
+    assert kept == {("fp32", 0), ("fp32", 1), ("bf16", 1), ("bf16", 2)}
+    assert list(recorded.sweep.all_seeds) == [0, 1, 2]
+    assert len(read_recorded_sweep(results, "node1").records) == 2
+    assert list(results.sweep_folder("both").path.glob(".*")) == []
+
+
+def test_sweeps_that_contradict_each_other_are_not_merged(results: Results) -> None:
+    record_sweep(results, "node1", seeds=[0, 1])
+    record_sweep(results, "node2", seeds=[1], change=lambda record: replace(record, attempt=2))
+    error = refused("merge", "node1", "node2", "--into", "both")
+    assert "found 1 trial with different records: results/runs/node1/mlp-" in error
+
+    def with_variable(record: Record) -> Record:
+        profile = replace(load_profile("local"), environment={"NCCL_ALGO": "Tree"})
+        return replace(record, settings=run_settings(sweep, profile))
+
+    def with_defaults(record: Record) -> Record:
+        return replace(record, settings=run_settings(sweep, load_profile("local")))
+
+    sweep = record_sweep(results, "node3")
+    record_sweep(results, "node3", change=with_defaults)
+    record_sweep(results, "node4", seeds=[5], change=with_variable)
+    error = refused("merge", "node3", "node4", "--into", "both")
+    assert "ran with another profile: environment.NCCL_ALGO: found 'Tree'" in error
+    assert not results.sweep_folder("both").path.exists()
+
+
+def test_pruning_names_what_it_removes(results: Results) -> None:
+    sweep = record_sweep(results, "nightly", seeds=[0, 1])
+    folder = results.sweep_folder("nightly")
+    earlier = make_record(make_cell(steps=7), sweep="nightly")
+    failed = make_record(sweep.cells[0], seed=9, status="failed", sweep="nightly")
+    write_trial(folder, earlier)
+    write_trial(folder, failed)
+    assert "--yes: needed to remove files" in refused("prune", "nightly")
+    listed = run("prune", "nightly", "--failed", "--dry-run").out
+    assert f"would remove {folder.path / earlier.trial.id} (" in listed
+    assert ", of no cell of the sweep)" in listed
+    assert f"would remove {folder.path / failed.trial.id} (" in listed
+    assert len(folder.record_paths()) == 4
+    run("prune", "nightly", "--yes")
+    assert not (folder.path / earlier.trial.id).exists()
+    assert len(folder.record_paths()) == 3
+    run("prune", "nightly", "--failed", "--yes")
+    assert len(folder.record_paths()) == 2
+    assert run("prune", "nightly", "--failed").out == "nothing to remove\n"
+    run("prune", "nightly", "--whole", "--yes")
+    assert not folder.path.exists()
+
+
+def test_an_archive_is_restored_to_the_byte(results: Results, tmp_path: Path) -> None:
+    record_sweep(results, "my sweep", seeds=[0, 1])
+    folder = results.sweep_folder("my sweep")
+    before = tree(folder.path)
+    path = tmp_path / "sweep.tar.gz"
+    assert run("archive", "my sweep", "--output", str(path), "--dry-run").out.startswith(
+        "would arch"
+    )
+    assert not path.exists()
+    run("archive", "my sweep", "--output", str(path), "--remove", "--yes")
+    assert not folder.path.exists()
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == ["MANIFEST.json", *sorted(before)]
+    assert run("restore", str(path), "--dry-run").out.startswith("would restore")
+    assert not folder.path.exists()
+    run("restore", str(path))
+    assert tree(folder.path) == before
+    assert "exists in results/runs/my-sweep-" in refused("restore", str(path))
+    assert f"{path}: exists" in refused("archive", "my sweep", "--output", str(path))
+    assert list(results.path.glob(".restore*")) == []
+
+
+@pytest.mark.parametrize("change", ["cut", "bit", "extra", "escape", "missing", "content", "text"])
+def test_an_archive_that_was_changed_is_refused(
+    results: Results, tmp_path: Path, change: str
+) -> None:
+    record_sweep(results, "nightly")
+    path = tmp_path / "nightly.tar.gz"
+    archive.archive(results.sweep_folder("nightly"), path)
+    members = []
+    with tarfile.open(path) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            members.append((member, content.read()))
+    if change == "extra":
+        members.append((tarfile.TarInfo("more.txt"), b"x"))
+    if change == "missing":
+        members.pop()
+    if change == "content":
+        members[-1] = (members[-1][0], members[-1][1][:-1] + b"!")
+    if change == "escape":
+        members[0] = (members[0][0], members[0][1].replace(b'"sweep.json"', b'"../weep.json"'))
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        for member, text in members:
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    packed = bytearray(gzip.compress(plain.getvalue()))
+    if change == "cut":
+        packed = packed[: len(packed) // 2]
+    if change == "bit":
+        packed[len(packed) // 2] ^= 1
+    path.write_bytes(b"no archive" if change == "text" else packed)
+    error = refused("restore", str(path), "--results", "elsewhere")
+    assert error.startswith(f"harness: {path}: ")
+    assert "harness results archive writes one" in error
+    assert tree(Path("elsewhere")) == {}
+
+
+def test_merging_keeps_what_is_there_when_it_is_cut_off(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sweep(results, "a", seeds=[0])
+    record_sweep(results, "b", seeds=[1])
+    sources = [results.sweep_folder("a"), results.sweep_folder("b")]
+    with monkeypatch.context() as patched:
+        patched.setattr("harness.housekeeping.merge.write_spec", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            merge(results, sources, "both")
+    assert [stored.name for stored in sweeps.list_sweeps(results)] == ["b", "a"]
+    merge(results, sources, "both")
+    assert len(read_recorded_sweep(results, "both").records) == 2
