@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workloads.averaging import WeightAverage
+    from workloads.axis import CustomAxis
     from workloads.base import (
         Batch,
         Classifier,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # The module in which each public name is defined.
 _NAMES_BY_MODULE = {
     "averaging": ("WeightAverage",),
+    "axis": ("CustomAxis",),
     "base": (
         "Batch",
         "Classifier",
@@ -57,6 +59,7 @@ __all__ = [
     "Classifier",
     "Count",
     "Csv",
+    "CustomAxis",
     "Declaration",
     "Digits",
     "Fraction",

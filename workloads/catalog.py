@@ -20,11 +20,13 @@ from workloads.sources import ImageData, TextData
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
+    from workloads.axis import CustomAxis
     from workloads.base import Workload
 
 # Modules that import transformers.
 HEAVY_MODULES = ("workloads.distilbert",)
 ENTRY_POINT_GROUP = "harness.workloads"
+AXIS_ENTRY_POINT_GROUP = "harness.axes"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,49 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     else:
         module = import_module(location)
     return _workload_in(module, class_name)
+
+
+def load_axis(uses: str, base: Path) -> type[CustomAxis]:
+    """Return the class of a user's own axis: `file.py:Class` or `package.module:Class`.
+
+    `base` is the sweep file's folder. Raises ValueError as `load_class` does, and for a class that
+    changes nothing.
+    """
+    from workloads.axis import CustomAxis
+
+    location, colon, class_name = uses.rpartition(":")
+    if not colon:
+        raise ValueError(f"found {uses!r}; allowed: path/to/file.py:Class or package.module:Class")
+    make_importable(base.absolute())
+    if location.endswith(".py"):
+        module = import_file(base.absolute() / Path(location).expanduser())
+    else:
+        module = import_module(location)
+    axis = getattr(module, class_name, None)
+    if not (isinstance(axis, type) and issubclass(axis, CustomAxis)):
+        raise ValueError(
+            f"{module.__file__}: found no axis {class_name!r}; allowed: a class that derives from"
+            " workloads.CustomAxis"
+        )
+    missing = sorted(axis.__abstractmethods__)
+    if not hasattr(axis, "default"):
+        missing.append("default")
+    if missing:
+        raise ValueError(f"{module.__file__}: found no {', '.join(missing)} in {class_name}")
+    changes = ("environment", "change_model", "change_optimizer", "change_loss")
+    if all(getattr(axis, name) is getattr(CustomAxis, name) for name in changes):
+        raise ValueError(
+            f"{module.__file__}: found nothing that {class_name} changes; allowed: one or more of"
+            f" {', '.join(changes)}"
+        )
+    return axis
+
+
+def installed_axes() -> dict[str, str]:
+    """Return the axes that installed packages declare: name -> package.module:Class."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.value for entry in entry_points(group=AXIS_ENTRY_POINT_GROUP)}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from harness.records.record import RunSettings
 from harness.records.settings import WITHHELD
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
+from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
+from harness.spec.setting_axis import CUSTOM
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
 from harness.spec.workload import WorkloadEntry, plan_workload, read_declaration
@@ -49,7 +51,12 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
     declaration = read_declaration(document, workload.label, parsed)
-    planned = plan_workload(document, workload.label, parsed, declaration)
+    try:
+        custom = custom_axes_of(workload, base)
+    except ValueError as error:
+        raise BadInput(f"{cell.label}: {error}") from None
+    values = {f"{CUSTOM}.{name}": value for name, value in workload.custom.items()}
+    planned = plan_workload(document, workload.label, parsed, declaration, values, custom=custom)
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")

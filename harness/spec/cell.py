@@ -148,6 +148,9 @@ class WorkloadRef:
     identity: Mapping[str, Any]
     # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
     axes: Sequence[str] = ()
+    # The axes of the sweep that its user has written: name -> value, and name -> file.py:Class.
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    custom_uses: Mapping[str, str] = field(default_factory=dict)
     code: WorkloadCode | None = None  # None in records that were made before it was part of the id
 
 

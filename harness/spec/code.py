@@ -8,10 +8,12 @@ its files, and a checkpoint of another loop is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.core.errors import CodeChanged
 from harness.spec.cell import WorkloadCode, WorkloadRef
+from harness.spec.setting_axis import CUSTOM
 from workloads.catalog import find_source
 from workloads.code import read_source
 from workloads.importing import user_files
@@ -20,15 +22,24 @@ REMEDY = "harness run plans it anew"
 SHOWN_DIGITS = 12  # of a digest
 
 
-def describe_workload_code(uses: str, base_folder: Path) -> WorkloadCode:
-    """Return the code of a workload as it is on disk now.
+def describe_workload_code(
+    uses: str, base_folder: Path, custom_uses: Iterable[str] = ()
+) -> WorkloadCode:
+    """Return the code of a workload as it is on disk now, and that of axes of the user's own.
 
-    Raises OSError for a file that can't be read.
+    An installed package of such an axis is among the files, by its name and version. Raises OSError
+    for a file that can't be read.
     """
     source = find_source(uses, base_folder)
     digests: dict[str, str] = {}
     for name, path in sorted(source.files.items()):
         digests[name] = read_source(path).sha256
+    for axis_uses in custom_uses:
+        axis_source = find_source(axis_uses, base_folder)
+        for name, path in sorted(axis_source.files.items()):
+            digests[name] = read_source(path).sha256
+        if axis_source.distribution is not None:
+            digests[axis_source.distribution] = str(axis_source.version)
     return WorkloadCode(files=digests, distribution=source.distribution, version=source.version)
 
 
@@ -54,7 +65,8 @@ def check_code(reference: WorkloadRef, base_folder: Path) -> None:
     planned = reference.code
     if planned is None:
         return
-    present = describe_workload_code(reference.uses, base_folder)
+    active = [reference.custom_uses[name] for name in reference.identity.get(CUSTOM, {})]
+    present = describe_workload_code(reference.uses, base_folder, active)
     if present == planned:
         return
     name = changed_parts(planned, present)[0]

@@ -1,4 +1,4 @@
-"""The names of axes that set an option or a data setting of a workload.
+"""The names of axes that set an option or a data setting of a workload, or a user's own axis.
 
 A worker reads them too, so this module loads nothing that reads sweep files.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SECTIONS = ("options", "data")  # of a workload's entry in a sweep file
+CUSTOM = "custom"  # the axes that users have written
+# Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
+SECTIONS = ("options", "data", CUSTOM)
 
 
 class Setting(NamedTuple):

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from harness.core.errors import did_you_mean
+from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.document import Document, Key, choose
-from harness.spec.setting_axis import SECTIONS, Setting, setting_of
+from harness.spec.setting_axis import CUSTOM, SECTIONS, Setting, setting_of
 from workloads.catalog import Declaration
 
 SOURCE = "source"  # the data setting that decides which others there are
@@ -29,10 +30,11 @@ class WorkloadSettings:
     declaration: Declaration
     options: Mapping[str, Any]  # as written
     data: Mapping[str, Any]
+    custom: CustomAxes = NO_CUSTOM_AXES  # of the sweep, which every workload has
 
     def written(self, section: str) -> Mapping[str, Any]:
         """Return a section of the entry as written."""
-        return self.options if section == "options" else self.data
+        return {"options": self.options, "data": self.data}.get(section, {})
 
     def names(self) -> list[str]:
         """Return the axes of all settings, those of every source of its data too."""
@@ -82,6 +84,9 @@ class WorkloadSettings:
         """Yield the classes that declare a section, the one that the entry chooses first."""
         if section == "options":
             yield self.declaration.options
+            return
+        if section == CUSTOM:
+            yield self.custom.settings
             return
         kind = self.declaration.data
         members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]

@@ -16,9 +16,11 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
 from harness.spec.cell import Cell, Fingerprints, Length, Profiling, StopRule, Trial
+from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, Key, dotted, read_document
+from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
-from harness.spec.setting_axis import setting_of
+from harness.spec.setting_axis import CUSTOM, setting_of
 from harness.spec.settings import WorkloadSettings
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
@@ -60,6 +62,8 @@ class SweepFile(Strict):
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
+    # The axes that the user has written: name -> file.py:Class or package.module:Class.
+    custom: dict[str, str] = field(default_factory=dict)
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
     axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
@@ -171,11 +175,12 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     document = read_document(path)
     file = _read_file(document, sets, data)
     entries = {label: entry or WorkloadEntry() for label, entry in file.workloads.items()}
+    custom = read_custom_axes(document, path.absolute().parent)
     workloads: dict[str, WorkloadSettings] = {}
     for label, entry in entries.items():
         declaration = read_declaration(document, label, entry)
         workloads[label] = WorkloadSettings(
-            declaration=declaration, options=entry.options, data=entry.data
+            declaration=declaration, options=entry.options, data=entry.data, custom=custom
         )
     axes_matrix = matrix.read_matrix(document, workloads)
     cells: list[Cell] = []
@@ -362,6 +367,7 @@ class _CellPlanner:
                 self.declaration,
                 point.settings,
                 self.digests,
+                self.axes_matrix.workloads[self.label].custom,
             )
         return self.planned[settings]
 
@@ -384,7 +390,7 @@ class _CellPlanner:
         axes: dict[str, Any] = {}
         for axis, value in self.entry.axes.items():
             setting = setting_of(axis)
-            if setting is not None:
+            if setting is not None and setting.section != CUSTOM:
                 problem = (
                     f"found a setting of the workload; allowed: {dotted((*self.key, *setting))}"
                 )
@@ -471,13 +477,29 @@ class _CellPlanner:
             reason=reason,
         )
 
+    def _environment(self, point: matrix.Point, workload: PlannedWorkload) -> Variables:
+        """Return the variables of a point, with those that axes of the user's own set or leave unset.
+
+        Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
+        does not declare.
+        """
+        variables = dict.fromkeys(self.axes_matrix.workloads[self.label].custom.variables)
+        environment: dict[str, str | None] = {**variables, **point.environment}
+        for name, axis in workload.custom.items():
+            for variable, value in axis.environment().items():
+                if variable in point.environment or variable not in axis.variables:
+                    problem = f"found the variable {variable}; allowed: one of `variables` that is no axis"
+                    raise self.document.error((CUSTOM, name), problem)
+                environment[variable] = value
+        return environment
+
     def _cell(self, point: matrix.Point) -> Cell:
         """Return the cell of a point, with the workload's own lengths or else the sweep's."""
         workload = self._workload(point)
         return Cell(
             workload=workload.reference,
             axes=point.axes,
-            environment=point.environment,
+            environment=self._environment(point, workload),
             length=self._length,
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,

@@ -23,8 +23,10 @@ from harness.spec.cell import (
     without_defaults,
 )
 from harness.spec.code import describe_workload_code
+from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.document import Document, Key, choose, dotted
-from harness.spec.setting_axis import setting_of
+from harness.spec.setting_axis import CUSTOM, setting_of
+from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
 from workloads.options import Between, Settings, Strict
@@ -58,6 +60,7 @@ class PlannedWorkload:
     options: Settings  # with absolute paths
     data: Settings  # with absolute paths
     reference: WorkloadRef  # what its cells keep of it
+    custom: Mapping[str, CustomAxis] = field(default_factory=dict)  # those not at their defaults
 
     def find_conflict(self, axes: Axes) -> str | None:
         """Return why the workload can't be trained with these axes, None if it can.
@@ -68,7 +71,15 @@ class PlannedWorkload:
         if reason:
             return reason
         settings = asdict(axes)
-        return self.options.conflict(settings) or self.data.conflict(settings)
+        reason = self.options.conflict(settings) or self.data.conflict(settings)
+        for name, axis in self.custom.items():
+            reason = reason or _prefixed(name, axis.conflict(settings))
+        return reason
+
+
+def _prefixed(name: str, reason: str | None) -> str | None:
+    """Return a reason with the name of the axis that has it, None for none."""
+    return None if reason is None else f"{CUSTOM}.{name}: {reason}"
 
 
 def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
@@ -98,6 +109,7 @@ def plan_workload(
     declaration: Declaration,
     settings: Mapping[str, Any] = NO_SETTINGS,
     digests: dict[Files, str | None] | None = None,
+    custom: CustomAxes = NO_CUSTOM_AXES,
 ) -> PlannedWorkload:
     """Return the workload of a sweep's entry at a point of the matrix.
 
@@ -109,7 +121,11 @@ def plan_workload(
     key: Key = ("workloads", label)
     document = _with_sources_of_axes(document, key, settings)
     base_folder = _base_folder(document)
-    written: dict[str, dict[str, Any]] = {"options": dict(entry.options), "data": dict(entry.data)}
+    written: dict[str, dict[str, Any]] = {
+        "options": dict(entry.options),
+        "data": dict(entry.data),
+        CUSTOM: {},
+    }
     for axis, value in settings.items():
         setting = setting_of(axis)
         assert setting is not None
@@ -118,6 +134,8 @@ def plan_workload(
         document, declaration.options, written["options"], (*key, "options"), base_folder
     )
     data = _read_settings(document, declaration.data, written["data"], (*key, "data"), base_folder)
+    values = _read_settings(document, custom.settings, written[CUSTOM], (*key, CUSTOM), base_folder)
+    changed = without_defaults(values)
     files = (*options.files(), *data.files())
     digests = {} if digests is None else digests
     if files not in digests:
@@ -130,16 +148,27 @@ def plan_workload(
         "data": without_defaults(data) | {"source": getattr(data, "source", None)},
         "files": digests[files],
     }
+    active_uses = {name: custom.uses[name] for name in changed}
+    if changed:  # without any, the id is that of a sweep without such axes
+        identity |= {CUSTOM: changed, "custom_uses": active_uses}
     reference = WorkloadRef(
         label=label,
         uses=uses,
         options=_as_json(options),
         data=_as_json(data),
         identity=identity,
-        code=_find_code(document, uses, base_folder, _uses_key(label, entry)),
+        code=_find_code(document, uses, base_folder, _uses_key(label, entry), active_uses.values()),
         axes=list(settings),
+        custom=_as_json(values),
+        custom_uses=dict(custom.uses),
     )
-    return PlannedWorkload(declaration=declaration, options=options, data=data, reference=reference)
+    return PlannedWorkload(
+        declaration=declaration,
+        options=options,
+        data=data,
+        reference=reference,
+        custom={name: custom.classes[name](value) for name, value in changed.items()},
+    )
 
 
 def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> Document:
@@ -179,10 +208,12 @@ def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
 
 
-def _find_code(document: Document, uses: str, base_folder: Path, key: Key) -> WorkloadCode:
+def _find_code(
+    document: Document, uses: str, base_folder: Path, key: Key, custom_uses: Iterable[str]
+) -> WorkloadCode:
     """Return the code of a workload that was found; raises BadInput for a file that is unreadable."""
     try:
-        return describe_workload_code(uses, base_folder)
+        return describe_workload_code(uses, base_folder, custom_uses)
     except OSError as error:
         raise document.error(key, f"{error.filename}: can't be read: {error.strerror}") from None
 

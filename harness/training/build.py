@@ -6,12 +6,14 @@ bottom in the order in which things happen, since that order decides who draws w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.errors import BadInput, NotApplied
@@ -22,6 +24,7 @@ from harness.measure.telemetry import Telemetry, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Length
+from harness.spec.custom import active_axes
 from harness.training.checkpoint import Checkpointer
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
@@ -41,7 +44,10 @@ from harness.training.strategies.base import Strategy
 from harness.training.tree_step import TreeStep
 from harness.training.turns import TurnStep, prepare_turns
 from harness.training.workload_state import WorkloadState
-from workloads.base import Splits, Workload
+from workloads.axis import CustomAxis
+from workloads.base import Batch, Splits, Workload
+
+Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,7 @@ class TrialParts:
     telemetry: Telemetry  # watches the device and the host meanwhile
     memory: PeakMemory  # counts from just before the model was built
     workload_state: WorkloadState
+    custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults
     checkpointer: Checkpointer
     total_steps: int  # optimizer steps of the whole trial, over all attempts
 
@@ -119,6 +126,9 @@ def build_trial(
         # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
+        custom = active_axes(cell.workload, Path(assignment.base_folder))
+        for axis in custom.values():
+            axis.change_model(model)
         check_metrics(workload, model, splits.test, axes, mesh.device, cell.stop)
         parameter_count = sum(parameter.numel() for parameter in model.parameters())
         clock = step_clock(mesh.device)
@@ -130,9 +140,12 @@ def build_trial(
             model,
             axes,
             total_steps,
-            partial(under_autocast, axes, mesh.device),
+            partial(_change_loss, custom, axes, mesh.device),
             can_freeze=not strategy.shards_parameters,
         )
+        for axis in custom.values():
+            for turn in turns:
+                axis.change_optimizer(turn.optimizer)
         scaler = Scaler(axes, mesh.device)
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
         # From here on ranks draw different numbers, for dropout on different samples.
@@ -199,12 +212,22 @@ def build_trial(
         telemetry=telemetry_for(mesh.device, warmup=cell.warmup),
         memory=memory,
         workload_state=workload_state,
+        custom=custom,
         checkpointer=checkpointer,
         total_steps=total_steps,
     )
     with state.timed("build"):
         checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
+
+
+def _change_loss(
+    custom: Mapping[str, CustomAxis], axes: Axes, device: torch.device, loss: Loss
+) -> Loss:
+    """Return a workload's loss as axes of the user's own change it, under autocast if asked for."""
+    for axis in custom.values():
+        loss = axis.change_loss(loss)
+    return under_autocast(axes, device, loss)
 
 
 def _check_device(axes: Axes, mesh: ParallelMesh) -> None:

@@ -300,6 +300,10 @@ class Trainer:
         self.state.compiled = self.parts.compiler.account()
         self.parts.strategy.check_effect()
         self.parts.determinism.check_effect()
+        for name, axis in self.parts.custom.items():
+            problem = axis.find_problem()
+            if problem is not None:
+                raise NotApplied(f"{name}={axis.value} had no effect: {problem}")
         num_workers = self.parts.axes.num_workers
         if num_workers and not self.state.loader_workers:
             raise NotApplied(

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
+from harness.spec.axes import Axes
 from workloads.files import CHECKPOINT
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
 from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
@@ -99,12 +101,26 @@ def test_the_published_architecture() -> None:
     assert DistilBertOptions().architecture == DistilBertOptions(size="tiny").architecture
 
 
+def conflict(options: DistilBertOptions, **axes: Any) -> str | None:
+    """Return the options' conflict with axes, the others at their defaults."""
+    return options.conflict(asdict(Axes(batch_size=8, **axes)))
+
+
 def test_compile_asks_for_fixed_padding() -> None:
-    reason = DistilBertOptions().conflict({"execution": "compile"})
+    reason = conflict(DistilBertOptions(), execution="compile")
     assert reason is not None
     assert "set padding to fixed" in reason
-    assert DistilBertOptions(padding="fixed").conflict({"execution": "compile"}) is None
-    assert DistilBertOptions().conflict({"execution": "eager"}) is None
+    assert conflict(DistilBertOptions(padding="fixed"), execution="compile") is None
+    assert conflict(DistilBertOptions()) is None
+
+
+def test_tensor_parallel_ranks_share_the_heads() -> None:
+    assert conflict(DistilBertOptions(), strategy="tp", world_size=4) is None
+    reason = "8 tensor-parallel ranks can't share the 4 heads of size tiny evenly"
+    assert conflict(DistilBertOptions(), strategy="tp", world_size=8) == reason
+    axes = {"strategy": "fsdp2", "world_size": 16, "tensor_parallel": 8}
+    assert conflict(DistilBertOptions(), **axes) == reason
+    assert conflict(DistilBertOptions(hub="owner/name"), **axes) is None
 
 
 def test_a_pretrained_folder_counts_by_content_and_a_hub_name_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Axes that users have written: `custom.NAME`, for a class that the sweep's key `custom` names.
+
+A package may declare axes as entry points of the group `harness.axes`, which need no such key. The
+values are checked as settings of a workload are, and are part of a cell's identity in the same way,
+with the code of the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness.core.errors import did_you_mean
+from harness.spec.cell import WorkloadRef
+from harness.spec.document import Document
+from harness.spec.environment import problem_of_variable
+from harness.spec.setting_axis import CUSTOM, setting_of
+from workloads.axis import CustomAxis
+from workloads.catalog import installed_axes, load_axis
+from workloads.options import Settings
+
+
+@dataclass(frozen=True)
+class CustomAxes:
+    """The axes of a sweep that its user has written."""
+
+    uses: Mapping[str, str] = field(default_factory=dict)  # name -> file.py:Class
+    classes: Mapping[str, type[CustomAxis]] = field(default_factory=dict)  # by the same names
+
+    @cached_property
+    def settings(self) -> type[Settings]:
+        """The class whose fields are the axes, with their types and defaults."""
+        declared = [
+            (name, axis.Value, field(default=axis.default)) for name, axis in self.classes.items()
+        ]
+        return make_dataclass("Custom", declared, bases=(Settings,), frozen=True, kw_only=True)
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment variables that any of the axes sets."""
+        return [name for axis in self.classes.values() for name in axis.variables]
+
+
+NO_CUSTOM_AXES = CustomAxes()
+
+
+def read_custom_axes(document: Document, base_folder: Path) -> CustomAxes:
+    """Return the axes that a sweep's keys name as `custom.NAME`.
+
+    Raises BadInput for a name that neither the key `custom` nor a package declares, for a class that
+    can't be loaded, and for a variable that no axis may set.
+    """
+    declared: dict[str, str] = dict(document.content.get(CUSTOM, {}))
+    mentioned = set(_mentioned(document))
+    if mentioned - set(declared):
+        declared = {**installed_axes(), **declared}
+    classes = {}
+    for name in [*document.content.get(CUSTOM, {}), *sorted(mentioned)]:
+        key = (CUSTOM, name)
+        if name not in declared:
+            raise document.error(
+                key,
+                f"found no such axis; {did_you_mean(name, declared) if declared else 'allowed: none'}",
+            )
+        try:
+            classes[name] = load_axis(declared[name], base_folder)
+        except ValueError as error:
+            raise document.error(key, str(error)) from None
+        for variable in classes[name].variables:
+            problem = problem_of_variable(variable)
+            if problem is not None:
+                raise document.error(key, f"variables: {variable}: {problem}")
+    return CustomAxes({name: declared[name] for name in classes}, classes)
+
+
+def _mentioned(document: Document) -> Iterator[str]:
+    """Yield the names of the axes `custom.NAME` that stand anywhere in a sweep."""
+    for key in document.sources:
+        setting = setting_of(str(key[-1])) if key else None
+        if setting is not None and setting.section == CUSTOM:
+            yield setting.name
+
+
+def custom_axes_of(reference: WorkloadRef, base_folder: Path) -> CustomAxes:
+    """Return the axes that a cell of another time has; raises ValueError for one that is gone."""
+    classes = {name: load_axis(uses, base_folder) for name, uses in reference.custom_uses.items()}
+    return CustomAxes(reference.custom_uses, classes)
+
+
+def active_axes(reference: WorkloadRef, base_folder: Path) -> dict[str, CustomAxis]:
+    """Return the axes that a cell has at another value than the default, by their names."""
+    active = {}
+    for name, value in reference.identity.get(CUSTOM, {}).items():
+        axis = load_axis(reference.custom_uses[name], base_folder)
+        active[f"{CUSTOM}.{name}"] = axis(value)
+    return active
