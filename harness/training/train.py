@@ -41,8 +41,8 @@ SEGMENT_SECONDS = 2.0
 FASTEST_GROWTH = 10
 
 
-class _EvaluationGivenUp(Exception):
-    """An evaluation was given up, at every rank, because a rank was asked to stop."""
+class _EvaluationAborted(Exception):
+    """An evaluation was aborted, at every rank, because a rank was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Trainer:
         self.progress.report("evaluate", state.step)
         validation: Scores | None = None
         test: Scores | None = None
-        with state.timed("evaluate") as elapsed, suppress(_EvaluationGivenUp):
+        with state.timed("evaluate") as elapsed, suppress(_EvaluationAborted):
             if parts.splits.validation is not None:
                 validation = self._scores_of(parts.splits.validation, "validation set")
             test = self._scores_of(parts.splits.test, "test set")
@@ -358,7 +358,7 @@ class Trainer:
     def _scores_of(self, samples: Samples, name: str) -> Scores:
         """Return the scores over samples; `name` is what errors call these.
 
-        Raises NonFiniteLoss, and _EvaluationGivenUp if a rank was asked to stop.
+        Raises NonFiniteLoss, and _EvaluationAborted if a rank was asked to stop.
         """
         parts = self.parts
         scores = evaluate(
@@ -371,7 +371,7 @@ class Trainer:
             self._all_ranks_continue,
         )
         if scores is None:
-            raise _EvaluationGivenUp
+            raise _EvaluationAborted
         for metric, value in scores.metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(

@@ -28,6 +28,7 @@ from harness.preflight.rates import (
     write_search,
 )
 from harness.render.terminal.rates import plot_lines
+from harness.tracking import Tracker
 from harness.tracking.contents import TrialOutline, cell_contents
 from tests.factories import make_cell, make_record
 from tests.support.commands import harness
@@ -147,9 +148,10 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     curves = [make_curve_of(1e-3, 1e-2, seed) for seed in range(2)]
     search = RateSearch(sweep="demo", at=1.0, cells=[CellRates(cell=sweep.cells[0], curves=curves)])
     write_search(folder, search)
-    kept = read_search(folder)
-    assert kept is not None
-    assert (kept.cells[0].cell.id, list(kept.cells[0].curves)) == (sweep.cells[0].id, curves)
+    recorded = read_search(folder)
+    assert recorded is not None
+    assert recorded.cells[0].cell.id == sweep.cells[0].id
+    assert list(recorded.cells[0].curves) == curves
     ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 0
     text = Path(ended.out.strip()).read_text(encoding="utf-8")
@@ -159,6 +161,9 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     contents = cell_contents([outline], planned=(), search=search)
     names = {point.name for point in contents.points}
     assert {"harness.lr_steepest", "harness.lr_tenth_low", "harness.lr_tenth_high"} <= names
+    Tracker(results).deliver(folder)
+    (picture,) = results.artifacts.rglob("figures/learning-rate.png")
+    assert picture.stat().st_size > 1000
 
 
 @pytest.mark.distributed

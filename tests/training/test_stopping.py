@@ -61,8 +61,8 @@ def test_a_rule_stops_at_the_first_evaluation_that_meets_it(
         find_stop_reason(stop, ACCURACY, done[: count + 1]) is not None
         for count in range(len(values))
     ]
-    first = reasons.index(True) + 1 if True in reasons else None
-    assert first == stops_after
+    stopped_after = reasons.index(True) + 1 if True in reasons else None
+    assert stopped_after == stops_after
 
 
 def test_the_restored_parameters_are_those_of_the_best_evaluation(tmp_path: Path) -> None:
