@@ -127,8 +127,18 @@ def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> 
     path = folder / f"{_identity(setup, variables)}.socket"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         return None
+    try:
+        return _use_server(path, setup, variables, idle_seconds)
+    except OSError:  # such as a full disk, which the caller's forkserver would meet, and name, too
+        return None
+
+
+def _use_server(
+    path: Path, setup: Setup, variables: Mapping[str, str], idle_seconds: float
+) -> KeptServer | None:
+    """Connect to the server at `path`, or to a new one; None if that fails. Raises OSError."""
     for _ in range(ATTEMPTS):
-        with (folder / "lock").open("wb") as lock:
+        with path.with_name("lock").open("wb") as lock:
             if not lock_file(lock, LOCK_TIMEOUT):
                 return None
             connection = _connect(path)
@@ -140,7 +150,6 @@ def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> 
             return None
         process = _wait_for_process(connection, path)
         if process is not None:
-            connection.settimeout(None)
             return KeptServer(process=process, connection=connection, log=path.with_suffix(".log"))
         connection.close()
         if is_new:
@@ -263,6 +272,7 @@ def _start(path: Path, setup: Setup, variables: Mapping[str, str], idle_seconds:
     """
     for surplus in _by_last_use(path.parent)[MAX_SERVERS - 1 :]:
         surplus.unlink(missing_ok=True)
+        surplus.with_suffix(".log").unlink(missing_ok=True)
     log = path.with_suffix(".log")
     log.unlink(missing_ok=True)
     command = [sys.executable, "-P", str(PROGRAM), str(path), json.dumps(asdict(setup))]

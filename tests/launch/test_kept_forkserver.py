@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -144,8 +145,16 @@ def test_a_server_that_is_not_as_a_new_one_is_replaced(
         shared.wait(30)
 
 
-def test_a_server_that_fails_to_load_leaves_the_command_to_itself() -> None:
+def test_a_server_that_does_not_come_up_leaves_the_command_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert ForkServer.connect(replace(SETUP, preload=["no_such"]), dict(os.environ), KEEP) is None
+
+    def disk_is_full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_forkserver, "_start", disk_is_full)
+    assert ForkServer.connect(SETUP, dict(os.environ), KEEP) is None
 
 
 def test_all_that_a_command_has_forked_ends_with_it_even_if_it_is_stopped(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def run_sweep(folder: Path, cells: int) -> Run:
 def time_script(rate: float) -> float:
     """Return the seconds that the bare script takes under torchrun."""
     start = time.perf_counter()
-    command = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}"]
+    command = [*torchrun, str(SCRIPT), str(rate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=True
