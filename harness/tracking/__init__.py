@@ -9,6 +9,8 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
+`database`  makes a new local database; `transaction` makes many writes to one a transaction.
+`pace`      tells a running sweep when its next delivery is due.
 """
 
 from harness.tracking.connect import TrackerDown

@@ -13,6 +13,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,52 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
+MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
+
+
+@dataclass(kw_only=True)
+class KnownRun:
+    """What is remembered of a run in MLflow: all that tells which of its contents it lacks.
+
+    A sweep has many more runs of trials than others, and those are written once: of them it is
+    little.
+    """
+
+    id: str
+    name: str
+    status: str  # MLflow's
+    ended: int | None  # milliseconds since the epoch
+    artifact_uri: str
+    tags: dict[str, str]
+    params: set[str]  # their names, as a param never changes
+    metrics: dict[str, float]
+
+    @staticmethod
+    def of(run: Run) -> KnownRun:
+        """Return what is remembered of a run as MLflow returns it."""
+        tags, params, metrics = run.data.tags, set(run.data.params), run.data.metrics
+        if tags.get("harness.kind") == "trial":
+            tags = {name: tags[name] for name in (RECORD_TAG, PARENT_TAG) if name in tags}
+            params, metrics = set(), {}
+        return KnownRun(
+            id=run.info.run_id,
+            name=run.info.run_name,
+            status=run.info.status,
+            ended=run.info.end_time,
+            artifact_uri=run.info.artifact_uri,
+            tags=dict(tags),
+            params=params,
+            metrics=dict(metrics),
+        )
 
 
 class SweepRuns:
     """The runs of one sweep from one results folder, in one experiment.
 
     Runs are found by tags: `harness.origin` for the results folder, `harness.kind` for what a run
-    is of, and `harness.sweep`, `harness.cell` or `harness.trial` for which one.
+    is of, and `harness.sweep`, `harness.cell` or `harness.trial` for which one. They are asked for
+    once, so that the next delivery of the same process costs no more in a large sweep. It holds as
+    long as nobody else delivers from this folder, and no write has failed.
     """
 
     def __init__(
@@ -75,45 +115,58 @@ class SweepRuns:
         origin: str,
         sweep: str,
         folder: SweepFolder,
-        spec: Mapping[str, Any],
     ) -> None:
         """Connect to nothing yet.
 
         `origin` is the id of the results folder, which tells its runs from those of another folder
-        in the same experiment. `spec` is the content of sweep.json, empty if there is none.
+        in the same experiment.
         """
         self.client = client
         self.experiment_id = experiment_id
         self.origin = origin
         self.sweep = sweep
         self.folder = folder
-        self.spec = spec
+        self.spec: Mapping[str, Any] = {}  # the content of sweep.json, empty if there is none
         self.secrets = secret_values()
         # The runs that MLflow has, by kind (sweep, cell, trial) and key within the kind. There are
         # several for one key where a delivery died or somebody copied a run.
-        self.existing: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+        self.existing: defaultdict[tuple[str, str], list[KnownRun]] = defaultdict(list)
+        self.basis_of_view: tuple[int, bool, bool] | None = None  # what the experiment's tags show
+        self.knows_all = False  # whether `existing` has the runs of all cells
+        self.knows_sweep = False  # otherwise, whether it has those of the sweep,
+        self.known_cells: set[str] = set()  # and the cells whose runs it has
 
     def find_existing(self, cells: set[str] | None) -> None:
         """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`.
 
-        A run of a sweep delivers after each trial, and a large sweep has thousands of runs. So for
-        a single cell only its own runs and the sweep's are asked for.
+        A run of a sweep delivers while it runs, and a large sweep has thousands of runs. So for a
+        few cells only their own runs and the sweep's are asked for.
         """
+        if self.knows_all:
+            return
         mine = f"tags.`harness.origin` = '{self.origin}'"
-        filters = [mine]
-        if cells is not None and len(cells) == 1:
-            filters = [
-                f"{mine} AND tags.`harness.kind` = 'sweep'",
-                f"{mine} AND tags.`harness.cell` = '{min(cells)}'",
-            ]
-        for filter_string in filters:
-            for run in search(self.client, self.experiment_id, filter_string):
-                kind = run.data.tags.get("harness.kind", "")
-                key = run.data.tags.get(f"harness.{kind}", "")
-                self.existing[kind, key].append(run)
+        if cells is None or len(cells - self.known_cells) > MAX_QUERIES:
+            self.existing.clear()
+            self._remember(mine)
+            self.knows_all = True
+            return
+        if not self.knows_sweep:
+            self._remember(f"{mine} AND tags.`harness.kind` = 'sweep'")
+            self.knows_sweep = True
+        for cell_id in sorted(cells - self.known_cells):
+            self._remember(f"{mine} AND tags.`harness.cell` = '{cell_id}'")
+        self.known_cells |= cells
+
+    def _remember(self, filter_string: str) -> None:
+        """Ask for the runs that match an MLflow filter, and remember them."""
+        for run in search(self.client, self.experiment_id, filter_string):
+            kind = run.data.tags.get("harness.kind", "")
+            key = run.data.tags.get(f"harness.{kind}", "")
+            self.existing[kind, key].append(KnownRun.of(run))
 
     def deliver(
         self,
+        spec: Mapping[str, Any],
         outlines: Sequence[TrialOutline],
         chosen: Sequence[TrialOutline],
         records: Mapping[str, Record],
@@ -121,12 +174,13 @@ class SweepRuns:
     ) -> tuple[str, int]:
         """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
-        `outlines` are those of all trials on disk. `records` are records by trial that need not be
-        read again. What is done may be made durable at each checkpoint of `writes`. Returns the id
-        of the sweep's run, and how many trials were written.
+        `spec` is the content of sweep.json. `outlines` are those of all trials on disk. `records`
+        are records by trial that need not be read again. What is done may be made durable at each
+        checkpoint of `writes`. Returns the id of the sweep's run, and how many trials were written.
 
         The order matters to whoever looks on: a parent is there before its children.
         """
+        self.spec = spec
         result = result_of(self.sweep, self.spec, outlines)
         sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
         self._update_spec(sweep_run)
@@ -134,43 +188,40 @@ class SweepRuns:
         if parity is not None:
             parity = with_seeds(parity, join([outline.result for outline in outlines]))
         search = read_search(self.folder)
-        by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
-        for outline in sorted(outlines, key=lambda outline: outline.started):
-            by_cell[outline.cell_id].append(outline)
+        by_cell = _by_cell(outlines)
         # The last trial of a sweep brings the verdicts on all cells.
         changed = outlines if result else chosen
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
-        cell_runs: defaultdict[str, list[Run]] = defaultdict(list)  # by workload
+        planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
+        cell_runs: defaultdict[str, list[KnownRun]] = defaultdict(list)  # by workload
         for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
             cell_outlines = by_cell[cell_id]
             contents = cell_contents(
                 cell_outlines,
-                planned=self.spec.get("trials", ()),
+                planned=planned_by_cell[cell_id],
                 result=result,
                 parity=parity,
                 search=search,
             )
-            cell_run = self._update(contents, sweep_run.info.run_id)
+            cell_run = self._update(contents, sweep_run.id)
             cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
             self._update_rates(search, cell_outlines[0].cell, cell_run)
             writes.checkpoint()
-            for outline in cell_outlines:
-                complete_run = self._find_complete(outline, cell_run)
-                if outline.trial not in chosen_trials:
-                    continue
-                self._delete_all_but(complete_run, self.existing["trial", outline.trial])
-                if complete_run is None:
-                    self._write_trial(outline, cell_run, records.get(outline.trial))
-                    written += 1
-                    writes.checkpoint()
+            for outline in self._find_incomplete(cell_outlines, cell_run, chosen_trials):
+                self._write_trial(outline, cell_run, records.get(outline.trial))
+                written += 1
+                writes.checkpoint()
         if result is not None:
             self._update_boards(result, sweep_run, cell_runs)
             self._update_table(outlines, sweep_run)
-        return sweep_run.info.run_id, written
+        return sweep_run.id, written
 
     def _update_boards(
-        self, result: SweepResult, sweep_run: Run, cell_runs: Mapping[str, Sequence[Run]]
+        self,
+        result: SweepResult,
+        sweep_run: KnownRun,
+        cell_runs: Mapping[str, Sequence[KnownRun]],
     ) -> None:
         """Attach the picture of each workload's leader board to its cells' runs and the sweep's.
 
@@ -187,52 +238,59 @@ class SweepRuns:
             pictures = Pictures(result, aside)
             for label, digest in digests.items():
                 for run in cell_runs[label]:
-                    if run.data.tags.get(BOARD_TAG) != digest:
-                        self._log_figure(run, pictures.path(label))
-                        self.client.set_tag(run.info.run_id, BOARD_TAG, digest)
-            if digests and sweep_run.data.tags.get(BOARD_TAG) != sweep_digest:
+                    if run.tags.get(BOARD_TAG) != digest:
+                        self._store_file(run, pictures.path(label), "figures")
+                        self._set_tag(run, BOARD_TAG, digest)
+            if digests and sweep_run.tags.get(BOARD_TAG) != sweep_digest:
                 for label in digests:
-                    self._log_figure(sweep_run, pictures.path(label))
-                self.client.set_tag(sweep_run.info.run_id, BOARD_TAG, sweep_digest)
+                    self._store_file(sweep_run, pictures.path(label), "figures")
+                self._set_tag(sweep_run, BOARD_TAG, sweep_digest)
 
-    def _update_rates(self, search: RateSearch | None, cell: Cell, run: Run) -> None:
+    def _update_rates(self, search: RateSearch | None, cell: Cell, run: KnownRun) -> None:
         """Attach the picture of the cell's learning rates, unless its run has it already."""
         rates = None if search is None else search.of(cell)
-        if search is None or rates is None or run.data.tags.get(RATES_TAG) == str(search.at):
+        if search is None or rates is None or run.tags.get(RATES_TAG) == str(search.at):
             return
         with staging(self.folder.delivery_folder) as aside:
             path = aside / "learning-rate.png"
             save_png(draw_rates(rates, 6.0, 4.0), path)
-            self._log_figure(run, path)
-        self.client.set_tag(run.info.run_id, RATES_TAG, str(search.at))
+            self._store_file(run, path, "figures")
+        self._set_tag(run, RATES_TAG, str(search.at))
 
-    def _log_figure(self, run: Run, path: Path) -> None:
-        """Store a picture with a run; MLflow replaces an older one of the same name."""
-        self.client.log_artifact(run.info.run_id, str(path), "figures")
+    def _store_file(self, run: KnownRun, path: Path, folder: str | None = None) -> None:
+        """Store a file with a run, in a folder of its artifacts; an older one is replaced."""
+        self.client.log_artifact(run.id, str(path), folder)
 
-    def _update(self, contents: RunContents, parent: str | None) -> Run:
+    def _set_tag(self, run: KnownRun, name: str, value: str) -> None:
+        """Set a tag of a run."""
+        self.client.set_tag(run.id, name, value)
+        run.tags[name] = value
+
+    def _update(self, contents: RunContents, parent: str | None) -> KnownRun:
         """Make a cell's or the sweep's run show its contents; send only what it lacks.
 
         Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
         deleted and a new one takes its place.
         """
         names = {point.name for point in contents.points}
-        existing = self.existing[contents.kind, contents.key]
         run = None
-        for candidate in existing:
-            if set(candidate.data.metrics) <= names:
+        for candidate in self.existing[contents.kind, contents.key]:
+            if set(candidate.metrics) <= names:
                 run = candidate
                 break
         if run is None:
             run = self._create(contents, parent)
-        self._delete_all_but(run, existing)
+        self._delete_all_but(run, contents.kind, contents.key)
         self._send_difference(run, contents, self._tags(contents, parent))
-        if run.info.run_name != contents.name:
-            self.client.update_run(run.info.run_id, name=contents.name)
+        if run.name != contents.name:
+            self.client.update_run(run.id, name=contents.name)
+            run.name = contents.name
         self._update_status(run, contents)
         return run
 
-    def _send_difference(self, run: Run, contents: RunContents, tags: Mapping[str, str]) -> None:
+    def _send_difference(
+        self, run: KnownRun, contents: RunContents, tags: Mapping[str, str]
+    ) -> None:
         """Send the metrics, params and tags that the run lacks or that have changed, at once.
 
         A param cannot be changed in MLflow, and need not be: params follow from the cell's id.
@@ -241,71 +299,93 @@ class SweepRuns:
 
         metrics = []
         for point in contents.points:
-            if run.data.metrics.get(point.name) != point.value:
+            if run.metrics.get(point.name) != point.value:
                 metrics.append(Metric(point.name, point.value, point.at, point.step))
         params = []
         for name, value in contents.params.items():
-            if name not in run.data.params:
+            if name not in run.params:
                 params.append(Param(name, self._clean(value)))
         changed_tags = []
         for name, value in tags.items():
-            if run.data.tags.get(name) != value:
+            if run.tags.get(name) != value:
                 changed_tags.append(RunTag(name, value))
         self.client.log_batch(
-            run.info.run_id, metrics=metrics, params=params, tags=changed_tags, synchronous=True
+            run.id, metrics=metrics, params=params, tags=changed_tags, synchronous=True
         )
+        run.metrics.update((metric.key, metric.value) for metric in metrics)
+        run.params.update(param.key for param in params)
+        run.tags.update(tags)
 
-    def _update_status(self, run: Run, contents: RunContents) -> None:
+    def _update_status(self, run: KnownRun, contents: RunContents) -> None:
         """Give a run its status, and its time of ending unless it is still running."""
         if contents.status == "RUNNING":
-            if run.info.status != "RUNNING":
-                self.client.update_run(run.info.run_id, status="RUNNING")
+            if run.status != "RUNNING":
+                self.client.update_run(run.id, status="RUNNING")
+                run.status = "RUNNING"
             return
-        if (run.info.status, run.info.end_time) != (contents.status, contents.ended):
-            self.client.set_terminated(run.info.run_id, contents.status, contents.ended)
+        if (run.status, run.ended) != (contents.status, contents.ended):
+            self.client.set_terminated(run.id, contents.status, contents.ended)
+            run.status, run.ended = contents.status, contents.ended
 
-    def _update_spec(self, sweep_run: Run) -> None:
+    def _update_spec(self, sweep_run: KnownRun) -> None:
         """Store sweep.json with the sweep's run, unless that has it already."""
         if not self.folder.spec_path.exists():
             return
         text = clean_text(self.folder.spec_path.read_text(encoding="utf-8"), self._clean)
         digest = _digest(text)
-        if sweep_run.data.tags.get(SPEC_TAG) != digest:
+        if sweep_run.tags.get(SPEC_TAG) != digest:
             with staging(self.folder.delivery_folder) as aside:
                 path = aside / self.folder.spec_path.name
                 path.write_text(text, encoding="utf-8")
-                self.client.log_artifact(sweep_run.info.run_id, str(path))
-            self.client.set_tag(sweep_run.info.run_id, SPEC_TAG, digest)
+                self._store_file(sweep_run, path)
+            self._set_tag(sweep_run, SPEC_TAG, digest)
 
-    def _update_table(self, outlines: Sequence[TrialOutline], sweep_run: Run) -> None:
+    def _update_table(self, outlines: Sequence[TrialOutline], sweep_run: KnownRun) -> None:
         """Store the table of all trials with the sweep's run, unless that has it already.
 
         Only once the sweep is complete: else every trial would send the whole table again.
         """
         text = self._clean(trials_csv(outlines))
         digest = _digest(text)
-        if sweep_run.data.tags.get(TABLE_TAG) == digest:
+        if sweep_run.tags.get(TABLE_TAG) == digest:
             return
         with staging(self.folder.delivery_folder) as aside:
             path = aside / TABLE_FILE
             path.write_text(text, encoding="utf-8")
-            self.client.log_artifact(sweep_run.info.run_id, str(path))
-        self.client.set_tag(sweep_run.info.run_id, TABLE_TAG, digest)
+            self._store_file(sweep_run, path)
+        self._set_tag(sweep_run, TABLE_TAG, digest)
 
-    def _find_complete(self, outline: TrialOutline, cell_run: Run) -> Run | None:
+    def _find_incomplete(
+        self, outlines: Sequence[TrialOutline], cell_run: KnownRun, chosen_trials: set[str]
+    ) -> list[TrialOutline]:
+        """Return the chosen ones among a cell's trials that have no complete run.
+
+        Incomplete runs of the chosen trials are deleted.
+        """
+        incomplete = []
+        for outline in outlines:
+            complete_run = self._find_complete(outline, cell_run)
+            if outline.trial not in chosen_trials:
+                continue
+            self._delete_all_but(complete_run, "trial", outline.trial)
+            if complete_run is None:
+                incomplete.append(outline)
+        return incomplete
+
+    def _find_complete(self, outline: TrialOutline, cell_run: KnownRun) -> KnownRun | None:
         """Return the run that shows all of a trial's record, None if there is none.
 
         A run that hangs below another cell's run is moved below `cell_run`.
         """
         for run in self.existing["trial", outline.trial]:
-            if run.data.tags.get(RECORD_TAG) == outline.digest and is_complete_run(run):
-                if run.data.tags.get(PARENT_TAG) != cell_run.info.run_id:
-                    self.client.set_tag(run.info.run_id, PARENT_TAG, cell_run.info.run_id)
+            if run.tags.get(RECORD_TAG) == outline.digest and run.status != "RUNNING":
+                if run.tags.get(PARENT_TAG) != cell_run.id:
+                    self._set_tag(run, PARENT_TAG, cell_run.id)
                 return run
         return None
 
     def _write_trial(
-        self, outline: TrialOutline, cell_run: Run, delivered_record: Record | None
+        self, outline: TrialOutline, cell_run: KnownRun, delivered_record: Record | None
     ) -> None:
         """Create the run of a trial with all that it shows.
 
@@ -320,13 +400,13 @@ class SweepRuns:
         if record is None or (record.started, record.ended) != (outline.started, outline.ended):
             record = read_record(trial_folder.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
-        run = self._create(contents, cell_run.info.run_id, {RECORD_TAG: outline.digest})
-        run_id = run.info.run_id
+        run = self._create(contents, cell_run.id, {RECORD_TAG: outline.digest})
+        run_id = run.id
         self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
         with staging(self.folder.delivery_folder) as aside:
             collect_files(record, trial_folder, aside, self._clean)
             # client.log_artifacts would ask for the run again to learn where its files belong.
-            files: Any = get_artifact_repository(run.info.artifact_uri, self.client.tracking_uri)
+            files: Any = get_artifact_repository(run.artifact_uri, self.client.tracking_uri)
             files.log_artifacts(str(aside))
         params = []
         for name, value in contents.params.items():
@@ -339,15 +419,19 @@ class SweepRuns:
         for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
             self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
         self.client.set_terminated(run_id, contents.status, contents.ended)
+        run.status = contents.status
 
     def _create(
         self, contents: RunContents, parent: str | None, more_tags: Mapping[str, str] = NO_TAGS
-    ) -> Run:
-        """Create a run with its tags and return it; `parent` is the id of its parent's run."""
+    ) -> KnownRun:
+        """Create a run with its tags and remember it; `parent` is the id of its parent's run."""
         tags = {**self._tags(contents, parent), **more_tags}
-        return self.client.create_run(
+        created = self.client.create_run(
             self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
         )
+        run = KnownRun.of(created)
+        self.existing[contents.kind, contents.key].append(run)
+        return run
 
     def _tags(self, contents: RunContents, parent: str | None) -> dict[str, str]:
         """Return a run's tags: those of its contents, and those by which it is found again."""
@@ -365,11 +449,12 @@ class SweepRuns:
             tags[PARENT_TAG] = parent
         return {name: self._clean(value) for name, value in tags.items()}
 
-    def _delete_all_but(self, kept_run: Run | None, runs: Sequence[Run]) -> None:
+    def _delete_all_but(self, kept_run: KnownRun | None, kind: str, key: str) -> None:
         """Delete runs that another run replaces. MLflow only marks them, so that they can return."""
-        for run in runs:
+        for run in self.existing[kind, key]:
             if run is not kept_run:
-                self.client.delete_run(run.info.run_id)
+                self.client.delete_run(run.id)
+        self.existing[kind, key] = [] if kept_run is None else [kept_run]
 
     def _clean(self, text: str) -> str:
         """Return the text without the values of secret variables and without passwords in URLs."""
@@ -389,6 +474,22 @@ class Pictures:
         if not path.exists():
             draw_board(self.result, label, path)
         return path
+
+
+def _by_cell(outlines: Sequence[TrialOutline]) -> Mapping[str, list[TrialOutline]]:
+    """Return the outlines of each cell by the cell's id, the earliest trial first."""
+    by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
+    for outline in sorted(outlines, key=lambda outline: outline.started):
+        by_cell[outline.cell_id].append(outline)
+    return by_cell
+
+
+def _planned_by_cell(trials: Sequence[str]) -> Mapping[str, list[str]]:
+    """Return the ids of trials by their cell's: `mlp-45dbdb38d5` of `mlp-45dbdb38d5-s0-r1`."""
+    by_cell: defaultdict[str, list[str]] = defaultdict(list)
+    for trial in trials:
+        by_cell[trial.rpartition("-s")[0]].append(trial)
+    return by_cell
 
 
 def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iterator[Run]:

@@ -6,13 +6,15 @@ delivery can be made later. What was delivered already is asked of MLflow itself
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
@@ -51,6 +53,7 @@ class Delivery:
     already_delivered: int  # trials whose runs were complete before
     experiment_id: str
     run_id: str  # of the sweep's own run
+    seconds: float  # that it took, without those for loading MLflow and connecting
 
 
 class Tracker:
@@ -62,16 +65,32 @@ class Tracker:
         self.uri = uri or f"sqlite:///{results.database.absolute()}"
         check_uri(self.uri)
         self._client: MlflowClient | None = None
+        self._known: dict[Path, SweepRuns] = {}  # what MLflow has, by the folder of the sweep
+        self._last_delivery = 0  # when this process delivered last, as the lock file has it
 
     def deliver(self, folder: SweepFolder, records: Sequence[Record] | None = None) -> Delivery:
         """Bring the runs of `records` up to date, with those of their cells and of the sweep.
 
-        `records` None means all records in the folder. Delivering again adds nothing; a delivery
-        that was cut off is completed; a trial that has run again replaces its older run.
+        `records` None means all records in the folder, whatever was delivered before. Delivering
+        again adds nothing; a delivery that was cut off is completed; a trial that has run again
+        replaces its older run.
 
         Raises TrackerDown if MLflow does not take the delivery, BadInput for a record that cannot
         be read or a folder without any.
         """
+        if records is None:
+            self._known.pop(folder.path, None)
+        was_known = folder.path in self._known
+        try:
+            return self._deliver(folder, records)
+        except TrackerDown:
+            if not was_known:
+                raise
+        # Somebody may have deleted a run that was remembered. Now MLflow is asked again.
+        return self._deliver(folder, records)
+
+    def _deliver(self, folder: SweepFolder, records: Sequence[Record] | None) -> Delivery:
+        """Deliver as `deliver` does, by what is remembered of the runs in MLflow if anything is."""
         with self._lock() as origin:
             outlines = read_outlines(folder)
             spec = _read_spec(folder)
@@ -79,30 +98,36 @@ class Tracker:
             trouble = f"did not take the results; `harness collect {sweep}` delivers them later"
             with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
                 client = self._connect()
-                experiment, was_deleted = self._get_experiment(client, sweep)
+                started = time.monotonic()
+                experiment, state = self._get_experiment(client, sweep)
             by_trial: dict[str, Record] = {}
             for record in records or ():
                 by_trial[record.trial.id] = record
             chosen = outlines
             if records is not None:
                 chosen = [outline for outline in outlines if outline.trial in by_trial]
+            # It is remembered again at the end only, because a write that fails may undo others.
+            runs = self._known.pop(folder.path, None)
+            if runs is None or state != "active":
+                runs = SweepRuns(client, experiment.experiment_id, origin, sweep, folder)
+                runs.knows_all = state == "new"
             with quiet(), errors_in_one_line(self.uri, trouble):
-                runs = SweepRuns(client, experiment.experiment_id, origin, sweep, folder, spec)
                 # One trial changes its own cell only, unless it brings the verdicts on all cells.
                 cells: set[str] | None = {outline.cell_id for outline in chosen}
                 sweep_is_complete = is_complete(outlines, spec.get("trials", ()))
-                if records is None or was_deleted or sweep_is_complete:
+                if records is None or state == "deleted" or sweep_is_complete:
                     cells = None
                 runs.find_existing(cells)
                 with transaction(client) as writes:
-                    run_id, delivered = runs.deliver(outlines, chosen, by_trial, writes)
-                    has_parity = folder.parity_path.exists()
-                    self._tag_experiment(client, experiment, outlines, has_parity=has_parity)
+                    run_id, delivered = runs.deliver(spec, outlines, chosen, by_trial, writes)
+                    self._tag_experiment(client, experiment, runs, outlines)
+            self._known[folder.path] = runs
         return Delivery(
             delivered=delivered,
             already_delivered=len(chosen) - delivered,
             experiment_id=experiment.experiment_id,
             run_id=run_id,
+            seconds=time.monotonic() - started,
         )
 
     def prepare(self) -> None:
@@ -182,8 +207,10 @@ class Tracker:
             self._client = connect(self.uri)
         return self._client
 
-    def _get_experiment(self, client: MlflowClient, name: str) -> tuple[Experiment, bool]:
-        """Return the sweep's experiment, created if need be, and whether it had been deleted.
+    def _get_experiment(
+        self, client: MlflowClient, name: str
+    ) -> tuple[Experiment, Literal["new", "active", "deleted"]]:
+        """Return the sweep's experiment, created or restored if need be, and what it was before.
 
         An experiment that somebody deleted keeps its name, so that no other can have it: it is
         restored, and all of its runs are then looked at again.
@@ -195,24 +222,33 @@ class Tracker:
             if not is_server(self.uri):
                 location = (self.results.artifacts / safe_folder_name(name)).absolute().as_uri()
             experiment_id = client.create_experiment(name, artifact_location=location)
-            return client.get_experiment(experiment_id), False
+            return client.get_experiment(experiment_id), "new"
         if experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
-            return experiment, True
-        return experiment, False
+            return experiment, "deleted"
+        return experiment, "active"
 
     def _tag_experiment(
         self,
         client: MlflowClient,
         experiment: Experiment,
+        runs: SweepRuns,
         outlines: Sequence[TrialOutline],
-        *,
-        has_parity: bool,
     ) -> None:
-        """Set the tags that decide how MLflow's pages open on the sweep, where they differ."""
+        """Set the tags that decide how MLflow's pages open on the sweep, where they differ.
+
+        They follow from the cells, so that they are put together again only after a new one, and
+        when the sweep is complete.
+        """
+        has_parity = runs.folder.parity_path.exists()
+        cells = {outline.cell_id for outline in outlines}
+        basis = (len(cells), has_parity, is_complete(outlines, runs.spec.get("trials", ())))
+        if runs.basis_of_view == basis:
+            return
         for name, value in experiment_tags(outlines, has_parity=has_parity).items():
             if experiment.tags.get(name) != value:
                 client.set_experiment_tag(experiment.experiment_id, name, value)
+        runs.basis_of_view = basis
 
     @contextmanager
     def _lock(self) -> Iterator[str]:
@@ -236,7 +272,19 @@ class Tracker:
                 origin = uuid.uuid4().hex
                 file.write(origin)
                 file.flush()
+            self._forget_what_others_changed(file.fileno())
             yield origin
+
+    def _forget_what_others_changed(self, lock: int) -> None:
+        """Forget what MLflow has if another process has delivered since this one did last.
+
+        Each delivery sets the time of the lock file, whose descriptor is `lock`, to the current
+        one. Only the owner of the file could set another.
+        """
+        if os.fstat(lock).st_mtime_ns != self._last_delivery:
+            self._known.clear()
+        os.utime(lock)
+        self._last_delivery = os.fstat(lock).st_mtime_ns
 
 
 def read_outlines(folder: SweepFolder) -> list[TrialOutline]:
@@ -271,4 +319,11 @@ def _read_spec(folder: SweepFolder) -> dict[str, Any]:
     """
     if not folder.spec_path.exists():
         return {}
-    return read_spec_content(folder.spec_path)
+    stat = folder.spec_path.stat()
+    return _read_spec_once(folder.spec_path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read_spec_once(path: Path, modified: int, size: int) -> dict[str, Any]:
+    """Read a sweep.json, once for as long as the file's time and size are the same."""
+    return read_spec_content(path)

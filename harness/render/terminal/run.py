@@ -41,6 +41,7 @@ from harness.spec.cell import Trial
 from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
 from harness.tracking import Tracker
+from harness.tracking.pace import Pace
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
@@ -65,6 +66,8 @@ class RunView:
         self.results = results
         self.console = console or TerminalConsole()
         self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
+        self.pace = Pace()
+        self.undelivered: dict[str, Record] = {}  # by trial
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
         self.planned_count = 0  # trials to run
@@ -91,7 +94,8 @@ class RunView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove the bar; the lines of the trials stay, also after an error."""
+        """Deliver what is left, also after an error, and remove the bar; the trials' lines stay."""
+        self.deliver(list(self.undelivered.values()))
         self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
@@ -139,11 +143,13 @@ class RunView:
         self.progress.update(self.bar, news=f"{news} · {duration(seconds_left)} left")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Print the trial's line and deliver its record."""
+        """Print the trial's line, and deliver its record, unless deliveries took long lately."""
         self.finished_count += 1
         self.progress.advance(self.bar)
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
-        self.deliver([record])
+        self.undelivered[record.trial.id] = record
+        if self.pace.is_due():
+            self.deliver(list(self.undelivered.values()))
 
     def on_message(self, text: str) -> None:
         """Print it above the bar."""
@@ -156,12 +162,16 @@ class RunView:
         self.progress.update(self.bar, news="recording in MLflow")
         sweep_folder = self.results.sweep_folder(self.sweep.name)
         try:
-            self.tracker.deliver(sweep_folder, records)
+            delivery = self.tracker.deliver(sweep_folder, records)
         except HarnessError as error:
             self.disk_failed = isinstance(error, StorageError)
             self._report_trouble(str(error))
         except Exception as error:  # whatever a tracker raises, the trials to come must run
             self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
+        else:
+            self.pace.add(delivery.seconds)
+            for record in records:
+                self.undelivered.pop(record.trial.id, None)
 
     def _report_trouble(self, text: str) -> None:
         """Print what MLflow failed with; nothing is delivered after it."""

@@ -1,0 +1,81 @@
+"""How often a running sweep delivers, and what is remembered between its deliveries."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from harness.core.paths import Results
+from harness.records.record import Record
+from harness.tracking import Tracker, runs
+from harness.tracking.connect import connect, quiet
+from harness.tracking.pace import MAX_SHARE, Pace
+from tests.factories import make_cell, make_record, write_sweep, write_trial
+from tests.support.mlflow import by_name
+
+
+def test_deliveries_take_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    assert pace.is_due()
+    pace.add(0.4)
+    now += 0.4 / MAX_SHARE - 0.1
+    assert not pace.is_due()
+    now += 0.1
+    assert pace.is_due()
+
+
+def later_records() -> list[Record]:
+    """Return a trial of each of two cells, for each of three seeds."""
+    records: list[Record] = []
+    for seed in range(3):
+        for batch_size in (64, 128):
+            started = 1.7e9 + 100 * len(records)
+            record = make_record(make_cell(batch_size=batch_size), seed=seed, started=started)
+            records.append(record)
+    return records
+
+
+def test_what_mlflow_has_is_asked_once_and_again_where_somebody_changed_it(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[str] = []
+    search = runs.search
+
+    def counted_search(*arguments: Any) -> Any:
+        searches.append(arguments[-1])
+        return search(*arguments)
+
+    monkeypatch.setattr(runs, "search", counted_search)
+    folder = results.sweep_folder("demo")
+    records = later_records()
+    write_sweep(folder, records[:1], planned=[record.trial for record in records[1:]])
+    tracker, other = Tracker(results), Tracker(results)
+
+    def deliver(*numbers: int, by: Tracker = tracker) -> int:
+        """Deliver records by their numbers, and return how many searches that took."""
+        searches.clear()
+        for number in numbers:
+            write_trial(folder, records[number])
+        by.deliver(folder, [records[number] for number in numbers])
+        return len(searches)
+
+    assert deliver(0) == 0  # the experiment is new
+    assert deliver(1) == 0
+    assert deliver(2, by=other) == 2  # the sweep's run and those of a cell
+    assert deliver(2, 3) == 3
+    assert deliver(3) == 0
+    cell_name = records[0].trial.cell.label
+    with quiet():
+        connect(tracker.uri).delete_run(by_name(tracker.uri, "demo")[cell_name].info.run_id)
+    assert deliver(4) == 2
+    assert deliver(5) == 1  # the verdicts are on all cells
+    shown = by_name(tracker.uri, "demo")
+    assert len(shown) == 1 + 2 + 6
+    parents = {run.data.tags.get("mlflow.parentRunId") for run in shown.values()}
+    assert parents == {None, shown["demo"].info.run_id, *(
+        shown[record.trial.cell.label].info.run_id for record in records[:2]
+    )}  # fmt: skip
