@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,8 @@ from harness.spec.sweep import find_sweep_file, load_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+
+STEP_COLUMNS = ("cell", "seed", "rank", "step", "seconds", "loss", "measured")
 
 
 def load(
@@ -142,11 +144,15 @@ class SweepData:
         """
         import pandas as pd
 
-        parts = [part for record in self.records for part in _steps_of(record)]
-        if not parts:
-            return pd.DataFrame(columns=["trial", "cell", "seed", "rank", "step", "seconds"])
-        steps = pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True)
-        return steps.astype({"trial": "category", "cell": "category"})
+        trials: list[str] = []  # the trial of each part
+        parts: list[dict[str, Any]] = []
+        for record in self.records:
+            for part in _steps_of(record):
+                trials.append(record.trial.id)
+                parts.append(part)
+        columns = _concatenated(parts)
+        lengths = [len(part["step"]) for part in parts]
+        return pd.DataFrame({"trial": _repeated(trials, lengths), **columns})
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
@@ -246,7 +252,7 @@ def _whose(record: Record) -> dict[str, Any]:
 
 
 def _steps_of(record: Record) -> list[dict[str, Any]]:
-    """Return the columns of the steps of each rank of a trial, arrays of shape (steps,)."""
+    """Return the columns of the steps of each rank of a trial, each of shape (steps,) or one value."""
     measured = None
     if record.summary is not None:
         measured = measured_window(record.ranks, record.trial.cell.warmup).mask
@@ -256,7 +262,8 @@ def _steps_of(record: Record) -> list[dict[str, Any]]:
             continue
         seconds = rank.step_seconds.unpack()
         part: dict[str, Any] = {
-            **_whose(record),
+            "cell": record.trial.cell.id,
+            "seed": record.trial.seed,
             "rank": rank.rank,
             "step": np.arange(1, len(seconds) + 1),
             "seconds": seconds,
@@ -267,3 +274,35 @@ def _steps_of(record: Record) -> list[dict[str, Any]]:
             part[f"{phase}_s"] = series.unpack()
         parts.append(part)
     return parts
+
+
+def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return columns that are put together from those of parts; what a part lacks is NaN in it.
+
+    A data frame for each of thousands of parts would take longer than reading them.
+    """
+    names = dict.fromkeys(STEP_COLUMNS)  # an ordered set
+    for part in parts:
+        names.update(dict.fromkeys(part))
+    lengths = [len(part["step"]) for part in parts]
+    columns: dict[str, Any] = {}
+    for name in names:
+        values = [part.get(name, np.nan) for part in parts]
+        if name == "cell":
+            columns[name] = _repeated(values, lengths)
+            continue
+        arrays = []
+        for value, length in zip(values, lengths, strict=True):
+            arrays.append(np.broadcast_to(value, length))
+        columns[name] = np.concatenate(arrays) if arrays else []
+    return columns
+
+
+def _repeated(texts: Sequence[str], lengths: Sequence[int]) -> pd.Categorical:
+    """Return a column of categories in which each text stands so many times."""
+    import pandas as pd
+
+    categories = list(dict.fromkeys(texts))
+    positions = {text: position for position, text in enumerate(categories)}
+    codes = np.repeat([positions[text] for text in texts], lengths).astype(int)
+    return pd.Categorical.from_codes(codes, categories)

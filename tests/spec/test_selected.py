@@ -13,6 +13,7 @@ from harness.core.paths import Results
 from harness.launch.sweep import plan, refuse_changed_profile
 from harness.records.settings import run_settings
 from harness.records.store import read_recorded_sweep, select_recorded, write_spec
+from harness.slurm.submit import prepare
 from harness.spec.cluster import load_profile
 from harness.spec.selected import select
 from harness.spec.sweep import Sweep
@@ -101,6 +102,15 @@ def test_a_part_does_not_run_with_another_profile_than_the_rest(
     part = select(sweep, "precision=bf16", ())
     with pytest.raises(BadInput, match="ran with another profile"):
         refuse_changed_profile(plan(part, folder, "all"), part, profile, folder)
+
+
+def test_jobs_have_the_selected_trials_of_the_whole_sweep(sweep: Sweep, tmp_path: Path) -> None:
+    folder = Results(tmp_path / "results").sweep_folder("demo")
+    part = select(sweep, "precision=bf16 and seed=1", ())
+    prepared = prepare(part, load_profile("slurm"), folder, redo="failed", estimates={})
+    submitted = [trial_id for job in prepared.submission.jobs() for trial_id in job.trial_ids]
+    assert sorted(submitted) == sorted(trial.id for trial in part.trials())
+    assert len(prepared.submission.sweep.trials()) == 8
 
 
 def test_recorded_trials_of_earlier_commands_may_be_chosen(sweep: Sweep, tmp_path: Path) -> None:
