@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +65,18 @@ class Compiler:
             fullgraph=self.axes.fullgraph,
         )
         return cast(nn.Module, compiled)
+
+    def disabled(self) -> AbstractContextManager[object]:
+        """Return a context in which what was compiled runs eagerly.
+
+        Torch compiles nothing under a dispatch mode, and with fullgraph takes that for an error.
+        """
+        if self._is_eager:
+            return nullcontext()
+        import torch
+
+        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        return stance
 
     def _count_compilations(self) -> None:
         """Have torch report the start and the end of each compilation, wherever it happens."""

@@ -300,7 +300,10 @@ def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
         return None
     share = range(parts.mesh.rank_batch_size(parts.axes))
     batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
-    collectives = count_collectives(partial(parts.train_step.compute_all_gradients, batch))
+    step = partial(parts.train_step.compute_all_gradients, batch)
+    parts.strategy.release_parameters()
+    with parts.compiler.disabled():
+        collectives = count_collectives(step)
     parts.strategy.check_communication(collectives)
     return collectives
 

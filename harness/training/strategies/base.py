@@ -90,6 +90,10 @@ class Strategy(ABC):
                 f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
             )
 
+    def release_parameters(self) -> None:
+        """Give back parameters that an evaluation has gathered, as most steps begin without them."""
+        return
+
     def check_communication(self, collectives: Sequence[Collective]) -> None:
         """Raise NotApplied if a setting shows nowhere in the collectives of a step.
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,12 @@ class FSDP2(Strategy):
                 " (create_graph=True): it frees parameters after backward, and the second one needs"
                 " them; allowed: ddp"
             ) from error
+
+    def release_parameters(self) -> None:
+        """Shard again what an evaluation has gathered: the root keeps its own until a backward."""
+        assert self._sharded is not None, "prepare() comes first"
+        for module in sharded_modules(cast(nn.Module, self._sharded)):
+            module.reshard()
 
     def check_communication(self, collectives: Sequence[Collective]) -> None:
         """Raise NotApplied if gradients were summed up in another type than `reduce_dtype`.
