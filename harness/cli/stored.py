@@ -95,10 +95,10 @@ def merge(
     from harness.core.paths import Results
     from harness.core.text import counted
     from harness.housekeeping.merge import merge as merge_sweeps
-    from harness.housekeeping.sweeps import recorded_folder
+    from harness.housekeeping.sweeps import source_folder
 
     results_folder = Results(results)
-    folders = [recorded_folder(results_folder, source) for source in sources]
+    folders = [source_folder(results_folder, source) for source in sources]
     if dry_run:
         for folder in folders:
             trials = counted(len(folder.record_paths()), "trial")

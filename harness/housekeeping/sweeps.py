@@ -83,11 +83,19 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def recorded_folder(results: Results, name: str) -> SweepFolder:
-    """Return the folder of a recorded sweep, by its name or its path; raises BadInput."""
+def source_folder(results: Results, name: str) -> SweepFolder:
+    """Return the folder of a recorded sweep, by its name or its path in any results folder.
+
+    Only for what leaves it as it is. Raises BadInput.
+    """
     folder = SweepFolder(Path(name))
     if folder.spec_path.is_file():
         return folder
+    return recorded_folder(results, name)
+
+
+def recorded_folder(results: Results, name: str) -> SweepFolder:
+    """Return the folder of a recorded sweep in this results folder; raises BadInput."""
     folder = results.sweep_folder(name)
     if not folder.spec_path.exists():
         names = ", ".join(recorded_sweep_names(results)) or "nothing"

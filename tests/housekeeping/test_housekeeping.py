@@ -110,6 +110,9 @@ def test_a_renamed_sweep_has_the_same_records(results: Results) -> None:
         "rename", "nightly", "before upgrade"
     )
     assert "new name: found an empty name" in refused("rename", "nightly", " ")
+    # A path could lead out of the results folder.
+    for arguments in (["rename", "results/runs/nightly", "x"], ["prune", "results/runs/nightly"]):
+        assert "no records of such a sweep" in refused(*arguments)
 
 
 def test_a_renaming_that_was_cut_off_is_completed(
