@@ -32,9 +32,9 @@ SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
 WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
 STOP_REASONS = {
-    "patience": "stopped: no better {metric}",
-    "goal": "stopped: reached the goal of {metric}",
-    "length": "trained for its whole length:",
+    "patience": "stopped: no better {metric} after",
+    "goal": "stopped: reached the goal of {metric} after",
+    "length": "trained for its whole length,",
 }
 LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its digits
 
@@ -98,7 +98,7 @@ def stop_note(record: Record) -> str | None:
     stop, best = report.stop, report.best_evaluation
     reason = STOP_REASONS[stop.reason].format(metric=stop.metric.name)
     epochs = stop.step / report.steps_per_epoch
-    note = f"{reason} after {epochs:.3g} epochs (step {stop.step})"
+    note = f"{reason} {epochs:.3g} epochs (step {stop.step})"
     if stop.reason != "goal":
         note += f", best {stop.metric.name} at {best.epoch:.3g}"
     if stop.restored:

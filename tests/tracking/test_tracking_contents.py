@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.scalars import scalars
 from harness.records.record import Compiled, Evaluation, Interruption, LossScale, Ranks, Record
+from harness.render.format import stop_note
 from harness.spec.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,
@@ -138,6 +139,13 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
         " with"
     )
     assert contents.tags["harness.stop"] == note
+    assert record.rank0 is not None
+    assert record.rank0.stop is not None
+    whole = replace(record.rank0.stop, reason="length", restored=False)
+    assert (
+        stop_note(replace(record, rank0=replace(record.rank0, stop=whole)))
+        == "trained for its whole length, 3 epochs (step 30), best loss at 3"
+    )
     assert contents.params["stop"] == "loss: patience 2, the best restored"
     numbers = scalars(record)
     assert (numbers["epochs"], numbers["epochs_to_best"]) == (3, 3)
