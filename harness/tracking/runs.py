@@ -484,7 +484,7 @@ def _by_cell(outlines: Sequence[TrialOutline]) -> Mapping[str, list[TrialOutline
     return by_cell
 
 
-def _planned_by_cell(trials: Sequence[str]) -> Mapping[str, list[str]]:
+def _planned_by_cell(trials: Sequence[str]) -> defaultdict[str, list[str]]:
     """Return the ids of trials by their cell's: `mlp-45dbdb38d5` of `mlp-45dbdb38d5-s0-r1`."""
     by_cell: defaultdict[str, list[str]] = defaultdict(list)
     for trial in trials:
