@@ -38,11 +38,14 @@ class Tax:
 def ranks_side_by_side(cell: Cell, profile: Profile) -> int:
     """Return how many of the cell's ranks this machine can run at once, without taking turns.
 
-    A power of two, as the number of ranks of a tree has to be; at least 1, at most the cell's own.
+    A power of two, as the number of ranks of a tree has to be, times the ranks that a mesh of groups
+    needs at least; at most the cell's own.
     """
     on_gpus = profile.device != "cpu" and count_gpus() > 0
     slots = count_gpus() if on_gpus else len(usable_cores()) // cell.axes.num_threads
-    ranks = 1
+    ranks = cell.axes.tensor_parallel
+    if cell.axes.shard_size is not None:
+        ranks = 2 * cell.axes.shard_size
     while 2 * ranks <= min(slots, cell.axes.world_size):
         ranks *= 2
     return ranks

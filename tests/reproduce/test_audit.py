@@ -17,6 +17,7 @@ from harness.render.terminal.audit import (
     tax_line,
 )
 from harness.reproduce.audit import choose_workloads, plan_audit, taxed_pairs, turned
+from harness.spec.axes import find_conflict
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
 from tests.factories import make_cell
@@ -98,6 +99,16 @@ def test_costs_are_measured_by_ranks_that_run_at_once(
     monkeypatch.setattr(tax, "usable_cores", lambda: list(range(cores)))
     cell = make_cell(strategy="ddp", world_size=4, num_threads=threads)
     assert ranks_side_by_side(cell, Profile(device="cpu")) == ranks
+
+
+def test_a_mesh_of_groups_keeps_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.gate.tax.usable_cores", lambda: [0, 1])
+    hybrid = make_cell(strategy="hsdp", world_size=8, shard_size=2)
+    groups = make_cell(strategy="fsdp2", world_size=8, tensor_parallel=4)
+    for cell in (hybrid, groups):
+        fewer = with_ranks(cell, ranks_side_by_side(cell, Profile(device="cpu")))
+        assert fewer.axes.world_size == 4
+        assert find_conflict(fewer.axes) is None
 
 
 REFERENCE = make_cell(strategy="ddp", world_size=4)
