@@ -160,11 +160,17 @@ def write_sweep(
     folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = ""
 ) -> None:
     """Leave in `folder` what a sweep with these records leaves; `planned` trials have not run yet."""
-    trials = [record.trial for record in found] + list(planned)
+    for record in found:
+        write_trial(folder, record, logs=logs)
+    write_spec_of(folder, found[0].sweep, [record.trial for record in found] + list(planned))
+
+
+def write_spec_of(folder: SweepFolder, name: str, trials: Sequence[Trial]) -> None:
+    """Leave in `folder` the file of the sweep that asks for these trials."""
     cells = {trial.cell.id: trial.cell for trial in trials}
     spec = {
         "schema": store.SCHEMA,
-        "name": found[0].sweep,
+        "name": name,
         "description": "A sweep for tests",
         "seeds": sorted({trial.seed for trial in trials}),
         "repeats": max(trial.repeat for trial in trials) + 1,
@@ -176,8 +182,6 @@ def write_sweep(
         "cells": [asdict(cell) for cell in cells.values()],
         "trials": [trial.id for trial in trials],
     }
-    for record in found:
-        write_trial(folder, record, logs=logs)
     folder.spec_path.write_text(sealed_text(spec), encoding="utf-8")
 
 

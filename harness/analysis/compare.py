@@ -30,6 +30,7 @@ from harness.analysis.questions import (
     throughput_difference,
 )
 from harness.analysis.result import UNKNOWN, CellResult
+from harness.core.caches import cached_by_identity
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.core.text import counted
@@ -48,6 +49,7 @@ CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part 
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
+KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
 # Differences that say that the code is another, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
 # What trials run with because of an axis: where cells differ in the axis, that is said already.
@@ -472,15 +474,19 @@ def _condition_differences(
 
 def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult) -> list[str]:
     """Return the fields of code and environment in which two cells differ for no axis of theirs."""
+    table_a, table_b = _code_and_environment(a), _code_and_environment(b)
+    if table_a == table_b:
+        return []
     fields_of_axes = _fields_of_differing_axes(a.cell, b.cell)
     lines = []
-    for difference in differences(_code_and_environment(a), _code_and_environment(b)):
+    for difference in differences(table_a, table_b):
         if difference.field not in fields_of_axes:
             value_a, value_b = shown(difference.a), shown(difference.b)
             lines.append(f"{difference.field}: {value_a} ({a_name}), {value_b} ({b_name})")
     return lines
 
 
+@cached_by_identity(KEPT_TABLES)
 def _code_and_environment(cell: CellResult) -> dict[str, str]:
     """Return the code of a cell's workload and what its trials ran with, as a flat table.
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from harness.core.caches import cached_by_identity
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
@@ -29,6 +30,7 @@ from harness.statistics.trace import relative_error, trial_batches
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
+KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
 UNCOMPARED = re.compile(
@@ -296,6 +298,7 @@ def _conditions(record: Record) -> dict[str, str]:
     }
 
 
+@cached_by_identity(KEPT_ENVIRONMENTS)
 def compared_fields(environment: Environment) -> dict[str, str]:
     """Return the fields of an environment that comparisons name, as text.
 

@@ -71,6 +71,8 @@ def _dataclass_check(kind: type, ignore_unknown_keys: bool) -> Check:
             checks[name] = check
 
     def check_keys(value: Any, key: str) -> None:
+        if isinstance(value, kind):  # decoded, and so checked, before
+            return
         prefix = f"{key}." if key else ""
         if not ignore_unknown_keys and not names.issuperset(value):
             unknown = next(name for name in value if name not in names)

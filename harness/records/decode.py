@@ -20,6 +20,7 @@ Files that users write are read by `harness.spec.document`, which also knows lin
 from __future__ import annotations
 
 import json
+import os
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,6 +68,9 @@ MAX_BYTES = 2**30  # of a file that is read
 MAX_NESTING = (
     50  # lists and objects around a value; what recurses over it must not run out of stack
 )
+
+
+NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,9 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
     """Return the JSON value in a file; raises BadFile if there is no file or if it is no JSON."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+            # Python makes room for all that it is told to read, so it is told what there is.
+            size = min(os.fstat(file.fileno()).st_size, MAX_BYTES)
+            text = file.read(size + 1)
     except OSError as error:
         raise file_format.unavailable(path, error) from None
     if len(text) > MAX_BYTES:
@@ -144,9 +150,24 @@ def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> An
         raise file_format.error(source, prefix + one_line(error)) from None
     except RecursionError:
         raise file_format.error(source, too_deep) from None
-    if _is_nested_deeper(content, MAX_NESTING):
+    if _may_be_nested_deeper(text, MAX_NESTING) and _is_nested_deeper(content, MAX_NESTING):
         raise file_format.error(source, too_deep)
     return content
+
+
+def _may_be_nested_deeper(text: str | bytes, limit: int) -> bool:
+    """Return whether JSON may have values inside of more than `limit` lists and objects.
+
+    Brackets in texts count as well, so that it may say so of what is not. Takes a tenth of the time
+    of `_is_nested_deeper`.
+    """
+    encoded = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+    brackets = encoded.translate(None, delete=NO_BRACKETS)
+    for _ in range(limit):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return True
 
 
 def _is_nested_deeper(content: Any, limit: int) -> bool:

@@ -43,6 +43,7 @@ from harness.records.decode import (
 )
 from harness.records.record import SCHEMA, AcrossRanks, RankResult, Ranks, Record
 from harness.records.series import Numbers, Series
+from harness.records.shared import share_parts
 from harness.spec.cell import Trial
 
 FIRST_MAJOR = 5  # of the schemas that can be read; its records hold their series themselves
@@ -149,6 +150,8 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
     Raises ValueError for a header that has not the right types.
     """
     content = with_our_schema(Record, opened.content, SCHEMA)
+    if not opened.is_later_minor:
+        share_parts(content)
     described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
     columns = described.columns if described is not None else {}
     across: AcrossRanks = decode_value(

@@ -33,6 +33,7 @@ from harness.records.decode import (
 from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record
 from harness.records.seal import sealed_text
+from harness.records.shared import share
 from harness.spec.cell import Cell, Trial
 from harness.spec.selected import SelectedSweep, select
 from harness.spec.sweep import Sweep
@@ -167,6 +168,8 @@ def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
     content = read_spec_content(folder.spec_path)
     content.pop("trials", None)  # they follow from the cells, seeds and repeats
+    if content.get("schema") == SCHEMA and isinstance(content.get("cells"), list):
+        content["cells"] = [share(Cell, cell) for cell in content["cells"]]
     sweep = decode_content(Sweep, content, str(folder.spec_path), CONTENT_FORMAT)
     if results.sweep_folder(sweep.name) != folder:
         problem = f"name: found {sweep.name!r}; allowed: that of the folder it lies in"

@@ -10,6 +10,7 @@ import matplotlib.image
 import pytest
 
 from harness.analysis.scalars import scalars
+from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
@@ -145,13 +146,16 @@ class TestMfu:
         sweep = load(tmp_path)
         record = measured()
         record = replace(record, trial=replace(record.trial, cell=sweep.cells[0]))
-        headers = [column.header for column in result_table(sweep, [record]).columns]
+        headers = [
+            column.header
+            for column in result_table(sweep, SweepResult.of_records(sweep, [record])).columns
+        ]
         assert not [header for header in headers if "MFU" in str(header)]
         record = with_mfu(record, known(make_machine()))
         assert scalars(record)["mfu_measured"] == pytest.approx(0.2)
         assert scalars(record)["intensity_flop_per_byte"] == 4.0
         assert "mfu" not in scalars(record)
-        table = result_table(sweep, [record])
+        table = result_table(sweep, SweepResult.of_records(sweep, [record]))
         column = next(column for column in table.columns if str(column.header) == "MFU measured")
         assert [str(cell) for cell in column.cells] == ["20%"]
 

@@ -20,7 +20,7 @@ def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
     """Return the words of each row of the table, without its heading."""
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(result_table(sweep, records))
+        console.print(result_table(sweep, SweepResult.of_records(sweep, records)))
     return [line.split() for line in captured.get().splitlines()[1:]]
 
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.stopping import summarize_stops
+from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
@@ -221,7 +222,8 @@ def show_results(
     """
     console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
-    show_table(console, result_table(sweep, records))
+    result = SweepResult.of_records(sweep, records)
+    show_table(console, result_table(sweep, result))
     folder = escape(str(results.sweep_folder(sweep.name).path))
     has_intervals = max(Counter(_cells_of_trials(sweep, records)).values()) > 1
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
@@ -232,7 +234,7 @@ def show_results(
     ]
     _print_lines(console, lines + _earlier_lines(sweep, records))
     if has_intervals:
-        show_verdicts(console, sweep, records)
+        show_verdicts(console, result)
     _show_parity(console, sweep, records, results)
     remarks = _status_lines(records)
     remarks += _steady_state_lines(records, verbose=verbose)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
@@ -43,6 +44,7 @@ STATUS_LABELS = {"unrecorded": "missing"}  # as people call it; the others are c
 NUMERIC_AXES = ("num_workers", "world_size", "batch_size", "num_threads")  # aligned to the right
 CERTAIN = "★"  # marks the fastest cell of a workload, if every other one is slower for certain
 HIGHEST = "☆"  # marks the best mean of a workload: another cell may truly be as good
+LONG = 200  # rows; a longer table has no colors
 WIDEST = 1000  # columns, more than any table takes
 
 
@@ -50,7 +52,11 @@ def show(console: Console, table: Table) -> None:
     """Print a table in full: a narrow terminal wraps its lines rather than cutting its texts.
 
     Rich fits a table to the console by cutting cells; a console as wide as the table prevents that.
+    Of a long one it takes a millisecond a row, so that those are laid out here, without colors.
     """
+    if isinstance(table, PlainTable) and table.row_count > LONG:
+        console.out("\n".join(table.lines()), highlight=False)
+        return
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
     width = max(console.width, natural_width)
@@ -68,10 +74,30 @@ class _Marks:
 class PlainTable(Table):
     """A table whose texts are shown as they are: rich would take `[small]` in them for a style."""
 
+    def __init__(self, **options: Any) -> None:
+        """Make a table; `options` are those of rich."""
+        super().__init__(**options)
+        self._texts: list[list[str]] = []  # of each row, without styles
+
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """Add a row; a text that has a style is a `Text`."""
         plain = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*plain, **options)
+        self._texts.append([cell.plain if isinstance(cell, Text) else "" for cell in plain])
+
+    def lines(self) -> list[str]:
+        """Return the header and all rows as lines, in which columns are two spaces apart."""
+        rows = [[str(column.header) for column in self.columns], *self._texts]
+        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+        is_number = [column.justify == "right" for column in self.columns]
+        lines = []
+        for row in rows:
+            padded = []
+            for text, width, is_right in zip(row, widths, is_number, strict=True):
+                blank = " " * (width - cell_len(text))
+                padded.append(blank + text if is_right else text + blank)
+            lines.append("  ".join(padded).rstrip())
+        return lines
 
 
 def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -108,7 +134,7 @@ def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
     return table
 
 
-def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
+def result_table(sweep: Sweep, result: SweepResult) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
     Means have their 95% interval where there are two or more independent values
@@ -118,9 +144,7 @@ def result_table(sweep: Sweep, records: Sequence[Record]) -> Table:
     name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
     and those until their best evaluation.
     """
-    from harness.analysis.sweep_result import SweepResult  # loads SciPy, which a plan does not need
-
-    result = SweepResult.of_records(sweep, records)
+    records = [record for of_cell in result.records.values() for record in of_cell]
     axes = varying_axes(sweep.cells)
     mfu_columns = _mfu_columns(records)
     targets = {record.rank0.target.name for record in records if record.rank0}

@@ -15,24 +15,21 @@ from harness.analysis.cells import naming_axes
 from harness.analysis.compare import Row
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
-from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.terminal.compare import STYLES
 from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
-from harness.spec.sweep import Sweep
 
 COLUMNS = ["workload", "cell", "against", "speed", "95% interval", "pairs", "verdict"]
 NUMBER_COLUMNS = ["speed", "95% interval", "pairs"]
 
 
-def show_verdicts(console: Console, sweep: Sweep, records: Sequence[Record]) -> None:
+def show_verdicts(console: Console, result: SweepResult) -> None:
     """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
 
     Cells of a single trial are left out, as one trial has no interval. Prints nothing where no
     workload has two measured cells.
     """
-    result = SweepResult.of_records(sweep, records)
     repeated: list[CellResult] = []
     for cell_result in result.cells:
         if cell_result.planned > 1:

@@ -1,0 +1,55 @@
+"""Decodes only once what many records have in common: cells, environments and settings.
+
+Ten thousand records of a sweep have a few environments and a trial of each cell for every seed. Their
+decoded parts are shared, which saves most of the time and the memory of reading them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from harness.records.decode import decode_value
+from harness.records.environment import Environment
+from harness.records.record import RunSettings
+from harness.spec.cell import Cell
+
+# Where a record has such parts, and what they are.
+PARTS: tuple[tuple[tuple[str, ...], type], ...] = (
+    (("trial", "cell"), Cell),
+    (("rank0", "environment"), Environment),
+    (("settings",), RunSettings),
+)
+MAX_PARTS = 2**16  # that are kept; the oldest are dropped
+
+
+def share_parts(content: dict[str, Any]) -> None:
+    """Put decoded parts into the JSON of a record, those that equal ones were decoded to before.
+
+    What can't be decoded is left as it is, for an error that says where it is in the record.
+    """
+    for path, kind in PARTS:
+        holder: Any = content
+        for key in path[:-1]:
+            holder = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and isinstance(holder.get(path[-1]), dict):
+            holder[path[-1]] = share(kind, holder[path[-1]])
+
+
+def share(kind: type, value: Any) -> Any:
+    """Return what a JSON value is decoded to, the same object for equal ones.
+
+    Returns the value itself if it can't be decoded.
+    """
+    try:
+        return _decoded(kind, msgspec.msgpack.encode(value))
+    except (ValueError, OverflowError):  # MessagePack has no whole numbers beyond 64 bits
+        return value
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def _decoded(kind: type, encoded: bytes) -> Any:
+    """Return what a value is decoded to; raises ValueError for one that can't be."""
+    return decode_value(kind, msgspec.msgpack.decode(encoded))
