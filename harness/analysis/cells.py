@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.records.record import Record
-from harness.spec.cell import Cell, axis_names
+from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
 
 
@@ -15,10 +15,13 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
 
     These are the columns that a table of the cells needs; the others would say the same everywhere.
     """
+    if not cells:
+        return []
     varying = []
     for axis in axis_names(cells):
-        values = {cell.level(axis) for cell in cells}
-        if len(values) > 1:
+        read = level_reader(axis)
+        level = read(cells[0])
+        if any(other != level for other in map(read, cells)):
             varying.append(axis)
     return varying
 

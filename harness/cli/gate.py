@@ -365,7 +365,7 @@ def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, 
 
     profile = clusters.load_profile(cluster)
     recorded_sweep, chosen = planned_cell(Results(results), cell)
-    clusters.check_fits(profile, {f"{recorded_sweep.source}: {chosen.label}": chosen})
+    clusters.check_fits(profile, [chosen], recorded_sweep.source)
     return recorded_sweep, chosen, profile
 
 

@@ -115,7 +115,7 @@ class SweepFile(pytest.File):
                 f"--harness-cluster: launcher: found {self.profile.launcher!r};"
                 " allowed: torchrun, or --harness-trials=recorded after harness submit"
             )
-        cluster.check_fits(self.profile, {cell.label: cell for cell in self.sweep.cells})
+        cluster.check_fits(self.profile, self.sweep.cells)
         self.baselines, self.gate = read_baselines(
             Path(option("harness_baseline")), option("harness_gate")
         )

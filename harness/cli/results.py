@@ -393,6 +393,53 @@ def collect(
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
 
+@app.command(epilog=examples("harness verify", "harness verify nightly"))
+def verify(
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SWEEP]…",
+            help="Sweeps that have run. Default: all of them.",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Check that records are as they were written, every number of every rank included.
+
+    Other commands read the headers of records, whose seals they check. This reads their columns too,
+    computes each figure again that follows from them, and checks the files of fingerprints.
+
+    Exit code 2 if anything is damaged, which is named.
+    """
+    from harness.core.paths import Results
+    from harness.core.text import counted
+    from harness.records.store import read_recorded_spec, recorded_sweep_names
+    from harness.records.verify import verify_sweep
+
+    results_folder = Results(results)
+    names = sweeps or recorded_sweep_names(results_folder)
+    folders = []
+    for name in names:
+        if sweeps:
+            read_recorded_spec(results_folder, name)  # which says what there is if there is none
+        folders.append(results_folder.sweep_folder(name))
+    records = ranks = problems = 0
+    for folder in folders:
+        for verified in verify_sweep(folder):
+            records += 1
+            ranks += verified.ranks
+            if verified.problem is not None:
+                problems += 1
+                print(verified.problem, file=sys.stderr)
+    if problems:
+        raise BadInput(f"found {counted(problems, 'damaged file')} of {records}")
+    print(
+        f"{counted(records, 'record')} of {counted(len(folders), 'sweep')} are whole, with the series"
+        f" of {counted(ranks, 'rank')}"
+    )
+
+
 @app.command(epilog=examples("harness ui --port 5001"))
 def ui(
     results: ResultsOption = Path("results"),

@@ -69,11 +69,15 @@ def plan(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole plan as JSON, every default included.")
     ] = False,
+    in_full: Annotated[
+        bool, typer.Option("--all", help="List every cell, however many there are.")
+    ] = False,
 ) -> None:
     """Show what a sweep will run, and for how long.
 
     Lists its cells and trials, the combinations that are left out with the reason, and the time it
-    will take if earlier records tell. Nothing is run, and neither torch nor MLflow is loaded.
+    will take if earlier records tell. Of more than 200 cells it shows how they are spread over the
+    axes. Nothing is run, and neither torch nor MLflow is loaded.
     """
     from harness.core.paths import Results
     from harness.render.terminal import plan as view
@@ -81,7 +85,7 @@ def plan(
     # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
-    view.show(loaded, Results(results), as_json=as_json)
+    view.show(loaded, Results(results), as_json=as_json, in_full=in_full)
 
 
 @app.command(epilog=examples("harness axes"))

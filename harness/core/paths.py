@@ -28,6 +28,7 @@ from harness.core.storage import writing
 
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
 TEMPORARY_FILES = ".*.????????"
+TRIAL_FOLDER = re.compile(r"(?P<cell>.+)-s-?\d+-r\d+")  # the name of a trial's folder
 
 
 @dataclass(frozen=True)
@@ -261,9 +262,14 @@ class Results:
         """Return the folder of a sweep, which need not exist."""
         return SweepFolder(self.runs / safe_folder_name(name))
 
-    def record_paths_of(self, cell_id: str) -> list[Path]:
-        """Return the paths of a cell's records in all sweeps, sorted."""
-        return sorted(self.runs.glob(f"*/{cell_id}-s*-r*/record.json"))
+    def record_paths_by_cell(self) -> dict[str, list[Path]]:
+        """Return the paths of the records of all sweeps, sorted, by the id of their cell."""
+        paths: dict[str, list[Path]] = {}
+        for path in sorted(self.runs.glob("*/*/record.json")):
+            trial = TRIAL_FOLDER.fullmatch(path.parent.name)
+            if trial is not None:
+                paths.setdefault(trial["cell"], []).append(path)
+        return paths
 
 
 def cache_folder() -> Path:

@@ -47,10 +47,7 @@ def load_planned(
     profile = clusters.load_profile(cluster)
     loaded = load_sweep(find_sweep_file(sweep), settings, data)
     loaded = select(loaded, only, cells)
-    cells_by_label = {}  # an error begins with the label, so it has the sweep's file too
-    for cell in loaded.cells:
-        cells_by_label[f"{loaded.source}: {cell.label}"] = cell
-    clusters.check_fits(profile, cells_by_label, timed=timed)
+    clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
 
 

@@ -203,7 +203,7 @@ class Preparer:
             trial = self._rebuild(original, checked_out.base_folder)
         trial = _with_code_of_ranks(trial, original, sources)
         profile = rebuild_profile(original.settings, trial.cell.axes.world_size)
-        check_fits(profile, {trial.cell.label: trial.cell})
+        check_fits(profile, [trial.cell])
         return Prepared(
             original=original,
             trial=trial,

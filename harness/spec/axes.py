@@ -265,6 +265,20 @@ class Axes(Strict):
         """Return how many shares a global batch is cut into."""
         return max(1, self.world_size // self.tensor_parallel_size)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the value of every axis by its name; a copy."""
+        return dict(vars(self))
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Return the values that differ from their defaults, by the name of the axis."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in DEFAULTS or value != DEFAULTS[name]
+        }
+
 
 # The dataclass field of each axis, by name, in the order of the class.
 AXES = {axis.name: axis for axis in fields(Axes)}

@@ -7,7 +7,7 @@ cluster's partitions where this machine can ask Slurm for them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -180,45 +180,69 @@ def check_shared_folder(profile: Profile, results: Path) -> None:
     )
 
 
-def check_fits(profile: Profile, cells: Mapping[str, Cell], *, timed: bool = True) -> None:
+def check_fits(
+    profile: Profile, cells: Iterable[Cell], source: Path | None = None, *, timed: bool = True
+) -> None:
     """Raise BadInput if a cell needs more ranks or another device than the machine or a job has.
 
-    So it does for a variable that both the cell and the profile set. `cells` are by what an error
-    begins with, such as the sweep's file and the cell's label. Ranks that are not `timed` may share
-    cores, unless the profile says how many ranks there may be.
+    So it does for a variable that both the cell and the profile set. An error begins with `source`,
+    the sweep's file, and the cell's label. Ranks that are not `timed` may share cores, unless the
+    profile says how many ranks there may be.
     """
     slots = available_slots(profile)
     on_cores = profile.launcher == "torchrun" and not profile.gpus and profile.slots is None
     may_share = on_cores and not timed
+    _check_device(profile)
+    variables = _variables_of(profile)
+    for cell in cells:
+        problem = _problem_of_variable(variables, cell.environment) or _problem_of_gpu(
+            profile, cell
+        )
+        if not may_share:
+            problem = problem or _problem_of_size(cell.axes.world_size, slots)
+        if problem is not None:
+            raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
+
+
+def _check_device(profile: Profile) -> None:
+    """Raise BadInput for a profile that wants a GPU on a machine that has none."""
     if profile.launcher == "torchrun" and profile.device == "cuda" and not profile.gpus:
         raise BadInput(
             "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
             " cpu, or a machine with a GPU"
         )
-    for label, cell in cells.items():
-        axes = cell.axes
-        _check_variables(profile, label, cell.environment)
-        setting = setting_that_needs_gpu(axes)
-        if setting and not profile.gpus:
-            raise BadInput(f"{label}: {setting}; needed: a GPU")
-        if axes.world_size > slots.ranks and not may_share:
-            raise BadInput(
-                f"{label}: world_size: found {axes.world_size}; allowed: at most {slots.ranks},"
-                f" {slots.reason}"
-            )
 
 
-def _check_variables(profile: Profile, label: str, assigned: Variables) -> None:
-    """Raise BadInput for a variable that a cell assigns and the profile sets for all cells."""
-    sources = dict.fromkeys(profile.environment, "environment")
+def _problem_of_gpu(profile: Profile, cell: Cell) -> str | None:
+    """Return what to say of a setting that needs a GPU where there is none, None of none."""
+    setting = setting_that_needs_gpu(cell.axes)
+    return f"{setting}; needed: a GPU" if setting and not profile.gpus else None
+
+
+def _problem_of_size(world_size: int, slots: Slots) -> str | None:
+    """Return what to say of more ranks than there is room for, None of fewer."""
+    if world_size <= slots.ranks:
+        return None
+    return f"world_size: found {world_size}; allowed: at most {slots.ranks}, {slots.reason}"
+
+
+def _variables_of(profile: Profile) -> dict[str, str]:
+    """Return the variables that a profile sets for all cells, and by which of its keys."""
+    variables = dict.fromkeys(profile.environment, "environment")
     if profile.slurm.interface:
-        sources |= dict.fromkeys(INTERFACE_VARIABLES, "slurm.interface")
+        variables |= dict.fromkeys(INTERFACE_VARIABLES, "slurm.interface")
+    return variables
+
+
+def _problem_of_variable(variables: Mapping[str, str], assigned: Variables) -> str | None:
+    """Return what to say of a variable that a cell assigns and the profile sets; None of none."""
     for name in assigned:
-        if name in sources:
-            raise BadInput(
-                f"{label}: {PREFIX}{name}: found in the profile's {sources[name]} too;"
+        if name in variables:
+            return (
+                f"{PREFIX}{name}: found in the profile's {variables[name]} too;"
                 " allowed: a variable in one of them"
             )
+    return None
 
 
 def available_slots(profile: Profile) -> Slots:

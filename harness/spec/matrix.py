@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.errors import did_you_mean
@@ -29,7 +29,7 @@ from harness.spec.settings import WorkloadSettings, checked_value, checked_value
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
-MAX_POINTS = 20_000  # of a sweep, those that are left out included; planning as many takes seconds
+MAX_POINTS = 200_000  # of a sweep, those that are left out included; planning as many takes seconds
 CONFLICT = "conflict"  # the rule of points whose axes make no sense together
 
 
@@ -55,7 +55,7 @@ class Point:
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
-        levels = asdict(self.axes)
+        levels = self.axes.values
         for name, value in self.environment.items():
             levels[f"{PREFIX}{name}"] = value
         return levels | dict(self.settings)
@@ -94,7 +94,9 @@ class Matrix:
             for choice in choices:
                 values.update(choice)
             point = self._point(values)
-            yield replace(point, rule=self._matching_exclusion(workload, point))
+            if self.exclude:
+                point = replace(point, rule=self._matching_exclusion(workload, point))
+            yield point
 
     def count_points(self, workload: str) -> int:
         """Return how many combinations a workload has, inclusions too, without making any."""

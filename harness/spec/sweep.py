@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -292,10 +292,10 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
     BadInput for equal cells of two workloads: both labels would show the same trials.
     """
-    distinct: dict[str, Cell] = {}
+    distinct: dict[Hashable, Cell] = {}
     for cell in cells:
         label = cell.workload.label
-        same = distinct.setdefault(cell.id, cell)
+        same = distinct.setdefault(cell.content_key, cell)
         if same.workload.label != label:
             problem = f"found the same as {same.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)

@@ -70,7 +70,7 @@ class PlannedWorkload:
         reason = find_conflict(axes)
         if reason:
             return reason
-        settings = asdict(axes)
+        settings = axes.values
         reason = self.options.conflict(settings) or self.data.conflict(settings)
         for name, axis in self.custom.items():
             reason = reason or _prefixed(name, axis.conflict(settings))

@@ -123,5 +123,7 @@ def test_a_variable_is_the_profiles_or_the_sweeps(
     tmp_path: Path, profile: Profile, source: str
 ) -> None:
     sweep = load(tmp_path, matrix={ALGORITHM: ["Tree"], "env.NCCL_SOCKET_IFNAME": ["lo"]})
-    with pytest.raises(BadInput, match=rf"^demo: env.NCCL_.*: found in the profile's {source} too"):
-        cluster.check_fits(profile, {"demo": sweep.cells[0]})
+    with pytest.raises(
+        BadInput, match=rf"^mlp .*: env.NCCL_.*: found in the profile's {source} too"
+    ):
+        cluster.check_fits(profile, [sweep.cells[0]])

@@ -377,9 +377,9 @@ def test_huge_product_is_refused_before_it_is_made(tmp_path: Path) -> None:
 
 
 def test_combinations_of_all_workloads_and_inclusions_count(tmp_path: Path) -> None:
-    many = list(range(1, 151))
-    rule = {"num_threads": many, "num_workers": many[:130]}  # 19,500, for one workload
-    with pytest.raises(BadInput, match=r"found 39,002 combinations .* allowed: at most 20,000$"):
+    many = list(range(1, 401))
+    rule = {"num_threads": many, "num_workers": many[:260]}  # 104,000, for one workload
+    with pytest.raises(BadInput, match=r"found 208,002 combinations .* allowed: at most 200,000$"):
         load(tmp_path, TWO, include=[rule])
 
 

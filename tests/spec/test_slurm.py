@@ -157,16 +157,16 @@ def test_device_and_gpus_go_together(device: str, gpus: int) -> None:
 
 def test_a_job_holds_ranks_of_all_its_nodes() -> None:
     nodes = Profile(launcher="slurm", slurm=SlurmOptions(nodes=2, ranks_per_node=4))
-    cluster.check_fits(nodes, {"x": make_cell(strategy="ddp", world_size=8)})
+    cluster.check_fits(nodes, [make_cell(strategy="ddp", world_size=8)])
     with pytest.raises(
         BadInput, match=r"found 9; allowed: at most 8, the profile's `slurm.nodes` times"
     ):
-        cluster.check_fits(nodes, {"x": make_cell(strategy="ddp", world_size=9)})
+        cluster.check_fits(nodes, [make_cell(strategy="ddp", world_size=9)])
 
 
 def test_gpus_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
-    needy = {"x": make_cell(precision="tf32")}
+    needy = [make_cell(precision="tf32")]
     cluster.check_fits(Profile(launcher="slurm", slurm=SlurmOptions(gpus_per_rank=1)), needy)
     with pytest.raises(BadInput, match="needed: a GPU"):
         cluster.check_fits(Profile(launcher="slurm"), needy)

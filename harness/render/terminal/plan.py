@@ -6,29 +6,40 @@ The estimates are also what `harness submit` packs jobs by.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
+from harness.analysis.cells import varying_axes
 from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.records.files import read_record
-from harness.render.format import changed_axes, duration
+from harness.render.format import axis_value, changed_axes, duration
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import plan_table
+from harness.render.terminal.table import make_table, plan_table
 from harness.render.terminal.table import show as show_table
-from harness.spec.cell import Cell, Fingerprints
+from harness.spec.cell import Cell, Fingerprints, level_reader
+from harness.spec.matrix import ExcludedPoint
 from harness.spec.sweep import Sweep
 
+MOST_ROWS = 200  # cells that are listed one by one, and points that are left out
+ENDS = 5  # cells at the beginning and at the end that a summary shows
+MOST_VALUES = 12  # of an axis that a summary shows
+MOST_REASONS = 20  # for leaving out points that a summary shows
 
-def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
+
+def show(sweep: Sweep, results: Results, *, as_json: bool, in_full: bool = False) -> None:
     """Print the plan of a sweep: cells, trials and duration, and what is left out and why.
 
-    Rules of the sweep that match no cell are named too, because they may be misspelled.
+    Rules of the sweep that match no cell are named too, because they may be misspelled. Of more than
+    MOST_ROWS cells, and of as many that are left out, there is a summary, unless `in_full`.
     """
     estimates = estimate_cells(sweep, results)
     if as_json:
@@ -37,7 +48,10 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
     console = TerminalConsole()
     description = escape(one_line(sweep.description))
     console.print(f"[bold]{escape(sweep.name)}[/]  {description}", soft_wrap=True)
-    show_table(console, plan_table(sweep, estimates))
+    if in_full or len(sweep.cells) <= MOST_ROWS:
+        show_table(console, plan_table(sweep, sweep.cells, estimates))
+    else:
+        _show_summary(console, sweep, estimates)
     console.print(f"\n{_describe_trials(sweep)}", soft_wrap=True)
     console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
@@ -45,12 +59,48 @@ def show(sweep: Sweep, results: Results, *, as_json: bool) -> None:
         console.print(f"profile: a trace of {steps} follows the last step of each trial")
     if sweep.fingerprints:
         console.print(_describe_fingerprints(sweep.fingerprints), soft_wrap=True)
-    for point in sweep.excluded:
-        axes = changed_axes(dict(point.axes))
-        line = f"left out by {point.rule}: {point.workload} {axes} ({point.reason})"
+    for line in _excluded_lines(sweep.excluded, in_full=in_full):
         console.print(line, markup=False, soft_wrap=True)
     for rule in sweep.unused_rules:
         console.print(f"{rule} matches no cell", style="yellow", markup=False)
+
+
+def _show_summary(console: Console, sweep: Sweep, estimates: dict[str, float]) -> None:
+    """Print in how many values of which axes the cells differ, and the first and the last cells."""
+    table = make_table(["axis", "values", "cells of each"], ["values"])
+    for axis in ("workload", *varying_axes(sweep.cells)):
+        read = _label_of if axis == "workload" else level_reader(axis)
+        counts = Counter(map(read, sweep.cells))
+        first_counts = list(counts.items())[:MOST_VALUES]
+        shown = [f"{axis_value(level)}: {count:,}" for level, count in first_counts]
+        more = ", …" * (len(counts) > MOST_VALUES)
+        table.add_row(axis, str(len(counts)), ", ".join(shown) + more)
+    show_table(console, table)
+    console.print(f"\nthe first and the last {ENDS} of {len(sweep.cells):,} cells; --all shows all")
+    ends = [*sweep.cells[:ENDS], *sweep.cells[-ENDS:]]
+    show_table(console, plan_table(sweep, ends, estimates))
+
+
+def _label_of(cell: Cell) -> str:
+    """Return the sweep's name for the workload of a cell."""
+    return cell.workload.label
+
+
+def _excluded_lines(excluded: Sequence[ExcludedPoint], *, in_full: bool) -> list[str]:
+    """Return a line for each point that is left out, or for each reason if there are many."""
+    if not in_full and len(excluded) > MOST_ROWS:
+        reasons = Counter((point.rule, point.workload, point.reason) for point in excluded)
+        lines = []
+        for (rule, workload, reason), count in reasons.most_common(MOST_REASONS):
+            lines.append(f"left out by {rule}: {count:,} of {workload} ({reason})")
+        if len(reasons) > MOST_REASONS:
+            lines.append(f"and by {len(reasons) - MOST_REASONS:,} other reasons; --all shows all")
+        return lines
+    lines = []
+    for point in excluded:
+        axes = changed_axes(dict(point.axes))
+        lines.append(f"left out by {point.rule}: {point.workload} {axes} ({point.reason})")
+    return lines
 
 
 def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
@@ -88,7 +138,7 @@ def _describe_trials(sweep: Sweep) -> str:
 
     Workloads may have seeds of their own; cells with the same seeds are a term of the sum.
     """
-    trials = counted(len(sweep.trials()), "trial")
+    trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
     repeats = counted(sweep.repeats, "repeat")
     cell_counts: dict[Sequence[int], int] = {}
     for cell in sweep.cells:
@@ -123,21 +173,25 @@ def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
 
 def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
     """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
+    paths_by_cell = results.record_paths_by_cell()
+    if not paths_by_cell:
+        return {}  # the ids of a hundred thousand cells take seconds
     estimates: dict[str, float] = {}
     for cell in sweep.cells:
-        seconds = estimate_trial_seconds(cell, results)
-        if seconds is not None:
-            estimates[cell.id] = seconds
+        if cell.id in paths_by_cell:
+            seconds = _mean_seconds(paths_by_cell[cell.id])
+            if seconds is not None:
+                estimates[cell.id] = seconds
     return estimates
 
 
-def estimate_trial_seconds(cell: Cell, results: Results) -> float | None:
-    """Return the mean seconds of the cell's finished trials in any sweep, None without any.
+def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
+    """Return the mean seconds of the trials that are done, None without any.
 
     They are those of whole trials, from their start to their end, not of training alone.
     """
     seconds: list[float] = []
-    for path in results.record_paths_of(cell.id):
+    for path in record_paths:
         try:
             record = read_record(path)
         except BadInput:

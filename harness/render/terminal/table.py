@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from harness.analysis.stopping import summarize_stops
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
+from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -117,15 +119,15 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
     return table
 
 
-def plan_table(sweep: Sweep, estimates: dict[str, float]) -> Table:
-    """Return a table with one row a cell; `estimates` are seconds a trial by cell id.
+def plan_table(sweep: Sweep, cells: Sequence[Cell], estimates: dict[str, float]) -> Table:
+    """Return a table with one row for each of some cells of a sweep; `estimates` are seconds a trial by cell id.
 
     Axes have a column only if cells differ in them.
     """
     axes = varying_axes(sweep.cells)
     columns = ["cell", "workload", *axes, "length", "estimate"]
     table = make_table(columns, [*NUMERIC_AXES, "estimate"])
-    for cell in sweep.cells:
+    for cell in cells:
         estimate = "unknown"
         if cell.id in estimates:
             estimate = fmt.duration(estimates[cell.id])
@@ -144,7 +146,7 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
     name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
     and those until their best evaluation.
     """
-    records = [record for of_cell in result.records.values() for record in of_cell]
+    records = list(chain.from_iterable(result.records.values()))
     axes = varying_axes(sweep.cells)
     mfu_columns = _mfu_columns(records)
     targets = {record.rank0.target.name for record in records if record.rank0}

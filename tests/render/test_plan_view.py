@@ -1,0 +1,54 @@
+"""A plan of many cells is summarized by axis, and shown in full where that is asked for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.core.paths import Results
+from harness.render.terminal import plan
+from harness.spec.sweep import load_sweep
+
+SWEEP = """
+name: wide
+workloads: {mlp: {}}
+matrix:
+  precision: [fp32, bf16]
+  strategy: [single, ddp]
+  world_size: [1, 2]
+  batch_size: [%s]
+exclude: [{batch_size: 2, precision: bf16}]
+"""
+
+
+def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: int, *, in_full: bool) -> str:
+    """Return the plan of a sweep with so many batch sizes."""
+    path = tmp_path / "sweep.yaml"
+    batch_sizes = ", ".join(str(2 * number) for number in range(1, sizes + 1))
+    path.write_text(SWEEP % batch_sizes, encoding="utf-8")
+    plan.show(load_sweep(path), Results(tmp_path / "results"), as_json=False, in_full=in_full)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("sizes", "in_full"), [(3, False), (300, True)])
+def test_every_cell_and_every_point_left_out_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: int, in_full: bool
+) -> None:
+    text = shown(tmp_path, capsys, sizes, in_full=in_full)
+    rows = len(re.findall(r"^mlp-[0-9a-f]{10} ", text, re.MULTILINE))
+    left_out = len(re.findall(r"^left out by ", text, re.MULTILINE))
+    assert rows + left_out == 8 * sizes
+
+
+def test_many_cells_are_counted_by_axis_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(tmp_path, capsys, 300, in_full=False).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
+    assert rows["precision"] == ["2", "fp32:", "900,", "bf16:", "897"]
+    assert rows["batch_size"][0] == "300"
+    assert len([line for line in lines if line.startswith("mlp-")]) == 2 * plan.ENDS
+    assert "left out by exclude[0]: 4 of mlp (the sweep says so)" in lines
+    assert any("599 of mlp (strategy single is one rank" in line for line in lines)
