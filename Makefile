@@ -3,6 +3,7 @@
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
+# make bench-scale: how commands grow with the trials of a sweep, and assembling a record with its ranks and steps.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 
-.PHONY: demo test fuzz campaign mutants bench bench-gate setup setup-test lint clean
+.PHONY: demo test fuzz campaign mutants bench bench-scale bench-gate setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -58,6 +59,9 @@ bench: setup-test
 	@$(BIN)/python -m tests.perf.startup
 	@echo "==> A sweep of 48 short trials beside a bare script under torchrun for each of them"
 	@$(BIN)/python -m tests.perf.launcher
+
+bench-scale: setup-test
+	@$(BIN)/python -m tests.perf.scale
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.perf.gate

@@ -4,27 +4,32 @@ No trial runs: records are made from a few that are consistent in themselves, an
 runner seals them. Every command is a process of its own, of which the wall time and the peak of its
 resident memory are reported.
 
-python -m tests.perf.scale [--trials N ...] [--plot FILE.svg]
+python -m tests.perf.scale [--trials N ...] [--shapes RANKSxSTEPS ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.launch.assemble import assemble
+from harness.records.assignment import Assignment
 from harness.records.files import write_record
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell, Length, Trial
+from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record, write_spec_of
 
 SEEDS = 5
+SHAPES = [(8, 10_000), (64, 10_000), (1024, 10_000)]  # ranks and steps of a trial
 COMMANDS = {
     "status": ("status", "scale"),
     "show": ("show", "scale"),
@@ -50,7 +55,6 @@ def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> li
     to the disk one by one, which would take longer than all else.
     """
     made = []
-    written = []
     for number in range(trials):
         cell = cell_of(number // seeds)
         record = make_record(
@@ -60,7 +64,6 @@ def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> li
         trial_folder.path.mkdir(parents=True)
         write_record(trial_folder.record_path, record, durable=False)
         made.append(record.trial)
-        written.append(record.trial.cell)
     write_spec_of(folder, "scale", made)
     return made
 
@@ -116,10 +119,49 @@ def show(title: str, cost: Cost) -> None:
     )
 
 
+def measure_assembly(ranks: int, steps: int) -> Cost:
+    """Return what it takes to assemble and write the record of a trial, without making its ranks.
+
+    Memory is the peak of this process, so that the largest trial has to come last.
+    """
+    once = Length(steps=steps)
+    cell = make_cell(strategy="ddp", world_size=ranks, batch_size=ranks, steps=steps)
+    cell = replace(cell, evaluate=once)
+    (rank,) = make_record(replace(cell, axes=make_cell().axes)).ranks
+    with tempfile.TemporaryDirectory() as aside:
+        folder = TrialFolder(Path(aside))
+        for number in range(ranks):
+            rank0 = rank.rank0 if number == 0 else None
+            result = replace(rank, rank=number, rank0=rank0)
+            write_record(folder.result_path(number), result, durable=False)
+        assignment = Assignment(trial=Trial(cell=cell, seed=0, repeat=0), base_folder=".")
+        wall, cpu = time.perf_counter(), time.process_time()
+        record = assemble(
+            folder, "scale", assignment, started=1.7e9, ended=1.7e9 + 60, previous_failures=(),
+            ended_by=None, rules=ValidityRules(),
+        )  # fmt: skip
+        assert record.summary is not None, record.failure
+        write_record(folder.record_path, record)
+        return Cost(
+            seconds=time.perf_counter() - wall,
+            cpu_seconds=time.process_time() - cpu,
+            mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        )
+
+
+def _shape(text: str) -> tuple[int, int]:
+    """Return the numbers of `1024x10000`."""
+    ranks, _, steps = text.partition("x")
+    return int(ranks), int(steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--shapes", type=_shape, nargs="*", default=SHAPES, metavar="RANKSxSTEPS")
     options = parser.parse_args()
+    for ranks, steps in options.shapes:
+        show(f"assemble {ranks:,} ranks x {steps:,} steps", measure_assembly(ranks, steps))
     measure_trials(options.trials)
 
 
