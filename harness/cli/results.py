@@ -405,7 +405,7 @@ def verify(
     ] = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Check that records are as they were written, every number of every rank included.
+    """Check that recorded numbers are as they were written.
 
     Other commands read the headers of records, whose seals they check. This reads their columns too,
     computes each figure again that follows from them, and checks the files of fingerprints.

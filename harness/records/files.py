@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,14 @@ TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's f
 # Columns beside those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnParts:
+    """What the header of a record says of what lies in its columns."""
+
+    ranks: AcrossRanks
+    columns: ColumnFile | None = None  # None where there are none
 
 
 def write_record(path: Path, record: Record | RankResult, *, durable: bool = True) -> None:
@@ -152,11 +160,12 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
     content = with_our_schema(Record, opened.content, SCHEMA)
     if not opened.is_later_minor:
         share_parts(content)
-    described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
-    columns = described.columns if described is not None else {}
-    across: AcrossRanks = decode_value(
-        AcrossRanks, content.get("ranks"), ignore_unknown_fields=opened.is_later_minor
+    entries = {name: content.pop(name) for name in ("ranks", "columns") if name in content}
+    parts: ColumnParts = decode_value(
+        ColumnParts, entries, ignore_unknown_fields=opened.is_later_minor
     )
+    described, across = parts.columns, parts.ranks
+    columns = described.columns if described is not None else {}
 
     def read(names: Collection[str]) -> dict[str, Numbers]:
         """Read columns; raises BadFile."""

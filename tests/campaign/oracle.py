@@ -107,7 +107,7 @@ def bits_of(record: Record) -> str:
     return json.dumps(
         {
             "parameters": record.rank0.parameter_digest,
-            "loss": str(record.loss),
+            "loss": record.loss.unpack().tolist(),
             "order": record.order_digest,
             "metrics": [dict(evaluation.metrics) for evaluation in record.rank0.evaluations],
             "checkpoint": record.rank0.checkpoint,
