@@ -11,15 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.core.errors import did_you_mean
 from harness.spec.cell import WorkloadRef
-from harness.spec.document import Document
 from harness.spec.environment import problem_of_variable
 from harness.spec.setting_axis import CUSTOM, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import installed_axes, load_axis
 from workloads.options import Settings
+
+if TYPE_CHECKING:  # ranks have axes too, and load no library that reads sweep files
+    from harness.spec.document import Document
 
 
 @dataclass(frozen=True)

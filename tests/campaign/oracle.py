@@ -36,6 +36,7 @@ SHARED_MEMORY = Path("/dev/shm")
 RANDOM_NAMES = re.compile(
     r"(?<=json\.)[a-z0-9_]{8}(?=$|/)|(?<=tmp)[A-Za-z0-9_]{6,8}(?=$|/)|(?<=^tmp/)[a-z0-9_]{8}(?=$|/)"
 )
+COLUMN_DIGEST = re.compile(r"(?<=-)[0-9a-f]{12}(?=\.npz$)")
 # Trials that MLflow shows, one row for each run.
 LIVE_RUNS = """select tags.value from tags join runs using (run_uuid)
                where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
@@ -192,14 +193,29 @@ def mask(path: str) -> str:
 
 
 def _files(work: Path) -> frozenset[str]:
-    """Return the masked names of all files and folders, those of MLflow's artifacts excepted."""
+    """Return the masked names of all files and folders, those of MLflow's artifacts excepted.
+
+    The name of a record's columns is a digest of times too. One that no record names stays unmasked.
+    """
     names: set[str] = set()
     for folder, folders, files in os.walk(work):
         below = Path(folder).relative_to(work)
         if below == Path("results"):
             folders[:] = [name for name in folders if name != "artifacts"]
-        names.update(mask(str(below / name)) for name in (*folders, *files))
+        columns = _columns_of_records(Path(folder))
+        for name in (*folders, *files):
+            masked = COLUMN_DIGEST.sub("*", name) if name in columns else name
+            names.add(mask(str(below / masked)))
     return frozenset(names)
+
+
+def _columns_of_records(folder: Path) -> set[str]:
+    """Return the names of the files of columns that the headers in a folder name."""
+    named = set()
+    for path in folder.glob("record*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            named.add(json.loads(path.read_bytes())["columns"]["file"])
+    return named
 
 
 def _unowned_shared_memory() -> frozenset[str]:

@@ -120,7 +120,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.closing.set()
         server.shutdown()
         loop.join()
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of another test may have ended meanwhile
 
 
 @pytest.fixture

@@ -29,8 +29,10 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     results = tmp_path / "results"
     assert harness("run", str(origin.sweep), "--results", str(results)).code == 0
     (path,) = results.glob("runs/own/*/record.json")
-    run = tmp_path / "run.json"  # alone: without the sweep's folder
+    run = tmp_path / "run.json"  # with its columns, and without the sweep's folder
     shutil.copyfile(path, run)
+    (columns,) = path.parent.glob("record-*.npz")
+    shutil.copy(columns, tmp_path)
     clone = tmp_path / "clone"
     origin.git("clone", "--quiet", str(origin.path), str(clone))
     shutil.rmtree(origin.path)

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import tempfile
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,16 @@ KEEP = 60.0
 
 
 @pytest.fixture(autouse=True)
-def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Keep the servers of a test to itself, and end them with it."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    yield tmp_path / "harness-forkservers"
-    end_servers(tmp_path / "harness-forkservers")
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Keep the servers of a test to itself, and end them with it.
+
+    The path of a socket has at most 107 characters, and pytest's folders have up to 80.
+    """
+    with tempfile.TemporaryDirectory(prefix="harness-test-") as short:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        folder = Path(short) / "harness-forkservers"
+        yield folder
+        end_servers(folder)
 
 
 def connect(keep_seconds: float = KEEP, setup: Setup = SETUP) -> ForkServer:
