@@ -6,8 +6,8 @@ import errno
 import os
 import signal
 import subprocess
-import tempfile
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -188,9 +188,8 @@ def test_all_that_a_command_has_forked_ends_with_it_even_if_it_is_stopped(tmp_pa
     wait_until(lambda: not psutil.pid_exists(server) and not psutil.pid_exists(process), 30)
 
 
-def test_a_folder_that_is_not_private_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "harness-forkservers").symlink_to(tmp_path / "elsewhere")
+def test_a_folder_that_is_not_private_is_not_used(tmp_path: Path, runtime_folder: Path) -> None:
+    runtime_folder.symlink_to(tmp_path)
     assert ForkServer.connect(SETUP, dict(os.environ), KEEP) is None
 
 
