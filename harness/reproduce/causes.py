@@ -33,7 +33,8 @@ BUCKET_LAYOUT = Cause("bucket layout", SHARING)
 COMPRESSION = Cause("compressed gradients", SHARING)
 SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"))
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
-ISA = Cause("ISA", COMPUTING)
+# Initial parameters are drawn by vectorized kernels too.
+ISA = Cause("ISA", ("parameters", *COMPUTING))
 THREADS = Cause("threads", COMPUTING)
 RNG = Cause("RNG", ("random", "forward", "buffers", "backward"))
 # By axis. One that is not here explains a difference by its own name, in any phase.

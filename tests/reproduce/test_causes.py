@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ def test_causes(
 ) -> None:
     named = likely_causes(make_cell(**a), make_cell(**b), phase, draws_random=draws_random)
     assert sorted(named) == sorted(causes)
+
+
+@pytest.mark.parametrize("phase", ["parameters", "forward"])
+def test_an_instruction_set_draws_other_parameters_too(phase: str) -> None:
+    limited = replace(make_cell(), environment={"ATEN_CPU_CAPABILITY": "default"})
+    assert likely_causes(make_cell(), limited, phase, draws_random=False) == ["ISA"]
 
 
 def test_every_cause_is_of_an_axis_and_of_phases() -> None:
