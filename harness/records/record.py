@@ -444,7 +444,11 @@ class Ranks(Sequence[RankResult]):
 def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
     """Return what the results of ranks come to, in the order of the ranks."""
     hosts = Counter(result.host for result in results)
-    at_rank_0 = results[0] if results and results[0].rank == 0 else None
+    interruptions: Sequence[Interruption] = ()
+    refused_checkpoints: Sequence[str] = ()
+    if results and results[0].rank == 0:
+        interruptions = results[0].interruptions
+        refused_checkpoints = results[0].refused_checkpoints
     return AcrossRanks(
         count=len(results),
         nodes=len(hosts),
@@ -454,8 +458,8 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         compiled=_compiled(results),
         loss_scale=_loss_scale(results),
         may_vary=_warnings(results),
-        interruptions=at_rank_0.interruptions if at_rank_0 else (),
-        refused_checkpoints=at_rank_0.refused_checkpoints if at_rank_0 else (),
+        interruptions=interruptions,
+        refused_checkpoints=refused_checkpoints,
         telemetry=_telemetry(results),
     )
 

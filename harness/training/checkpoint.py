@@ -71,15 +71,16 @@ class Checkpointer:
         Raises StorageError at every rank if the disk does not take it.
         """
         weights = self.strategy.full_weights(self.model)
+        optimizers = []
+        for optimizer in self.optimizers:
+            optimizers.append(self.strategy.full_optimizer_state(self.model, optimizer))
+        schedules = []
+        for schedule in self.schedules:
+            schedules.append(schedule.state_dict() if schedule else None)
         content = {
             "step": state.step,
-            "optimizers": [
-                self.strategy.full_optimizer_state(self.model, optimizer)
-                for optimizer in self.optimizers
-            ],
-            "schedules": [
-                schedule.state_dict() if schedule else None for schedule in self.schedules
-            ],
+            "optimizers": optimizers,
+            "schedules": schedules,
             "ranks": self.mesh.gather(self._rank_content(state, interrupted_by)),
         }
         problem: str | None = None

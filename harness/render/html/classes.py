@@ -77,13 +77,13 @@ def _classes(workload: str, cell: ReportCell, confusions: Confusions) -> Classes
     if not has_matrix:
         scores = sorted(scores, key=_lowest_f1_first)[:MOST_CLASSES]
         note += f"; the {MOST_CLASSES} of {count} classes with the lowest F1, and the most frequent mistakes"
-    return Classes(
-        title=workload,
-        note=note,
-        rows=[_row(score) for score in scores],
-        matrix=_matrix(confusions) if has_matrix else (),
-        mistakes=() if has_matrix else mistakes(confusions)[:MOST_MISTAKES],
-    )
+    rows = [_row(score) for score in scores]
+    if has_matrix:
+        return Classes(
+            title=workload, note=note, rows=rows, matrix=_matrix(confusions), mistakes=()
+        )
+    worst = mistakes(confusions)[:MOST_MISTAKES]
+    return Classes(title=workload, note=note, rows=rows, matrix=(), mistakes=worst)
 
 
 def _lowest_f1_first(score: ClassScore) -> float:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from harness.core.errors import HarnessError
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.preflight.flight import examine_sweep
@@ -25,6 +21,7 @@ from harness.preflight.report import (
 )
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import make_table, show
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -43,23 +40,8 @@ def run(
     Raises HarnessError if a process does not get to the end of its checks; the log that it names
     stays.
     """
-    errors = TerminalConsole(stderr=True)
-    folder = Path(tempfile.mkdtemp(prefix="harness-check-"))
-    with errors.status("") as status:
-        try:
-            preflight = examine_sweep(
-                sweep,
-                seed,
-                profile,
-                folder,
-                lambda label: status.update(f"checking {escape(label)}"),
-            )
-        except HarnessError:
-            raise  # its message names logs in the folder, which stay
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_run("check", "checking") as (folder, on_workload):
+        preflight = examine_sweep(sweep, seed, profile, folder, on_workload)
     if sweep.whole() is sweep:
         write_preflight(results.preflight_path(sweep.name), preflight)
     if as_json:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.markup import escape
 
-from harness.core.errors import HarnessError
 from harness.core.paths import Results
 from harness.preflight.rate_search import search_sweep
 from harness.preflight.rates import (
@@ -25,6 +21,7 @@ from harness.preflight.rates import (
 )
 from harness.render.format import rate_spread
 from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import make_table, show
 from harness.spec.cell import Length
 from harness.spec.cluster import Profile
@@ -49,24 +46,8 @@ def run(
     It is kept for the report and MLflow, unless it is of a part of the sweep. Raises HarnessError
     if a rank fails; the log that it names stays.
     """
-    errors = TerminalConsole(stderr=True)
-    folder = Path(tempfile.mkdtemp(prefix="harness-find-lr-"))
-    with errors.status("") as status:
-        try:
-            search = search_sweep(
-                sweep,
-                seeds,
-                length,
-                profile,
-                folder,
-                lambda label: status.update(f"training {escape(label)}"),
-            )
-        except HarnessError:
-            raise  # its message names logs in the folder, which stay
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_run("find-lr", "training") as (folder, on_cell):
+        search = search_sweep(sweep, seeds, length, profile, folder, on_cell)
     if sweep.whole() is sweep:
         write_search(results.sweep_folder(sweep.name), search)
     if as_json:
