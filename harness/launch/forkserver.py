@@ -297,9 +297,9 @@ def shared_server(
     There is one for each set of modules and each change of this process's environment, because
     libraries read variables when they are loaded. It runs until this process ends, or until as many
     others as MOST_SERVERS allows were used after it. With `keep_seconds`, its modules stay loaded
-    for so long after that, for further commands.
+    for so long after that, for further commands; without, it is a child of this process.
     """
-    key = json.dumps([asdict(setup), _changed_variables(variables)])
+    key = json.dumps([asdict(setup), _changed_variables(variables), keep_seconds > 0])
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)

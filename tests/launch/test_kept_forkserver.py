@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from harness.core.errors import BadInput
-from harness.launch import kept_forkserver
-from harness.launch.forkserver import ForkRequest, ForkServer
+from harness.launch import forkserver, kept_forkserver
+from harness.launch.forkserver import ForkRequest, ForkServer, shared_server
 from harness.launch.kept_forkserver import Setup, loading_variables
 from harness.spec.cluster import KEEP_FORKSERVER, load_profile
 from tests.support.forkservers import end_servers
@@ -98,6 +98,19 @@ def test_commands_have_forkservers_of_their_own_from_one_that_stays(
     third = connect()
     assert shared_by(third) == shared
     third.close()
+
+
+def test_who_keeps_nothing_has_a_forkserver_that_is_its_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though this process has used one that stays before, for a trial with another profile."""
+    monkeypatch.setattr(forkserver, "_servers", {})
+    kept = shared_server(dict(os.environ), SETUP, keep_seconds=KEEP)
+    child = shared_server(dict(os.environ), SETUP, keep_seconds=0)
+    assert psutil.Process(kept.process.pid).ppid() != os.getpid()
+    assert psutil.Process(child.process.pid).ppid() == os.getpid()
+    kept.close()
+    child.close()
 
 
 def test_a_server_ends_when_nobody_has_used_it_for_a_while(runtime_folder: Path) -> None:
