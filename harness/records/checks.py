@@ -19,6 +19,7 @@ from workloads.options import Between
 
 Number = Annotated[int, Between(0)]  # of anything that is counted, or counted from 0
 Ordinal = Annotated[int, Between(1)]  # of anything that there is at least one of, or counted from 1
+RankCount = Annotated[int, Between(0, 2**31 - 1)]  # len() takes no number beyond 2**63
 Amount = Annotated[float, Between(0)]  # seconds, samples/s and the like
 Share = Annotated[float, Between(0, 1)]
 Duration = Annotated[float, Between(-1e9, 1e9)]  # seconds; a difference of clocks may be below 0

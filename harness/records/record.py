@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
-from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, Share
+from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.decode import decode_value
 from harness.records.environment import Environment
 from harness.records.series import Series
@@ -360,9 +360,9 @@ class AcrossRanks:
     It is as large for a thousand ranks as for one.
     """
 
-    count: Number  # of ranks that left a readable result
-    nodes: Number  # that they ran on
-    ranks_per_node: Number  # of the node with most
+    count: RankCount  # of ranks that left a readable result
+    nodes: RankCount  # that they ran on
+    ranks_per_node: RankCount  # of the node with most
     # Bytes of the rank that took most, as `PeakMemory.read` names them, and what training took.
     memory: Mapping[str, Number]
     training_bytes: int | None  # None unless it is known of every rank

@@ -96,6 +96,17 @@ def test_what_a_rank_leaves_is_sealed_too(path: Path) -> None:
         read_rank_result(path)
 
 
+def test_number_that_no_length_can_be_is_refused(path: Path) -> None:
+    write_record(path, make_record())
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["ranks"]["count"] = 2**63
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(
+        BadFile, match=r"ranks\.count: found 9223372036854775808; allowed: 0 to 2147483647"
+    ):
+        read_record(path)
+
+
 def test_record_of_another_trial_is_refused(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     copied, replaced = make_record(seed=0), make_record(seed=1)
