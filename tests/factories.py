@@ -96,7 +96,7 @@ def make_record(
     done = status in ("done", "invalid")
     if status == "invalid":
         invalid = invalid or ["1 of 20 steps took longer than ten others"]
-    learned = _rank0_report(cell, seed)
+    learned = _rank0_report(cell, seed, started, step_seconds)
     ranks = [
         _rank(rank, trial, started, step_seconds, learned if rank == 0 else None)
         for rank in _ranks(cell)
@@ -230,11 +230,17 @@ def _rank(
     )
 
 
-def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
+def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) -> Rank0Report:
     steps = _trained_steps(cell)
     every = cell.evaluate.in_steps(10)
     evaluations = [
-        Evaluation(step=step, epoch=step / 10, metrics=_metrics(step / steps, seed), seconds=0.05)
+        Evaluation(
+            step=step,
+            epoch=step / 10,
+            metrics=_metrics(step / steps, seed),
+            seconds=0.05,
+            started_at=started + 2.5 + step * (step_seconds + 0.05),
+        )
         for step in sorted({*range(every, steps + 1, every), steps})
     ]
     stop = None
@@ -256,6 +262,10 @@ def _rank0_report(cell: Cell, seed: int) -> Rank0Report:
         evaluations=evaluations,
         parameter_digest=f"{seed:064x}",
         environment=ENVIRONMENT,
+        began_at=started + 2.0,
+        training_began_at=started + 2.5,
+        train_samples=660,
+        test_samples=60,
     )
 
 

@@ -41,6 +41,7 @@ ROWS = [
     {"measure"},
     {"training"},
     {"hardware"},
+    {"mllog"},
     {"launch"},
     {"slurm", "analysis"},
     {"gate", "reproduce", "preflight", "housekeeping"},

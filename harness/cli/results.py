@@ -440,6 +440,39 @@ def verify(
     )
 
 
+@app.command(epilog=examples("harness mllog mnist", "harness mllog mnist --check"))
+def mllog(
+    sweep: NameArgument,
+    results: ResultsOption = Path("results"),
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask MLCommons' compliance checker about each log."),
+    ] = False,
+) -> None:
+    """Write the trials of a sweep as logs in MLPerf's format.
+
+    With mllog: true in its file, a sweep leaves them by itself. They are made from the records, and
+    lie in the folders of the trials.
+
+    Exit code 1 if the checker refuses one, and 2 if a trial has no log or the checker is not
+    installed.
+    """
+    from harness.core.paths import Results
+    from harness.mllog.sweep import write_logs
+    from harness.records.store import read_recorded_sweep
+    from harness.render.terminal.mllog import show_answers, show_paths
+
+    results_folder = Results(results)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    _print_left_out(recorded)
+    written = write_logs(results_folder.sweep_folder(sweep), recorded)
+    if not check:
+        show_paths(written)
+        return
+    if not show_answers(written):
+        raise typer.Exit(1)
+
+
 @app.command(epilog=examples("harness ui --port 5001"))
 def ui(
     results: ResultsOption = Path("results"),

@@ -23,6 +23,7 @@ from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
+from harness.mllog.log import write_log
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
 from harness.records.files import (
@@ -42,6 +43,7 @@ from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
+COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
 # Failures that say nothing about the trial itself.
 RETRIED_FAILURES = {
     "Lost",
@@ -240,6 +242,8 @@ class Runner:
         if _last_attempt(folder) != assignment.attempt:
             raise HarnessError(f"{folder.path}: another job has taken it over")
         _write(folder, record)
+        if self.sweep.mllog and record.status in COMPLETE:
+            write_log(folder.mllog_path, record)
         return record
 
     def _with_stop_reason(self, record: Record) -> Record:
@@ -396,7 +400,7 @@ def _write(folder: TrialFolder, record: Record) -> None:
     """
     write_record(folder.record_path, record)
     remove_leftovers(folder)
-    if record.status in ("done", "invalid"):
+    if record.status in COMPLETE:
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
         if record.rank0 is not None and record.rank0.checkpoint is None:
             # They were only there for the rule for stopping to restore the best.
@@ -435,6 +439,7 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
     elif folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)
     shutil.rmtree(folder.trace_folder, ignore_errors=True)
+    folder.mllog_path.unlink(missing_ok=True)
     remove_leftovers(folder)
     return previous_failures
 

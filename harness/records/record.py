@@ -32,7 +32,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
 # stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
-SCHEMA = "6.0"
+# 6.1 has the moments of a training, and the sizes of its data sets.
+SCHEMA = "6.1"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ class Evaluation:
     metrics: Mapping[str, float]  # name -> value, over the whole test set
     seconds: Duration  # that the evaluation took
     validation: Mapping[str, float] | None = None  # over the validation set; None without one
+    started_at: Moment | None = None  # seconds since the epoch; None before schema 6.1
 
     @property
     def deciding(self) -> Mapping[str, float]:
@@ -193,6 +195,12 @@ class Rank0Report:
     collectives: Sequence[Collective] | None = None
     # At the final evaluation; None for what is no classifier, and for very many classes.
     confusions: Confusions | None = None
+    # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
+    # it is the first attempt that counts. These and the sizes are None before schema 6.1.
+    began_at: Moment | None = None
+    training_began_at: Moment | None = None
+    train_samples: Number | None = None  # in the training set
+    test_samples: Number | None = None  # in the test set
 
     @property
     def best_evaluation(self) -> Evaluation | None:
@@ -331,6 +339,10 @@ class RankResult:
     phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks
     fingerprints: RankFingerprints | None = None  # None where the sweep wants none
+    # When each epoch began and ended, seconds since the epoch; at rank 0 alone. The last epoch has no
+    # end if the trial ended within it.
+    epoch_began_at: Series | None = None
+    epoch_ended_at: Series | None = None
 
     @property
     def fingerprinted_steps(self) -> list[int]:

@@ -61,6 +61,7 @@ class SweepFile(Strict):
     checkpoint: Literal["none", "best"] = "none"
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
+    mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     # The axes that the user has written: name -> file.py:Class or package.module:Class.
     custom: dict[str, str] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Sweep:
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
+    mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
 
     @property
@@ -206,6 +208,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         checkpoint=file.checkpoint,
         profile=file.profile,
         fingerprints=file.fingerprints,
+        mllog=file.mllog,
         timeout=file.timeout,
         cells=_distinct(document, cells),
         excluded=excluded,

@@ -50,8 +50,8 @@ def collect_files(
     """Write the files that go with a trial's run into the folder `target`.
 
     They are the record (`recall` reads it back), the environment, the end of each log, tables of the
-    classes, and what the profiler left. `clean` removes secrets from a text. A trial that failed early lacks some of
-    them.
+    classes, the log in MLPerf's format, and what the profiler left. `clean` removes secrets from a
+    text. A trial that failed early lacks some of them.
     """
     copy_record(trial_folder.record_path, target, clean)
     if record.rank0:
@@ -60,6 +60,9 @@ def collect_files(
     for log in sorted(trial_folder.log_folder.glob("*.log")):
         (target / "logs").mkdir(exist_ok=True)
         (target / "logs" / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
+    if trial_folder.mllog_path.exists():
+        text = tail_of(trial_folder.mllog_path)
+        (target / trial_folder.mllog_path.name).write_text(clean(text), encoding="utf-8")
     _collect_classes(record, target, clean)
     _collect_profile(trial_folder, target, clean)
 

@@ -43,6 +43,12 @@ class TrainingState:
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
+    # Moments in seconds since the epoch. Those of epochs are there at rank 0 alone; the present epoch
+    # has no end yet.
+    began_at: float = field(default_factory=time.time)  # of the process
+    training_began_at: float | None = None
+    epoch_began_at: list[float] = field(default_factory=list)
+    epoch_ended_at: list[float] = field(default_factory=list)
     # Steps done by earlier attempts: where this one began. It alone is not part of a checkpoint.
     resumed_at: int = 0
 

@@ -152,6 +152,8 @@ class Trainer:
         last_step = self.parts.total_steps if until is None else until
         if not self._all_ranks_continue():
             self._interrupt()
+        if self.state.training_began_at is None:
+            self.state.training_began_at = time.time()
         if self._evaluation_was_missed():
             self.evaluate()
         with self.parts.strategy.naming_errors():
@@ -181,6 +183,7 @@ class Trainer:
         order.seek(state.step)
         epoch_end = (order.epoch + 1) * order.steps
         stop = min(epoch_end, last_step)
+        self._note_epoch_begin()
         with state.timed("loader"):
             batches = iter(self.parts.loader)
         while state.step < stop:
@@ -188,6 +191,8 @@ class Trainer:
             segment_end = min(state.step + self.segment_steps, stop, next_evaluation)
             segment_end = self.hooks.before_segment(state, segment_end)
             segment = self.train_segment(batches, segment_end)
+            if state.step == epoch_end:
+                self._note_epoch_end()
             self.synchronize(segment)
             self.hooks.after_segment(state, segment)
             if state.step == next_evaluation:
@@ -336,6 +341,7 @@ class Trainer:
         self.progress.report("evaluate", state.step)
         validation: Scores | None = None
         test: Scores | None = None
+        started_at = time.time()
         with state.timed("evaluate") as elapsed, suppress(_EvaluationAborted):
             if parts.splits.validation is not None:
                 validation = self._scores_of(parts.splits.validation, "validation set")
@@ -348,6 +354,7 @@ class Trainer:
             metrics=test.metrics,
             seconds=elapsed(),
             validation=None if validation is None else validation.metrics,
+            started_at=started_at,
         )
         state.evaluations.append(evaluation)
         self._keep_confusions(test)
@@ -450,6 +457,22 @@ class Trainer:
         if lost is not None and state.step:
             message += f"; the next attempt starts anew: {lost}"
         raise Interrupted(message)
+
+    # Moments
+
+    def _note_epoch_begin(self) -> None:
+        """Note when an epoch begins, at rank 0; an epoch that is continued has begun already."""
+        state = self.state
+        if self.parts.mesh.ranks.is_rank_0 and state.step % self.parts.order.steps == 0:
+            state.epoch_began_at.append(time.time())
+
+    def _note_epoch_end(self) -> None:
+        """Note when an epoch has ended, at rank 0.
+
+        Before `synchronize`, which may save a checkpoint from which the next epoch goes on.
+        """
+        if self.parts.mesh.ranks.is_rank_0:
+            self.state.epoch_ended_at.append(time.time())
 
     # Results
 

@@ -238,8 +238,19 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
         "loss": Series.pack(np.asarray(state.losses, dtype=np.float32)),
         "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
         "step_phases": step_phases,
+        **_pack_moments(state),
         "interruptions": list(state.interruptions),
         "refused_checkpoints": list(state.refused_checkpoints),
+    }
+
+
+def _pack_moments(state: TrainingState) -> dict[str, Series]:
+    """Return when epochs began and ended, which rank 0 alone knows."""
+    if not state.epoch_began_at:
+        return {}
+    return {
+        "epoch_began_at": Series.pack(np.asarray(state.epoch_began_at, dtype=np.float64)),
+        "epoch_ended_at": Series.pack(np.asarray(state.epoch_ended_at, dtype=np.float64)),
     }
 
 
@@ -264,6 +275,10 @@ def _rank0_report(
         bytes_per_sample=_bytes_per_sample(parts),
         stop=trainer.stop_outcome,
         collectives=collectives,
+        began_at=trainer.state.began_at,
+        training_began_at=trainer.state.training_began_at,
+        train_samples=len(parts.splits.train),
+        test_samples=len(parts.splits.test),
     )
     final = report.final_evaluation
     if final is None:

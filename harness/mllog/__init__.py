@@ -1,0 +1,1 @@
+"""Trials in MLPerf's log format, and MLCommons' checker of such logs."""
