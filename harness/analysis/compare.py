@@ -52,6 +52,7 @@ LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
 # Differences that say that the code is another, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
+FIELDS_OF_STACK = "software."  # the beginning of those that another stack is meant to change
 # What trials run with because of an axis: where cells differ in the axis, that is said already.
 FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
     "num_threads": ("settings.threads", "variables.OMP_NUM_THREADS"),
@@ -320,6 +321,8 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
     """
     identity = cell.workload.identity
     settings: dict[str, Any] = {}
+    if cell.stack is not None:
+        settings["stack.command"] = str(cell.stack)
     for section in SECTIONS:
         for name, value in (identity.get(section) or {}).items():
             settings[f"{section}.{name}"] = value
@@ -478,9 +481,11 @@ def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult
     if table_a == table_b:
         return []
     fields_of_axes = _fields_of_differing_axes(a.cell, b.cell)
+    has_other_stack = a.cell.axes.stack != b.cell.axes.stack
     lines = []
     for difference in differences(table_a, table_b):
-        if difference.field not in fields_of_axes:
+        follows_from_stack = has_other_stack and difference.field.startswith(FIELDS_OF_STACK)
+        if difference.field not in fields_of_axes and not follows_from_stack:
             value_a, value_b = shown(difference.a), shown(difference.b)
             lines.append(f"{difference.field}: {value_a} ({a_name}), {value_b} ({b_name})")
     return lines

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -33,6 +33,7 @@ from harness.core.processes import (
 from harness.core.scratch import ScratchFolder
 from harness.launch import kept_forkserver
 from harness.launch.kept_forkserver import PROGRAM, Setup
+from harness.launch.stack import ReadyStack
 from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
 
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
@@ -107,7 +108,7 @@ class ForkServer:
             log = log_folder.path / "forkserver.log"
         connection, servers_end = socket.socketpair()
         with servers_end:
-            command = [sys.executable, "-P", str(PROGRAM)]
+            command = [setup.python, "-P", str(PROGRAM)]
             environment = {**variables, **parent_variables()}
             process = start_session(command, environment, log, stdin=servers_end.fileno())
         server = ForkServer(process, connection, log, log_folder)
@@ -294,10 +295,11 @@ def shared_server(
 ) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
-    There is one for each set of modules and each change of this process's environment, because
-    libraries read variables when they are loaded. It runs until this process ends, or until as many
-    others as MOST_SERVERS allows were used after it. With `keep_seconds`, its modules stay loaded
-    for so long after that, for further commands; without, it is a child of this process.
+    There is one for each interpreter, each set of modules and each change of this process's
+    environment, because libraries read variables when they are loaded. It runs until this process
+    ends, or until as many others as MOST_SERVERS allows were used after it. With `keep_seconds`, its
+    modules stay loaded for so long after that, for further commands; without, it is a child of this
+    process.
     """
     key = json.dumps([asdict(setup), _changed_variables(variables), keep_seconds > 0])
     server = _servers.pop(key, None)
@@ -356,11 +358,13 @@ def start_worker(
     *,
     preload: Sequence[str] = (),
     keep_seconds: float = 0.0,
+    stack: ReadyStack | None = None,
 ) -> Process:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker and the modules `preload` loaded.
 
-    `keep_seconds` is that of `shared_server`. Raises HarnessError if the forkserver does not start.
+    `keep_seconds` is that of `shared_server`. The worker runs under `stack`, if there is one. Raises
+    HarnessError if the forkserver does not start.
     """
     from harness.training.interruption import SIGNAL
 
@@ -376,6 +380,8 @@ def start_worker(
 
     modules = [*TORCH, "harness.launch.preload", *preload]
     setup = Setup(preload=modules, blocked_signals=[SIGNAL])
+    if stack is not None:
+        setup = replace(setup, python=stack.python, installed=stack.installed)
 
     def fork() -> ForkedProcess:
         """Fork it from the forkserver that runs, or from a new one."""

@@ -64,6 +64,8 @@ class Setup:
     preload: Sequence[str]  # modules
     blocked_signals: Sequence[int] = ()  # which all that it forks inherits
     refuse_threads: bool = True  # end if a module has started a thread
+    python: str = sys.executable  # the interpreter that it runs under
+    installed: str = ""  # SHA-256 of the list of the interpreter's packages, if it is another one
 
 
 class KeptProcess:
@@ -197,12 +199,12 @@ def _identity(setup: Setup, variables: Mapping[str, str]) -> str:
 
     That modules which it has loaded are still the same, a server checks by itself.
     """
-    interpreter = Path(sys.executable).resolve().stat()
+    interpreter = Path(setup.python).resolve().stat()
     content = {
         "setup": asdict(setup),
         "variables": dict(sorted(variables.items())),
         "program": str(PROGRAM),
-        "interpreter": [sys.executable, sys.version, interpreter.st_ino, interpreter.st_mtime_ns],
+        "interpreter": [setup.python, sys.version, interpreter.st_ino, interpreter.st_mtime_ns],
         "packages": _installed_packages(),
         "inherited": _inherited_state(),
     }
@@ -275,7 +277,7 @@ def _start(path: Path, setup: Setup, variables: Mapping[str, str], idle_seconds:
         surplus.with_suffix(".log").unlink(missing_ok=True)
     log = path.with_suffix(".log")
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-P", str(PROGRAM), str(path), json.dumps(asdict(setup))]
+    command = [setup.python, "-P", str(PROGRAM), str(path), json.dumps(asdict(setup))]
     starter = start_session([*command, str(idle_seconds)], variables, log)
     try:
         starter.wait(LEAVE_TIMEOUT)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from harness.core import storage
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process
+from harness.launch.stack import ReadyStack
 from harness.records.record import Failure
 from harness.spec.environment import Variables
 
@@ -50,6 +51,9 @@ RENDEZVOUS = "harness-loopback"
 
 class Launcher(Protocol):
     """Builds commands without side effects, and starts them."""
+
+    def in_stack(self, stack: ReadyStack) -> Self:
+        """Return the same launcher for ranks under a stack."""
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()

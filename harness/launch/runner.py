@@ -22,6 +22,7 @@ from harness.hardware.machine import Machine
 from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch
+from harness.launch.stack import ReadyStack, write_packages
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.mllog.log import write_log
 from harness.records.assignment import Assignment, read_assignment, write_assignment
@@ -110,6 +111,7 @@ class Runner:
     retries: int = 0  # how often a trial runs again that failed by one of RETRIED_FAILURES
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
+    stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None] = never_stop
 
@@ -119,6 +121,7 @@ class Runner:
 
         It is found out once and handed to the ranks, which then need no git.
         """
+        write_packages(self.stacks.values(), self.folder)
         return describe_launch(self.sweep, self.folder)
 
     @cached_property
@@ -209,12 +212,13 @@ class Runner:
         assignment = self._assignment(trial, attempt=len(previous_failures) + 1)
         write_assignment(folder.assignment_path, assignment)
         cell = trial.cell
-        command = self.launcher.command(
+        launcher = self._launcher_of(trial)
+        command = launcher.command(
             "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
         )
-        variables = self.launcher.variables(cell.axes.num_threads, cell.environment)
+        variables = launcher.variables(cell.axes.num_threads, cell.environment)
         log_start = _size(folder)
-        process = self.launcher.start(
+        process = launcher.start(
             command,
             variables,
             folder.launch_log,
@@ -222,21 +226,21 @@ class Runner:
         )
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         try:
-            ended_by = self._wait(process, folder, trial)
+            ended_by = self._wait(process, folder, trial, launcher)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
             is_hanging = process.poll() is None
             end_process_group(process)
             if is_hanging:
-                self.launcher.end_remains(folder)
+                launcher.end_remains(folder)
         record = self._assemble(
             folder,
             assignment,
             started=started,
             previous_failures=previous_failures,
             ended_by=ended_by,
-            observed_failures=self.launcher.observed_failures(folder, output),
+            observed_failures=launcher.observed_failures(folder, output),
         )
         record = self._with_stop_reason(record)
         if _last_attempt(folder) != assignment.attempt:
@@ -245,6 +249,11 @@ class Runner:
         if self.sweep.mllog and record.status in COMPLETE:
             write_log(folder.mllog_path, record)
         return record
+
+    def _launcher_of(self, trial: Trial) -> Launcher:
+        """Return what starts the ranks of a trial, under its stack if it has one."""
+        stack = trial.cell.axes.stack
+        return self.launcher if stack is None else self.launcher.in_stack(self.stacks[stack])
 
     def _with_stop_reason(self, record: Record) -> Record:
         """Return the record with the reason of its interruption, if this runner had one.
@@ -289,6 +298,9 @@ class Runner:
 
     def _assignment(self, trial: Trial, attempt: int) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
+        stack = None
+        if trial.cell.axes.stack is not None:
+            stack = self.stacks.get(trial.cell.axes.stack)
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
@@ -300,12 +312,15 @@ class Runner:
             code=self.rank_code or self.provenance.code,
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
-            installed=self.provenance.installed,
+            installed=self.provenance.installed if stack is None else stack.installed,
+            interpreter=None if stack is None else stack.executable,
             shared_data=None if self.shared_data is None else str(self.shared_data),
             packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 
-    def _wait(self, process: Process, folder: TrialFolder, trial: Trial) -> Failure | None:
+    def _wait(
+        self, process: Process, folder: TrialFolder, trial: Trial, launcher: Launcher
+    ) -> Failure | None:
         """Wait until the ranks have ended, or have to be ended, and return why.
 
         None if their own results say how they ended. Tells the ranks to stop if there is a reason.
@@ -326,7 +341,7 @@ class Runner:
             # The signal is repeated because a launcher that has just been started may miss it.
             if reason and (next_signal is None or now > next_signal):
                 next_signal = now + SIGNAL_INTERVAL
-                self.launcher.interrupt(process)
+                launcher.interrupt(process)
             if now > deadline:
                 return _timeout_failure(folder, progress, world_size)
             verdict = watchdog.look()

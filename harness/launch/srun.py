@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
@@ -20,6 +21,7 @@ from harness.core.processes import Process, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import assign, exit_failure, rank_variables
+from harness.launch.stack import ReadyStack
 from harness.records.record import Failure
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
@@ -54,6 +56,11 @@ class Srun:
     prefix: Sequence[str]  # a command that runs the interpreter, such as a container's
     address: str  # of rank 0's node, as the other nodes resolve it
     free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
+    stack: ReadyStack | None = None  # None: ranks run under the interpreter of the profile
+
+    def in_stack(self, stack: ReadyStack) -> Self:
+        """Return the same launcher for ranks under a stack, without the profile's container."""
+        return replace(self, stack=stack)
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
@@ -81,11 +88,16 @@ class Srun:
             "--unbuffered",
             "--input=none",
             f"--job-name={folder.path.name}",
-            *self.prefix,
-            *module_command(self.python, module),
+            *self._worker_command(module),
             str(folder.path),
             *more,
         ]
+
+    def _worker_command(self, module: str) -> list[str]:
+        """Return the command of a task, without the module's arguments."""
+        if self.stack is not None:
+            return self.stack.module_command(module)
+        return [*self.prefix, *module_command(self.python, module)]
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command.
@@ -105,6 +117,8 @@ class Srun:
         variables["MASTER_PORT"] = str(self.free_port())
         variables["OMP_NUM_THREADS"] = str(threads)
         variables["PYTHONUNBUFFERED"] = "1"
+        if self.stack is not None:
+            variables = self.stack.variables(variables)
         return assign(variables, assigned)
 
     def start(

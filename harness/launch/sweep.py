@@ -17,6 +17,7 @@ from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener, remove_leftovers
 from harness.launch.shared_memory import remove_abandoned_blocks
+from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record, Status
@@ -139,9 +140,10 @@ def run(
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention. Without `wait`, it is refused.
 
-    Raises BadInput if another process runs this sweep. After Ctrl-C, the running trial saves its
-    state and gets a record as an interrupted one, before KeyboardInterrupt is raised. After a
-    second Ctrl-C, its processes are ended at once and it gets no record.
+    Raises BadInput if another process runs this sweep, and for a stack that ranks can't run under.
+    After Ctrl-C, the running trial saves its state and gets a record as an interrupted one, before
+    KeyboardInterrupt is raised. After a second Ctrl-C, its processes are ended at once and it gets
+    no record.
     """
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     with ExitStack() as stack:
@@ -149,6 +151,8 @@ def run(
         check(folder)
         planned = plan(sweep, folder, redo)
         refuse_changed_profile(planned, sweep, profile, folder)
+        cells = [trial.cell for trial in planned.pending]
+        stacks = ready_stacks(sweep, cells, with_gpus=profile.gpus > 0)
         _remove_leftovers(folder, planned)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
@@ -167,6 +171,7 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
             stop_reason=stop_reason,
+            stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
         records = {record.trial.id: record for record in planned.finished}

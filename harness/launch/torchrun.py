@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -22,6 +23,7 @@ from harness.core.ports import LOOPBACK
 from harness.core.processes import Process, parent_variables, start_session
 from harness.launch import forkserver
 from harness.launch.launcher import RENDEZVOUS, assign, exit_failure
+from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
 from harness.spec.environment import Variables
@@ -42,6 +44,20 @@ class Torchrun:
     keep_forkserver: float = 0.0
     # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
     python_path: str | None = None
+    stack: ReadyStack | None = None  # None: ranks run under this process's interpreter
+
+    def in_stack(self, stack: ReadyStack) -> Self:
+        """Return the same launcher for ranks under a stack, where torchrun runs too.
+
+        What runs in a container is not forked: between this process and a forkserver there would be
+        another one, which hides the end of either from the other.
+        """
+        return replace(self, stack=stack, fork=self.fork and not stack.prefix)
+
+    @property
+    def python(self) -> str:
+        """Return the interpreter of the ranks."""
+        return sys.executable if self.stack is None else self.stack.python
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
@@ -50,15 +66,17 @@ class Torchrun:
         failures = str(folder.failures_path)
         rank_arguments = [str(folder.path), *more]
         if self.fork:
-            forked = module_command(sys.executable, "harness.launch.forked")
+            forked = module_command(self.python, "harness.launch.forked")
             return [*forked, failures, str(ranks), module, *rank_arguments]
-        agent = module_command(sys.executable, "harness.launch.agent")
+        agent = module_command(self.python, "harness.launch.agent")
+        if self.stack is not None and self.stack.prefix:
+            agent = bound_command(self.stack.module_command("harness.launch.agent"))
         # torchrun's own way to run a module would import from the working directory first. Without
         # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
         options = [f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={LOOPBACK}:0"]
         options += [f"--nproc-per-node={ranks}", "--no-python"]
         options.append(f"--log-dir={os.devnull}")
-        rank_command = [*module_command(sys.executable, module), *rank_arguments]
+        rank_command = [*module_command(self.python, module), *rank_arguments]
         if self.python_path is not None:
             # Set for the ranks alone: the agent that starts them is of this process's harness.
             rank_command = ["env", f"PYTHONPATH={self.python_path}", *rank_command]
@@ -73,6 +91,8 @@ class Torchrun:
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
         }
+        if self.stack is not None:
+            variables = self.stack.variables(variables)
         return assign(variables, assigned)
 
     def start(
@@ -90,18 +110,27 @@ class Torchrun:
         """
         if self.fork:
             return forkserver.start_worker(
-                arguments, variables, log, preload=preload, keep_seconds=self.keep_forkserver
+                arguments,
+                variables,
+                log,
+                preload=preload,
+                keep_seconds=self.keep_forkserver,
+                stack=self.stack,
             )
         return start_session(arguments, {**variables, **parent_variables()}, log)
 
     def interrupt(self, process: Process) -> None:
         """Send the signal to the ranks, which are the children of the process in either case.
 
-        They inherit a mask that blocks it, so it can't end one that has only just been started.
+        They inherit a mask that blocks it, so it can't end one that has only just been started. In a
+        container they are further down, and those that they have started inherit the mask as well.
         """
+        is_contained = self.stack is not None and bool(self.stack.prefix)
         with suppress(psutil.NoSuchProcess):
-            for rank in psutil.Process(process.pid).children():
-                rank.send_signal(SIGNAL)
+            for child in psutil.Process(process.pid).children(recursive=is_contained):
+                with suppress(psutil.NoSuchProcess):
+                    if not is_contained or _is_rank(child.cmdline()):
+                        child.send_signal(SIGNAL)
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return a failure of each rank that was killed or exited by itself.
@@ -120,6 +149,17 @@ class Torchrun:
 
     def end_remains(self, folder: TrialFolder) -> None:
         """Do nothing: all ranks are in the process group, or end with it."""
+
+
+def _is_rank(command: Sequence[str]) -> bool:
+    """Return whether a command is that of a rank: not that of torchrun or of a container around it.
+
+    Those have the rank's command among their arguments, and another module of their own before it.
+    """
+    if "-m" not in command:
+        return False
+    program, module = command[0], command[command.index("-m") + 1]
+    return "python" in Path(program).name and not module.startswith("harness.launch.")
 
 
 def _failure(ended: FailedRank, rank: int, folder: TrialFolder) -> Failure:

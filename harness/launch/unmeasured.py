@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import subprocess
 import time
+from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, end_process_group
 from harness.launch import forkserver
+from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
+from harness.records.assignment import read_assignment
 from harness.records.files import read_rank_result
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
@@ -28,13 +31,17 @@ def run_unmeasured(
     """Run `module` at every rank of the trial of `cell` whose assignment is in `folder`.
 
     `timeout` is in seconds. Raises HarnessError with a rank's own message if one fails, hangs or
-    leaves no result; it names a log in `folder`, which must stay then.
+    leaves no result; it names a log in `folder`, which must stay then. Raises BadInput for a stack
+    that ranks can't run under.
     """
     axes = cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     launcher = Torchrun(
         environment=profile.environment, fork=fork, keep_forkserver=profile.keep_forkserver
     )
+    if cell.stack is not None:
+        base = Path(read_assignment(folder.assignment_path).base_folder)
+        launcher = launcher.in_stack(ready_stack(cell, base))
     command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
     variables = launcher.variables(axes.num_threads, cell.environment)
     preload = heavy_modules(cell.workload.uses)

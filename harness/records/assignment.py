@@ -17,7 +17,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from workloads.options import Between
 
-SCHEMA = "1.4"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.5"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
@@ -45,6 +45,8 @@ class Assignment:
     installed: str | None = None  # SHA-256 of the list of packages in the sweep's folder
     # A folder in which ranks share the data sets that they have decoded; None: they share none.
     shared_data: str | None = None
+    # What the interpreter of the cell's stack calls itself; None: it is not checked.
+    interpreter: str | None = None
     packages: Sequence[str] = ()  # distributions that the workload imports, beside the usual ones
 
 

@@ -31,6 +31,7 @@ ORDER = (
     "length",
     "stop",
     "axes",
+    "stack",
     "env",
     "warmup",
     "evaluate",
@@ -153,6 +154,7 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
     content["variables"] = {
         name: value for name, value in environment.variables.items() if not is_incidental(name)
     }
+    del content["interpreter"]  # where it lies; its version and its packages say what it is
     content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
     named = {SECTIONS.get(name, name): section for name, section in content.items()}
     return _without_unknown(flatten(named))
@@ -170,6 +172,7 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "stop": asdict(cell.stop) if cell.stop else None,
         "warmup": cell.warmup,
         "axes": asdict(cell.axes),
+        "stack": asdict(cell.stack) if cell.stack else None,
         "env": cell.variables_set,
         "code": asdict(cell.workload.code) if cell.workload.code else None,
     }

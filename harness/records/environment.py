@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,6 +100,7 @@ class Environment:
     # SHA-256 of the list of all installed packages, which the sweep's folder has in a file of that
     # name; None where the launcher did not say.
     installed: str | None = None
+    interpreter: str | None = None  # the path by which rank 0's Python knows itself
     # Files of the workload's own tree that were imported although no import statement names them:
     # its cell does not have them. Path -> SHA-256.
     dynamic_files: Mapping[str, str] = field(default_factory=dict)
@@ -135,6 +137,7 @@ def describe_environment(
         hardware=describe_hardware(),
         settings=describe_settings(),
         variables=relevant_variables(os.environ, axes),
+        interpreter=sys.executable,
     )
 
 

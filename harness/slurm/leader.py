@@ -40,6 +40,7 @@ from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.runner import Runner
 from harness.launch.srun import Srun, cancelled_by_user
+from harness.launch.stack import ReadyStack, ready_stacks
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
@@ -116,6 +117,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
         f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
+    runner = replace(runner, stacks=stacks_of(runner, pending))
     record_lost_attempts(runner, pending, submission_folder)
     restarts = Restarts(submission_folder.restarts(_job_id()))
     refuse_too_many_restarts(slurm, restarts)
@@ -370,6 +372,19 @@ def runner_of(
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop_reason=listener.stop_reason,
     )
+
+
+def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]:
+    """Return the stacks of the pending trials, by name.
+
+    Raises JobIsOver for one that ranks can't run under: it will not be another one when the job is
+    back.
+    """
+    cells = [trial.cell for trial in pending]
+    try:
+        return ready_stacks(runner.sweep, cells, with_gpus=runner.profile.gpus > 0)
+    except BadInput as error:
+        raise JobIsOver(str(error)) from None
 
 
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from harness.core.slurm_environment import (
     submission_variables,
 )
 from harness.launch import controller
+from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
@@ -39,6 +41,7 @@ from harness.slurm.leader import DECIDED, SHELL_VARIABLE
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
 from harness.spec import partitions
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_shared_folder
 from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
@@ -153,6 +156,19 @@ def settle_earlier(sweep_folder: SweepFolder) -> None:
         submissions.write(sweep_folder, submission.abandoned(without_id))
 
 
+def check_stacks(sweep: Sweep, trials: Sequence[Trial], profile: Profile) -> None:
+    """Raise BadInput for a stack that ranks can't run under, as far as this machine can tell.
+
+    A container's command is often there on nodes only. Then the leader of each job checks its stacks.
+    """
+    cells = []
+    for trial in trials:
+        stack = trial.cell.stack
+        if stack is not None and (not stack.prefix or shutil.which(stack.prefix[0])):
+            cells.append(trial.cell)
+    ready_stacks(sweep, cells, with_gpus=profile.gpus > 0)
+
+
 def prepare(
     sweep: Sweep,
     profile: Profile,
@@ -164,7 +180,8 @@ def prepare(
     """Decide which trials to submit and pack them into jobs, without starting or writing anything.
 
     Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have
-    jobs: a trial must not run in two jobs at once.
+    jobs: a trial must not run in two jobs at once. Raises BadInput for a stack that ranks can't run
+    under.
     """
     todo = plan(sweep, sweep_folder, redo)
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
@@ -172,6 +189,7 @@ def prepare(
     live = queues.live_jobs(earlier, queues.query_submitters(earlier))
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
+    check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():

@@ -255,6 +255,17 @@ class Axes(Strict):
         Fraction, AxisHelp("part of the steps in which the learning rate rises first", "a schedule")
     ] = 0.0
 
+    # A name that the sweep declares; the cell has what it stands for. Ranks of other interpreters
+    # run the same harness.
+    stack: Annotated[
+        str | None,
+        AxisHelp(
+            "another interpreter or container, with packages of its own, by the name that the sweep's"
+            " key stacks gives it; null: that of the harness",
+            "torch and the packages of a worker there",
+        ),
+    ] = None
+
     @property
     def tensor_parallel_size(self) -> int:
         """Return how many ranks work on the same samples, 1 without tensor parallelism."""

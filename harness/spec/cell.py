@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.setting_axis import setting_of
+from harness.spec.stack import Stack
 from workloads.options import Between, Count, Strict
 
 # The axes that every label shows.
@@ -177,6 +178,7 @@ class Cell:
     # sweep names, of which some may be unset.
     environment: Variables = field(default_factory=dict)
     stop: StopRule | None = None  # None: it trains for its whole length
+    stack: Stack | None = None  # what the axis of that name stands for
 
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
@@ -196,7 +198,7 @@ class Cell:
         """Return the same without the workload's code, which a change of code leaves as it is.
 
         It covers the workload's own settings, the axes that differ from their defaults, the
-        variables that are set, the lengths, the warm-up and the rule for stopping.
+        variables that are set, the lengths, the warm-up, the rule for stopping and the stack.
         """
         return self._id_of(self._settings)
 
@@ -222,6 +224,8 @@ class Cell:
             settings["environment"] = self.variables_set
         if self.stop is not None:
             settings["stop"] = without_defaults(self.stop)
+        if self.stack is not None:
+            settings["stack"] = asdict(self.stack)
         return settings
 
     @property

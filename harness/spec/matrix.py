@@ -26,6 +26,8 @@ from harness.spec.environment import (
 )
 from harness.spec.setting_axis import setting_of
 from harness.spec.settings import WorkloadSettings, checked_value, checked_values
+from harness.spec.stack import AXIS as STACK
+from harness.spec.stack import check_name
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -354,6 +356,8 @@ def axis_values(
     if variable is None:
         axis_type = _axis_type(document, key)
         checked = document.validate(list[axis_type], values, key)  # type: ignore[valid-type]
+        for index, value in enumerate(checked):
+            _check_stack(document, key, (*key, index), value)
     else:
         listed = document.validate(list[Any], values, key)
         checked = []
@@ -372,7 +376,15 @@ def axis_value(
         return checked_value(document, key, value, workloads)
     if _variable_at(document, key) is not None:
         return _value_of_variable(document, key, value)
-    return document.validate(_axis_type(document, key), value, key)
+    checked = document.validate(_axis_type(document, key), value, key)
+    _check_stack(document, key, key, checked)
+    return checked
+
+
+def _check_stack(document: Document, axis_key: Key, key: Key, value: Any) -> None:
+    """Raise BadInput for a value, at `key`, that names no stack if the axis is that of stacks."""
+    if axis_key[-1] == STACK:
+        check_name(document, key, value)
 
 
 def _variable_at(document: Document, key: Key) -> str | None:

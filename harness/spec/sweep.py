@@ -22,6 +22,7 @@ from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.setting_axis import CUSTOM, setting_of
 from harness.spec.settings import WorkloadSettings
+from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
     Files,
@@ -65,6 +66,9 @@ class SweepFile(Strict):
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     # The axes that the user has written: name -> file.py:Class or package.module:Class.
     custom: dict[str, str] = field(default_factory=dict)
+    stacks: dict[str, Stack] = field(
+        default_factory=dict
+    )  # the values of the axis `stack`, by name
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
     axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
@@ -95,6 +99,7 @@ class Sweep:
     fingerprints: Fingerprints | None = None
     mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
+    stacks: Mapping[str, Stack] = field(default_factory=dict)  # all that the file declares, by name
 
     @property
     def base_folder(self) -> Path:
@@ -175,6 +180,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     applied first.
     """
     document = read_document(path)
+    declare_in_place(document)
     file = _read_file(document, sets, data)
     entries = {label: entry or WorkloadEntry() for label, entry in file.workloads.items()}
     custom = read_custom_axes(document, path.absolute().parent)
@@ -214,6 +220,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=_workload_seeds(file),
+        stacks=file.stacks,
     )
     _check_trial_count(document, sweep)
     return sweep
@@ -258,6 +265,7 @@ def _check_file(document: Document, file: SweepFile) -> None:
             ("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours"
         )
     _check_seeds(document, ("seeds",), file.seeds)
+    check_stacks(document, file.stacks)
     for label, entry in file.workloads.items():
         _check_name(document, ("workloads", label), label)
         if entry is not None and entry.seeds is not None:
@@ -507,4 +515,5 @@ class _CellPlanner:
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,
             stop=self._stop_rule(workload),
+            stack=None if point.axes.stack is None else self.file.stacks[point.axes.stack],
         )

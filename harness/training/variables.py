@@ -1,4 +1,4 @@
-"""Checks that a rank has the environment variables that its cell assigns.
+"""Checks that a rank has the environment variables that its cell assigns, and its interpreter.
 
 Most libraries read a variable once, when they are loaded. So a rank must not only have it: the
 process that loaded torch must have begun with it. That is the rank itself, or the forkserver that
@@ -8,18 +8,29 @@ it was forked from.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from harness.core.errors import NotApplied
+from harness.records.assignment import Assignment
 from harness.spec.environment import PREFIX, Variables
 
 CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
 # Linux keeps the environment that a program was executed with; a fork inherits it, and a change of
 # os.environ leaves it as it is.
 INITIAL_ENVIRONMENT = Path("/proc/self/environ")
+
+
+def check_interpreter(assignment: Assignment) -> None:
+    """Raise NotApplied unless this process runs under the interpreter of its cell's stack."""
+    if assignment.interpreter is not None and assignment.interpreter != sys.executable:
+        raise NotApplied(
+            f"stack={assignment.trial.cell.axes.stack} had no effect: the rank runs under"
+            f" {sys.executable}, and the stack's interpreter is {assignment.interpreter}"
+        )
 
 
 def check_variables(assigned: Variables) -> None:

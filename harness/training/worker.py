@@ -61,7 +61,7 @@ from harness.training.ranks import Ranks, choose_device, process_group
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
 from harness.training.train import Hooks, Trainer
-from harness.training.variables import check_variables
+from harness.training.variables import check_interpreter, check_variables
 from workloads.base import Workload
 from workloads.catalog import load_class
 from workloads.shared import share_in
@@ -162,6 +162,7 @@ def joined(
     the environment is not the one that the cell asks for.
     """
     assignment = read_assignment(folder.assignment_path)
+    check_interpreter(assignment)
     check_variables(assignment.trial.cell.environment)
     axes = assignment.trial.cell.axes
     torch.set_num_threads(axes.num_threads)

@@ -1,0 +1,274 @@
+"""Finds out whether ranks can run under a stack, before anything starts, and how they are started.
+
+A stack needs little: Python, torch, and the few packages that a worker loads. The harness itself is
+not among them: ranks import the one that starts them, whatever is installed there. So a difference
+between two stacks is never one of the harness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.import_path import ROOT, WORKLOADS, module_command
+from harness.core.paths import SweepFolder, cache_folder, write_atomically
+from harness.core.processes import run_command
+from harness.records.decode import FileFormat, decode_text
+from harness.spec.cell import Cell
+from harness.spec.stack import Stack
+from harness.spec.sweep import Sweep
+from workloads.catalog import heavy_modules
+
+PROGRAM = Path(__file__).with_name("stack_probe.py")
+TIMEOUT = 120.0  # seconds; a container may have to be unpacked
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 11)
+# What every worker loads, beside the standard library.
+WORKER_MODULES = ("torch", "numpy", "msgspec", "psutil", "safetensors")
+GPU_MODULES = ("pynvml",)  # to name the driver
+FINGERPRINT_MODULES = ("xxhash",)
+DIGITS_MODULES = ("sklearn",)  # which has the data
+TRANSFORMER_MODULES = ("tokenizers", "transformers")
+# The distributions that have another name than the module.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+VARIABLE = "HARNESS_STACK_PROBE"  # shows whether a prefix passes on the environment
+# A variable of this interpreter that would lead another one to the wrong standard library.
+PYTHON_HOME = "PYTHONHOME"
+REPORT_FORMAT = FileFormat(name="description of a stack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """What `stack_probe` prints."""
+
+    python: Sequence[int]  # the version
+    executable: str
+    missing: Sequence[str]  # modules
+    packages: Mapping[str, str]  # name -> version, of all distributions
+    variable: str | None
+    folder: str  # the working directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyStack:
+    """A stack under which ranks can run here."""
+
+    name: str
+    python: str  # the interpreter, as the prefix finds it
+    prefix: Sequence[str]  # none: the interpreter is started as it is
+    python_path: str  # PYTHONPATH, by which ranks find the harness
+    executable: str  # what the interpreter calls itself
+    packages: Mapping[str, str]  # name -> version, of all distributions
+
+    @property
+    def pins(self) -> str:
+        """Return a line `NAME==VERSION` for each distribution, as `pip install -r` takes it."""
+        lines = {f"{name}=={version}\n" for name, version in self.packages.items()}
+        return "".join(sorted(lines, key=str.lower))
+
+    @property
+    def installed(self) -> str:
+        """Return the SHA-256 of `pins`, by which records refer to them."""
+        return hashlib.sha256(self.pins.encode()).hexdigest()
+
+    def module_command(self, module: str) -> list[str]:
+        """Return the command that runs a module of the harness under the stack."""
+        command = module_command(self.python, module)
+        if not self.prefix:
+            return command
+        # Again beside `variables`: a container may have a PYTHONPATH of its own.
+        return [*self.prefix, "env", f"PYTHONPATH={self.python_path}", *command]
+
+    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with what the interpreter imports from."""
+        kept = {name: value for name, value in variables.items() if name != PYTHON_HOME}
+        return {**kept, "PYTHONPATH": self.python_path}
+
+
+def ready_stacks(
+    sweep: Sweep, cells: Iterable[Cell], *, with_gpus: bool = False
+) -> dict[str, ReadyStack]:
+    """Return the stacks of some cells by name, once it is certain that ranks can run there.
+
+    Raises BadInput, which names the sweep's file, the stack and what is missing.
+    """
+    by_stack: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.axes.stack is not None:
+            by_stack.setdefault(cell.axes.stack, []).append(cell)
+    ready = {}
+    for name, trained in by_stack.items():
+        stack = trained[0].stack
+        assert stack is not None
+        modules = needed_modules(
+            trained, fingerprints=sweep.fingerprints is not None, gpus=with_gpus
+        )
+        ready[name] = make_ready(name, stack, sweep.base_folder, modules, str(sweep.source))
+    return ready
+
+
+def ready_stack(cell: Cell, base: Path) -> ReadyStack:
+    """Return the stack of a cell that has one, as `ready_stacks` does."""
+    assert cell.stack is not None
+    modules = needed_modules([cell], fingerprints=True, gpus=False)
+    return make_ready(str(cell.axes.stack), cell.stack, base, modules, cell.label)
+
+
+def needed_modules(cells: Iterable[Cell], *, fingerprints: bool, gpus: bool) -> list[str]:
+    """Return the modules that ranks of some cells load, beside the standard library."""
+    modules = dict.fromkeys(WORKER_MODULES)  # an ordered set
+    if gpus:
+        modules |= dict.fromkeys(GPU_MODULES)
+    if fingerprints:
+        modules |= dict.fromkeys(FINGERPRINT_MODULES)
+    for cell in cells:
+        if heavy_modules(cell.workload.uses):
+            modules |= dict.fromkeys(TRANSFORMER_MODULES)
+        if cell.workload.data.get("source") == "digits":
+            modules |= dict.fromkeys(DIGITS_MODULES)
+    return list(modules)
+
+
+def make_ready(
+    name: str, stack: Stack, base: Path, modules: Sequence[str], source: str
+) -> ReadyStack:
+    """Return a stack once its interpreter has said that it has `modules`.
+
+    `base` is the folder that its path is relative to. Raises BadInput, which begins with `source`.
+    """
+    context = f"{source}: stacks.{name}"
+    python = _find_python(stack, base, context)
+    python_path = os.pathsep.join(filter(None, [harness_path(), os.environ.get("PYTHONPATH")]))
+    report = _probe([*stack.prefix, python, str(PROGRAM), *modules], context)
+    _check(report, python, modules, context)
+    return ReadyStack(
+        name=name,
+        python=python,
+        prefix=stack.prefix,
+        python_path=python_path,
+        executable=report.executable,
+        packages=report.packages,
+    )
+
+
+def _find_python(stack: Stack, base: Path, context: str) -> str:
+    """Return the interpreter as a command; raises BadInput for one that is not there.
+
+    A link stays a link: by it an interpreter knows that it is that of a virtual environment.
+    """
+    *prefix, python = stack.command
+    if prefix:
+        if shutil.which(prefix[0]) is None:
+            raise BadInput(
+                f"{context}: prefix: found no command {prefix[0]!r}; allowed: one on PATH"
+            )
+        return python
+    if "/" in python:
+        path = str(base / Path(python).expanduser())
+        if not os.access(path, os.X_OK) or Path(path).is_dir():
+            raise BadInput(f"{context}: python: found no program {path}; allowed: an interpreter")
+        return path
+    found_path = shutil.which(python)
+    if found_path is None:
+        raise BadInput(f"{context}: python: found no {python!r} on PATH; allowed: an interpreter")
+    return found_path
+
+
+def _probe(command: Sequence[str], context: str) -> ProbeReport:
+    """Return what the interpreter says of itself; raises BadInput if it can't say it."""
+    token = secrets.token_hex(8)
+    variables = {name: value for name, value in os.environ.items() if name != PYTHON_HOME}
+    try:
+        done = run_command(command, timeout=TIMEOUT, variables={**variables, VARIABLE: token})
+    except (OSError, HarnessError) as error:
+        raise BadInput(f"{context}: {error}") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        reason = one_line((done.stderr.strip().splitlines() or ["it printed nothing"])[-1])
+        raise BadInput(f"{context}: {' '.join(command[:-1])} failed: {reason}")
+    try:
+        report = decode_text(ProbeReport, lines[-1], "its description", REPORT_FORMAT)
+    except BadInput:
+        raise BadInput(
+            f"{context}: found {one_line(lines[-1], 80)!r} printed; allowed: a prefix that runs the"
+            " command after it and prints nothing at its end"
+        ) from None
+    if report.variable != token:
+        raise BadInput(
+            f"{context}: prefix: found a command that does not pass on environment variables;"
+            " allowed: one that does"
+        )
+    if not Path(report.folder).samefile(Path.cwd()):
+        raise BadInput(
+            f"{context}: prefix: found the working directory {report.folder}; allowed: {Path.cwd()}"
+        )
+    return report
+
+
+def _check(report: ProbeReport, python: str, modules: Sequence[str], context: str) -> None:
+    """Raise BadInput for an interpreter that is too old, and for packages that it lacks."""
+    if tuple(report.python) < MIN_PYTHON:
+        version, allowed = _dotted(report.python), _dotted(MIN_PYTHON)
+        raise BadInput(f"{context}: found Python {version}; allowed: {allowed} or later")
+    if report.missing:
+        names = " ".join(DISTRIBUTIONS.get(module, module) for module in report.missing)
+        needed = ", ".join(DISTRIBUTIONS.get(module, module) for module in modules)
+        raise BadInput(
+            f"{context}: found no {names.replace(' ', ', ')}; needed by its ranks: {needed};"
+            f" install them: {python} -m pip install {names}"
+        )
+    torch = report.packages.get("torch")
+    if torch is not None and _version(torch) < MIN_TORCH:
+        raise BadInput(f"{context}: found torch {torch}; allowed: {_dotted(MIN_TORCH)} or later")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (2, 11, 0) of `2.11.0+cu128`."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _dotted(version: Sequence[int]) -> str:
+    """Return a version as text."""
+    return ".".join(map(str, version))
+
+
+def harness_path() -> str:
+    """Return a folder that other interpreters can import this harness from, and nothing else.
+
+    A checkout has nothing that hides a package. The folder of an installed harness has all packages
+    of its interpreter, torch too, so links to the harness alone stand in for it.
+    """
+    if not any(ROOT.glob("*.dist-info")):
+        return str(ROOT)
+    digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:16]
+    folder = cache_folder() / "import-path" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("harness", WORKLOADS, "clusters"):
+        link = folder / name
+        if not link.is_symlink() and (ROOT / name).is_dir():
+            temporary = folder / f".{name}.{os.getpid()}"
+            temporary.symlink_to(ROOT / name)
+            temporary.rename(link)
+    return str(folder)
+
+
+def write_packages(stacks: Iterable[ReadyStack], folder: SweepFolder) -> None:
+    """Write the lists of packages that the records of a sweep refer to, each once."""
+    for stack in stacks:
+        path = folder.packages_path(stack.installed)
+        if not path.exists():
+            write_atomically(path, stack.pins)
+
+
+def bound_command(command: Sequence[str]) -> list[str]:
+    """Return what runs a command so that it ends with this process, however that ends."""
+    return [*module_command(sys.executable, "harness.launch.bound"), *command]

@@ -1,0 +1,100 @@
+"""Stacks: other interpreters or containers, with packages of their own, that ranks run under.
+
+A sweep declares them under its key `stacks`, or in place as the values of the axis:
+
+    matrix:
+      stack:
+        torch-2.11: {python: /envs/t211/bin/python}
+        nightly: {prefix: [apptainer, exec, image.sif]}
+
+Everywhere else a stack is known by its name. A cell's id has the name and the definition. What is
+installed there is no part of it, as it is not for the interpreter of the harness: records say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import did_you_mean
+from harness.spec.text import find_control_character, problem_of_name
+from workloads.options import Strict
+
+if TYPE_CHECKING:  # ranks have cells too, and load no library that reads sweep files
+    from harness.spec.document import Document, Key
+
+AXIS = "stack"
+STACKS = "stacks"  # the sweep's key that declares them
+PYTHON_OF_PREFIX = "python3"  # where a container names no interpreter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Strict):
+    """An interpreter, or the command of a container with the interpreter in it."""
+
+    # A path, relative to the sweep file's folder, or a name on PATH; null: python3 of the prefix.
+    python: str | None = None
+    # A command that runs the command after it. It has to pass on the environment, the working
+    # directory and signals, and to show the files of this machine under their own paths.
+    prefix: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a stack that is none, and for texts that no command can have."""
+        if self.python is None and not self.prefix:
+            raise ValueError("found neither python nor prefix; allowed: one of them, or both")
+        for text in self.command:
+            if not text or find_control_character(text):
+                raise ValueError(f"found {text!r}; allowed: text without control characters")
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command that begins with the prefix and ends with the interpreter."""
+        return [*self.prefix, self.python or PYTHON_OF_PREFIX]
+
+    def __str__(self) -> str:
+        return " ".join(self.command)
+
+
+def declare_in_place(document: Document) -> None:
+    """Move stacks that the matrix declares to the key `stacks`, and leave their names.
+
+    Before `--set` may replace the axis, so that its values may be named there. Raises BadInput for
+    a name that both have.
+    """
+    content = document.content
+    axes = content.get("matrix")
+    if not isinstance(axes, dict) or not isinstance(axes.get(AXIS), dict):
+        return
+    declared = content.setdefault(STACKS, {})
+    if not isinstance(declared, dict):
+        return  # which validation refuses
+    in_place = axes[AXIS]
+    axes[AXIS] = list(in_place)
+    for key, source in list(document.sources.items()):
+        if key[:2] == ("matrix", AXIS) and len(key) > 2:
+            document.sources[(STACKS, *key[2:])] = source
+    for name, definition in in_place.items():
+        key = (STACKS, name)
+        if name in declared:
+            raise document.error(key, f"found in {STACKS} and in the matrix; allowed: one of them")
+        declared[name] = definition
+
+
+def check_stacks(document: Document, stacks: Mapping[str, Stack]) -> None:
+    """Raise BadInput for the name of a stack that is not safe to show."""
+    for name in stacks:
+        problem = problem_of_name(name)
+        if problem is not None:
+            raise document.error((STACKS, name), problem)
+
+
+def check_name(document: Document, key: Key, name: Any) -> None:
+    """Raise BadInput for a value of the axis, at `key`, that names no stack of the sweep."""
+    declared: Mapping[str, Any] = document.content.get(STACKS) or {}
+    if name is None or name in declared:
+        return
+    if not declared:
+        allowed = f"allowed: null, or a stack that the key {STACKS} declares"
+        raise document.error(key, f"found {name!r}; {allowed}")
+    raise document.error(key, f"found {name!r}; {did_you_mean(name, [*declared, 'null'])}")

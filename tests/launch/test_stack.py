@@ -1,0 +1,203 @@
+"""Whether ranks can run under a stack is found out before anything starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core import import_path
+from harness.core.errors import BadInput, NotApplied
+from harness.core.paths import TrialFolder
+from harness.launch import kept_forkserver
+from harness.launch import stack as stacks
+from harness.launch.kept_forkserver import Setup
+from harness.launch.stack import ReadyStack, make_ready, needed_modules
+from harness.launch.torchrun import Torchrun, _is_rank
+from harness.spec.stack import Stack
+from harness.training.variables import check_interpreter
+from tests.factories import make_cell
+from tests.launch.test_srun import launcher as make_srun
+from tests.support.stacks import PACKAGE, make_environment
+from tests.support.training import make_assignment
+
+READY = ReadyStack(
+    name="old",
+    python="/envs/old/bin/python",
+    prefix=(),
+    python_path="/tree",
+    executable="/envs/old/bin/python",
+    packages={"torch": "2.11.0", "numpy": "2.2.0"},
+)
+BOXED = replace(READY, name="box", python="python3", prefix=("apptainer", "exec", "image.sif"))
+
+
+def probe(stack: Stack, folder: Path, *modules: str) -> ReadyStack:
+    return make_ready("old", stack, folder, modules, "sweep.yaml")
+
+
+def test_a_stack_says_what_it_has(tmp_path: Path) -> None:
+    make_environment(tmp_path / "env", "1.5")
+    ready = probe(Stack(python="env/bin/python"), tmp_path, "torch", "numpy")
+    assert ready.executable == str(tmp_path / "env/bin/python") != sys.executable
+    assert ready.packages[PACKAGE] == "1.5"
+    assert f"{PACKAGE}==1.5\n" in ready.pins
+    assert ready.installed != replace(ready, packages={**ready.packages, PACKAGE: "1.6"}).installed
+
+
+def prefix(program: str) -> list[str]:
+    """Return a prefix that runs a program of the shell; `"$@"` is the command after it."""
+    return ["sh", "-c", program, "sh"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "modules", "message"),
+    [
+        (Stack(python="no/python"), (), "python: found no program "),
+        (Stack(python="no-such-python"), (), "python: found no 'no-such-python' on PATH"),
+        (Stack(prefix=["no-such-box"]), (), "prefix: found no command 'no-such-box'"),
+        (
+            Stack(python=sys.executable),
+            ("numpy", "no_such_module", "sklearn_gone"),
+            "found no no_such_module, sklearn_gone; needed by its ranks: numpy, no_such_module,"
+            f" sklearn_gone; install them: {sys.executable} -m pip install no_such_module",
+        ),
+        (
+            Stack(prefix=prefix('env -i "$@"'), python=sys.executable),
+            (),
+            "prefix: found a command that does not pass on environment variables",
+        ),
+        (
+            Stack(prefix=prefix('cd / && exec "$@"'), python=sys.executable),
+            (),
+            "prefix: found the working directory /; allowed: ",
+        ),
+        (
+            Stack(prefix=prefix("echo nothing"), python=sys.executable),
+            (),
+            "found 'nothing' printed; allowed: a prefix that runs the command after it",
+        ),
+        (Stack(prefix=prefix("echo no >&2; exit 3")), (), "failed: no"),
+    ],
+    ids=["path", "name", "command", "modules", "environment", "folder", "printed", "failed"],
+)
+def test_a_stack_that_ranks_cannot_run_under_is_refused(
+    tmp_path: Path, stack: Stack, modules: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(BadInput) as refusal:
+        probe(stack, tmp_path, *modules)
+    assert str(refusal.value).startswith("sweep.yaml: stacks.old: ")
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("python", "torch", "message"),
+    [
+        ([3, 9, 7], "2.11.0", "found Python 3.9.7; allowed: 3.11 or later"),
+        ([3, 11, 0], "2.9.1+cu128", "found torch 2.9.1+cu128; allowed: 2.11 or later"),
+    ],
+)
+def test_a_stack_that_is_too_old_is_refused(
+    tmp_path: Path, python: list[int], torch: str, message: str
+) -> None:
+    report = {
+        "python": python,
+        "executable": "python3",
+        "missing": [],
+        "packages": {"torch": torch},
+        "folder": str(Path.cwd()),
+    }
+    text = json.dumps(report)[:-1]
+    box = prefix(f"echo '{text}, \"variable\": \"'$HARNESS_STACK_PROBE'\"}}'")
+    with pytest.raises(BadInput, match=message.replace("+", r"\+")):
+        probe(Stack(prefix=box), tmp_path)
+
+
+def test_what_ranks_need_depends_on_what_they_train() -> None:
+    cell = make_cell()
+    digits = replace(cell, workload=replace(cell.workload, data={"source": "digits"}))
+    texts = replace(cell, workload=replace(cell.workload, uses="distilbert", data={}))
+    base = list(stacks.WORKER_MODULES)
+    assert needed_modules([digits], fingerprints=False, gpus=True) == [*base, "pynvml", "sklearn"]
+    assert needed_modules([texts], fingerprints=True, gpus=False) == [
+        *base, "xxhash", "tokenizers", "transformers",
+    ]  # fmt: skip
+
+
+def test_torchrun_and_forkserver_run_under_the_stack() -> None:
+    folder = TrialFolder(Path("t"))
+    local = Torchrun(environment={"OWN": "1"}, fork=True)
+    forked = local.in_stack(READY)
+    assert forked.command("m", folder, 2)[:4] == [
+        READY.python, "-P", "-m", "harness.launch.forked",
+    ]  # fmt: skip
+    variables = forked.variables(1, {"PYTHONHOME": None})
+    assert (variables["PYTHONPATH"], variables["OWN"]) == ("/tree", "1")
+    command = replace(forked, fork=False).command("m", folder, 2)
+    assert command[0] == READY.python
+    assert command[-5:] == [READY.python, "-P", "-m", "m", "t"]
+
+
+def test_what_runs_in_a_container_is_bound_to_this_process_and_not_forked() -> None:
+    command = (
+        Torchrun(environment={}, fork=True).in_stack(BOXED).command("m", TrialFolder(Path("t")), 2)
+    )
+    bound = [sys.executable, "-P", "-m", "harness.launch.bound"]
+    assert command[:4] == bound
+    assert command[4:12] == [
+        *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m",
+    ]  # fmt: skip
+    assert command[-5:] == ["python3", "-P", "-m", "m", "t"]  # torchrun is in there too
+
+
+def test_a_step_runs_under_the_stack_instead_of_the_profiles_container() -> None:
+    srun = make_srun().in_stack(BOXED)
+    assert srun.command("m", TrialFolder(Path("t")), 1)[-10:] == [
+        *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m", "m", "t",
+    ]  # fmt: skip
+    assert srun.variables(1, {})["PYTHONPATH"] == "/tree"
+
+
+def test_a_signal_is_for_ranks_only() -> None:
+    rank = ["/envs/old/bin/python3.11", "-P", "-m", "harness.training.worker", "t"]
+    assert _is_rank(rank)
+    assert not _is_rank(["/envs/old/bin/python", "-P", "-m", "harness.launch.agent", "f", *rank])
+    assert not _is_rank(["apptainer", "exec", "image.sif", *rank])
+    assert not _is_rank(["sleep", "1"])
+
+
+def test_a_kept_forkserver_serves_one_state_of_one_interpreter(tmp_path: Path) -> None:
+    python = str(make_environment(tmp_path / "env"))
+    setups = [
+        Setup(preload=()),
+        Setup(preload=(), python=python, installed="a"),
+        Setup(preload=(), python=python, installed="b"),
+    ]
+    assert len({kept_forkserver._identity(setup, {}) for setup in setups}) == 3
+
+
+def test_a_rank_under_another_interpreter_fails_by_name() -> None:
+    assignment = make_assignment(steps=1, stack="old")
+    check_interpreter(assignment)  # it says none
+    check_interpreter(replace(assignment, interpreter=sys.executable))
+    with pytest.raises(NotApplied, match=r"stack=old had no effect: the rank runs under .*python"):
+        check_interpreter(replace(assignment, interpreter="/envs/old/bin/python"))
+
+
+def test_an_installed_harness_is_linked_without_the_packages_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    for name in ("harness", "workloads", "torch", "harness-0.1.dist-info"):
+        (installed / name).mkdir(parents=True)
+    monkeypatch.setattr(stacks, "ROOT", installed)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):
+        folder = Path(stacks.harness_path())
+        assert sorted(path.name for path in folder.iterdir()) == ["harness", "workloads"]
+        assert (folder / "harness").resolve() == installed / "harness"
+    monkeypatch.setattr(stacks, "ROOT", import_path.ROOT)
+    assert stacks.harness_path() == str(import_path.ROOT)
