@@ -33,7 +33,7 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
 # stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
 # 6.1 has the moments of a training, and the sizes of its data sets.
-SCHEMA = "6.1"
+SCHEMA = "6.2"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
 T = TypeVar("T")
