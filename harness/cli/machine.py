@@ -94,7 +94,9 @@ def selftest(
     run_selftest(ranks, load_local_profile(cluster), Results(results))
 
 
-@app.command(epilog=examples("harness peak", "harness peak --ranks 4 --quick"))
+@app.command(
+    epilog=examples("harness peak", "harness peak --plot", "harness peak --ranks 4 --quick")
+)
 def peak(
     ranks: Annotated[
         int | None,
@@ -110,6 +112,13 @@ def peak(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
     ] = False,
+    plot: Annotated[
+        bool,
+        typer.Option(
+            "--plot",
+            help="Measure products of twice as many sizes, and plot which of them reach the peak.",
+        ),
+    ] = False,
     no_wait: NoWaitOption = False,
 ) -> None:
     """Measure the machine's peaks, for MFU and the roofline.
@@ -122,7 +131,7 @@ def peak(
 
     profile = load_local_profile(cluster)
     with machine_held(profile, "measuring this machine's peaks", no_wait=no_wait):
-        view.run(Results(results), profile, ranks=ranks, quick=quick)
+        view.run(Results(results), profile, ranks=ranks, quick=quick, plot=plot)
 
 
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:

@@ -23,6 +23,7 @@ MACHINE_FORMAT = FileFormat(
     sealed_since=1,
 )
 
+SATURATION = 0.9  # the share of the peak from which on a product counts as reaching it
 Device = Literal["cpu", "cuda"]
 # The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer
 # uses nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
@@ -145,6 +146,18 @@ class Machine:
             if matmul.dtype == dtype and matmul.threads == threads:
                 rates.append(matmul.work / matmul.timing.best)
         return max(rates, default=None)
+
+    def saturating_size(self, dtype: str, threads: int | None) -> int | None:
+        """Return the smallest size whose product reaches SATURATION of the peak, None of no product.
+
+        Products in this dtype and with this number of threads count, by their best repeats.
+        """
+        rates: dict[int, float] = {}  # FLOP/s by size
+        for matmul in self.matmuls:
+            if (matmul.dtype, matmul.threads) == (dtype, threads):
+                rates[matmul.size] = matmul.work / matmul.timing.best
+        peak = max(rates.values(), default=0.0)
+        return min((size for size in rates if rates[size] >= SATURATION * peak), default=None)
 
     def bandwidth(self, threads: int | None) -> float | None:
         """Return the bytes/s of main memory: those of the best repeat of the largest array."""

@@ -42,7 +42,15 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def ended(results: Results, cpu: str) -> CommandResult:
     return harness(
-        "peak", "--quick", "--ranks", "2", "--cluster", cpu, "--results", str(results.path)
+        "peak",
+        "--quick",
+        "--plot",
+        "--ranks",
+        "2",
+        "--cluster",
+        cpu,
+        "--results",
+        str(results.path),
     )
 
 

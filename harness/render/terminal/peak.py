@@ -5,6 +5,7 @@ Matplotlib takes long to import: `harness.render.chart` does it when the figure 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,10 @@ from rich.table import Table
 
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
+from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
 from harness.launch import probe
 from harness.render import chart
-from harness.render.format import MISSING, byte_size
+from harness.render.format import MISSING, byte_size, rate
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile
@@ -32,13 +33,19 @@ CACHE_COLOR = "#666666"  # of the text beside the line
 CACHE_LINE_COLOR = "#888888"
 MAX_LEVEL_TICKS = 4  # of more ticks, the labels are slanted
 LEGEND_ROOM = 0.35  # of a panel's height on the log scale, added above the points
+COLUMNS_PER_DOUBLING = 7  # of the plot in the terminal; its sizes are on a log scale
+PLOT_ROWS = 11  # of it: one for each tenth of the peak
+PLOT_MARKS = "●○▲△■□◆◇"  # of its series; of more, the last marks repeat
 
 
-def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -> None:
+def run(
+    results: Results, profile: Profile, *, ranks: int | None, quick: bool, plot: bool = False
+) -> None:
     """Measure this machine, then print tables and write a plot beside the record.
 
     `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer
-    sizes with fewer repeats. The record replaces an earlier one of this machine.
+    sizes with fewer repeats. `plot` measures products of twice as many sizes and plots them in the
+    terminal, too. The record replaces an earlier one of this machine.
 
     Raises BadInput for more ranks than the machine has slots, and what else `probe` raises.
     """
@@ -51,6 +58,7 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
             ranks=count,
             quick=quick,
             on_progress=lambda now: status.update(escape(now)),
+            fine=plot,
         )
     plot_path = path.with_suffix(".png")
     chart.save_png(draw(machine), plot_path)
@@ -58,6 +66,10 @@ def run(results: Results, profile: Profile, *, ranks: int | None, quick: bool) -
     for table in tables(machine):
         console.print()
         show_table(console, table)
+    if plot:
+        console.print()
+        for line in plot_lines(machine):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
     console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot_path))}", soft_wrap=True)
     command = escape(f"harness show SWEEP{results.flag}")
@@ -201,6 +213,49 @@ def _series_by_name(measurements: Sequence[Matmul | Copy]) -> dict[str, list[Any
     return groups
 
 
+def plot_lines(machine: Machine) -> list[str]:
+    """Return a plot of products in text: by size, the share of the peak of each dtype and threads.
+
+    A share makes dtypes of unlike speed comparable. The lines below have the peaks, and the size
+    from which on each is reached.
+    """
+    series_by_name = _series_by_name(machine.matmuls)
+    sizes = sorted({matmul.size for matmul in machine.matmuls})
+    columns = {size: round(COLUMNS_PER_DOUBLING * math.log2(size / sizes[0])) for size in sizes}
+    grid = [[" "] * (columns[sizes[-1]] + 1) for _ in range(PLOT_ROWS)]
+    legend = []
+    for number, (name, series) in enumerate(series_by_name.items()):
+        mark = PLOT_MARKS[number % len(PLOT_MARKS)]
+        peak = max(matmul.work / matmul.timing.best for matmul in series)
+        for matmul in series:
+            share = matmul.work / matmul.timing.best / peak
+            row = PLOT_ROWS - 1 - round(share * (PLOT_ROWS - 1))
+            grid[row][columns[matmul.size]] = mark
+        reached = machine.saturating_size(series[0].dtype, series[0].threads)
+        legend.append(
+            f"{mark} {name}: {rate(peak, 'FLOP')}, {SATURATION:.0%} of it from {reached} × {reached}"
+        )
+    lines = ["share of the peak by rows and columns"]
+    for number, cells in enumerate(grid):
+        share = f"{1 - number / (PLOT_ROWS - 1):.0%}" if number % 5 == 0 else ""
+        lines.append(f"{share:>5} │{''.join(cells)}".rstrip())
+    return [*lines, f"{'':5} └{'─' * len(grid[0])}", f"{'':6}{_size_ticks(columns)}", *legend]
+
+
+def _size_ticks(columns: Mapping[int, int]) -> str:
+    """Return the labels of sizes below their columns, those of the powers of two."""
+    text = ""
+    for size, column in columns.items():
+        if _is_power_of_two(size):
+            text = f"{text:<{column + 1}}{size}"
+    return text
+
+
+def _is_power_of_two(size: int) -> bool:
+    """Return whether a size is labeled; those between have no room for a label."""
+    return size & (size - 1) == 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
     """The title of a panel, the labels of its axes, and its ticks: the sizes that were measured."""
@@ -221,21 +276,28 @@ def draw(machine: Machine) -> Any:
     figure = chart.new_figure(4.9 * panels, 4.6)
     figure.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
     axes = figure.subplots(1, panels)
-    _draw_matmuls(axes[0], machine.matmuls)
+    _draw_matmuls(axes[0], machine)
     _draw_copies(axes[1], machine.copies, machine.cache_bytes)
     if machine.all_reduces:
         _draw_all_reduces(axes[2], machine.all_reduces)
     return figure
 
 
-def _draw_matmuls(axes: Axes, matmuls: Sequence[Matmul]) -> None:
-    """Draw the panel of products."""
-    _draw_series(axes, _series_by_name(matmuls), lambda matmul: matmul.size)
+def _draw_matmuls(axes: Axes, machine: Machine) -> None:
+    """Draw the panel of products, with a star where each series reaches SATURATION of its peak."""
+    matmuls = machine.matmuls
+    series_by_name = _series_by_name(matmuls)
+    _draw_series(axes, series_by_name, lambda matmul: matmul.size)
+    for series in series_by_name.values():
+        reached = machine.saturating_size(series[0].dtype, series[0].threads)
+        (point,) = [matmul for matmul in series if matmul.size == reached]
+        flops_per_s = point.work / point.timing.best
+        axes.plot([point.size], [flops_per_s], "*", color=chart.INK, markersize=9, zorder=5)
     panel = _Panel(
         title="Matrix product",
-        x_label="rows and columns",
+        x_label=f"rows and columns (star: {SATURATION:.0%} of the peak)",
         y_label="FLOP/s",
-        sizes=[matmul.size for matmul in matmuls],
+        sizes=[matmul.size for matmul in matmuls if _is_power_of_two(matmul.size)],
         size_label=str,
     )
     _finish_panel(axes, panel)
