@@ -53,6 +53,11 @@ class ColumnFile:
     file: str  # its name; it lies in the header's folder
     columns: Mapping[str, Column]
 
+    def __post_init__(self) -> None:
+        """Refuse a name that is no file's in that folder, with ValueError."""
+        if not FILE_NAME.fullmatch(self.file):
+            raise ValueError(f"found the file {self.file!r}; allowed: a name that ends in {SUFFIX}")
+
 
 def write_columns(
     header_path: Path,
@@ -127,8 +132,6 @@ def read_columns(
 
     Raises ValueError for a file that is not the one that the header describes, and OSError.
     """
-    if not FILE_NAME.fullmatch(described.file):
-        raise ValueError(f"file: found {described.file!r}; allowed: a name that ends in {SUFFIX}")
     columns = {}
     with open_file(described.file) as file:
         try:

@@ -96,14 +96,26 @@ def test_what_a_rank_leaves_is_sealed_too(path: Path) -> None:
         read_rank_result(path)
 
 
-def test_number_that_no_length_can_be_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "key", "value", "problem"),
+    [
+        (
+            "ranks",
+            "count",
+            2**63,
+            "ranks.count: found 9223372036854775808; allowed: 0 to 2147483647",
+        ),
+        ("columns", "file", "", "columns: found the file ''; allowed: a name that ends in .npz"),
+    ],
+)
+def test_header_that_names_what_can_not_be_is_refused(
+    path: Path, part: str, key: str, value: Any, problem: str
+) -> None:
     write_record(path, make_record())
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["ranks"]["count"] = 2**63
+    content[part][key] = value
     path.write_text(sealed_text(content), encoding="utf-8")
-    with pytest.raises(
-        BadFile, match=r"ranks\.count: found 9223372036854775808; allowed: 0 to 2147483647"
-    ):
+    with pytest.raises(BadFile, match=f": not a valid record: {re.escape(problem)}"):
         read_record(path)
 
 
@@ -264,7 +276,7 @@ def test_columns_are_only_read_beside_the_record(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     content["columns"]["file"] = f"../../{content['columns']['file']}"
     path.write_text(sealed_text(content), encoding="utf-8")
-    with pytest.raises(BadFile, match=r"file: found .*; allowed: a name"):
+    with pytest.raises(BadFile, match=r"columns: found the file .*; allowed: a name"):
         list(read_record(path).ranks)
 
 
