@@ -26,9 +26,11 @@ if TYPE_CHECKING:
         Workload,
     )
     from workloads.catalog import BUILT_IN, Declaration, load_class
+    from workloads.mapped import MappedArray, MappedSamples, map_arrow, map_idx, map_npy
     from workloads.options import Between, Count, Fraction, Rate, Settings
     from workloads.schedules import one_cycle
-    from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
+    from workloads.shards import ShardSamples
+    from workloads.sources import Csv, Digits, Idx, ImageData, Mapped, TextData, Tickets
 
 # The module in which each public name is defined.
 _NAMES_BY_MODULE = {
@@ -46,9 +48,11 @@ _NAMES_BY_MODULE = {
         "Workload",
     ),
     "catalog": ("BUILT_IN", "Declaration", "load_class"),
+    "mapped": ("MappedArray", "MappedSamples", "map_arrow", "map_idx", "map_npy"),
     "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
     "schedules": ("one_cycle",),
-    "sources": ("Csv", "Digits", "Idx", "ImageData", "TextData", "Tickets"),
+    "shards": ("ShardSamples",),
+    "sources": ("Csv", "Digits", "Idx", "ImageData", "Mapped", "TextData", "Tickets"),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
@@ -65,9 +69,13 @@ __all__ = [
     "Fraction",
     "Idx",
     "ImageData",
+    "Mapped",
+    "MappedArray",
+    "MappedSamples",
     "Rate",
     "Samples",
     "Settings",
+    "ShardSamples",
     "Splits",
     "StreamSamples",
     "Target",
@@ -78,6 +86,9 @@ __all__ = [
     "WeightAverage",
     "Workload",
     "load_class",
+    "map_arrow",
+    "map_idx",
+    "map_npy",
     "one_cycle",
 ]
 

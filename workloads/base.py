@@ -27,7 +27,8 @@ class Samples(Protocol):
     """A set of samples with a fixed order.
 
     A class that also has a method `to(device)`, which returns the same samples on that device,
-    allows the `input` axis to keep the whole set on the GPU.
+    allows the `input` axis to keep the whole set on the GPU. One with a true attribute `reads_files`
+    reads files while training: the state of the page cache is then part of what was measured.
     """
 
     def __len__(self) -> int: ...
@@ -68,6 +69,7 @@ class StreamSamples:
 
     # The harness draws no order of its own for them.
     in_order: ClassVar[bool] = True
+    reads_files: ClassVar[bool] = True
 
     def __init__(
         self,

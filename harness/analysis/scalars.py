@@ -184,6 +184,17 @@ def sent_bytes(record: Record) -> float | None:
     return sum(collective.sent_bytes for collective in record.rank0.collectives)
 
 
+def cached_share(record: Record) -> float | None:
+    """Return the share of the data's files that memory had when training began.
+
+    None for samples in memory, and where the system does not say.
+    """
+    page_cache = record.rank0.page_cache if record.rank0 is not None else None
+    if page_cache is None or page_cache.cached_before is None or not page_cache.bytes:
+        return None
+    return page_cache.cached_before / page_cache.bytes
+
+
 def peak_memory(record: Record) -> Mapping[str, float]:
     """Return the peaks of memory in bytes, by kind, each of the rank that took most.
 
@@ -224,6 +235,8 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
     # Where the time went.
     ScalarFamily("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),
+    Scalar("data_cached", "", "share of the data's files in the page cache when training began, on rank 0's machine",
+           cached_share),
     Scalar("harness.interruptions", "", "how often the trial was interrupted and resumed",
            interruptions, summed=True),
     Scalar("harness.interruptions_lost_s", "s", "time that the interruptions cost",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-GROUPS_OF_THIS_PROCESS = Path("/proc/self/cgroup")
-MOUNT = Path("/sys/fs/cgroup")
+from harness.core.control_groups import memory_files
 
 
 def oom_kills() -> int:
@@ -16,27 +13,10 @@ def oom_kills() -> int:
     It is compared with an earlier count. Where control groups can't be read, it stays 0.
     """
     total = 0
-    for path in _counter_files():
+    for path in memory_files("memory.events", "memory.oom_control"):
         with suppress(OSError, ValueError):
             for line in path.read_text(encoding="utf-8").splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     total += int(count)
     return total
-
-
-def _counter_files() -> Iterator[Path]:
-    """Yield the files that count such processes, of version 2 of control groups and of version 1.
-
-    A container may see its own group as the root, and may be told the host's name of it.
-    """
-    with suppress(OSError):
-        for line in GROUPS_OF_THIS_PROCESS.read_text(encoding="utf-8").splitlines():
-            _, controllers, name = line.split(":", 2)
-            folder, file = MOUNT, "memory.events"
-            if controllers:
-                folder, file = MOUNT / "memory", "memory.oom_control"
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            candidates = [folder / name.lstrip("/") / file, folder / file]
-            yield from [path for path in candidates if path.is_file()][:1]

@@ -43,6 +43,8 @@ N = TypeVar("N", int, float)
 # invalid: complete, but its measurement is not to be believed
 # failed: ended by an error
 # interrupted: ended by a signal, and can be resumed
+# keyed: computed index by index; shards: a few files at a time; stream: as they come
+SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 
@@ -176,6 +178,21 @@ class Confusions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageCache:
+    """How much of its data's files the machine of rank 0 had in memory.
+
+    It is noted for samples that are read while training. The bytes in the page cache are None where
+    the system does not say.
+    """
+
+    files: Number
+    bytes: Number  # of all of them
+    cached_before: int | None  # of these, when training began
+    cached_after: int | None  # and when it had ended
+    memory_limit: int | None  # bytes that the ranks and their page cache may take; None: any
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
@@ -201,6 +218,8 @@ class Rank0Report:
     training_began_at: Moment | None = None
     train_samples: Number | None = None  # in the training set
     test_samples: Number | None = None  # in the test set
+    sample_order: SampleOrder = "permutation"  # of an epoch
+    page_cache: PageCache | None = None  # None for samples that are in memory
 
     @property
     def best_evaluation(self) -> Evaluation | None:

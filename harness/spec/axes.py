@@ -173,6 +173,24 @@ class Axes(Strict):
         Literal["loader", "resident"],
         AxisHelp("a DataLoader, or all training samples kept on the device"),
     ] = "loader"
+    # A permutation takes 8 bytes a sample at every rank; keyed computes it index by index, for 10^9
+    # samples too. They are two different orders, so neither follows from a size that may change.
+    order: Annotated[
+        Literal["recipe", "permutation", "keyed"],
+        AxisHelp(
+            "of an epoch: a permutation in memory, or one that a key chooses and none holds;"
+            " recipe: keyed for mapped files and above 2^27 samples, else a permutation",
+            "samples that can be read in any order",
+        ),
+    ] = "recipe"
+    # Linux keeps what was read of files in memory that nobody else needs, the page cache.
+    page_cache: Annotated[
+        Literal["any", "cold", "warm"],
+        AxisHelp(
+            "before a trial, the files of its data are dropped from the page cache, or read into it",
+            "samples that are read from files while training; Linux",
+        ),
+    ] = "any"
     # The next four are parameters of `torch.utils.data.DataLoader`. With 0 workers, the rank itself
     # loads each batch, between two steps.
     num_workers: Annotated[
@@ -378,7 +396,7 @@ NEEDS = (
     ),
     Requirement("strategy", _is_hsdp, "strategy hsdp", ("shard_size",)),
     Requirement("strategy", _is_fsdp2, "strategy fsdp2", ("tensor_parallel",)),
-    Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory")),
+    Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory", "page_cache")),
     Requirement(
         "num_workers", _is_positive, "num_workers", ("prefetch_factor", "persistent_workers")
     ),
@@ -639,6 +657,7 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
 # these are not meant to train the same.
 RECIPE_AXES = (
     "batch_size",
+    "order",
     "max_grad_norm",
     "optimizer",
     "lr",

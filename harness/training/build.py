@@ -20,6 +20,7 @@ from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
 from harness.measure.clock import StepClock, step_clock
 from harness.measure.memory import PeakMemory
+from harness.measure.page_cache import PageCacheWatch, prepare_page_cache
 from harness.measure.telemetry import Telemetry, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
@@ -29,7 +30,7 @@ from harness.training.checkpoint import Checkpointer
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler
-from harness.training.loader import Fetched, make_loader
+from harness.training.loader import Fetched, epoch_order, make_loader
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
@@ -80,6 +81,7 @@ class TrialParts:
     workload_state: WorkloadState
     custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults
     checkpointer: Checkpointer
+    page_cache: PageCacheWatch | None  # None for samples in memory, and at most ranks of a machine
     total_steps: int  # optimizer steps of the whole trial, over all attempts
 
     @property
@@ -106,7 +108,7 @@ def build_trial(
     axes = cell.axes
     compiler = Compiler(axes, folder.compiler_cache(mesh.ranks.rank))
     with state.timed("data"):
-        splits = workload.splits()
+        splits, page_cache = _load_splits(workload, axes, mesh)
     check_validation_set(cell.stop, workload, splits)
     order = BatchOrder(
         samples=len(splits.train),
@@ -115,7 +117,7 @@ def build_trial(
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
         micro_steps=axes.grad_accum_steps if axes.reduction == "tree" else 1,
-        in_order=getattr(splits.train, "in_order", False),
+        epoch_order=epoch_order(splits.train, axes.order),
     )
     with state.timed("build"):
         _check_device(axes, mesh)
@@ -214,11 +216,40 @@ def build_trial(
         workload_state=workload_state,
         custom=custom,
         checkpointer=checkpointer,
+        page_cache=page_cache,
         total_steps=total_steps,
     )
     with state.timed("build"):
         checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
+
+
+def _load_splits(
+    workload: Workload, axes: Axes, mesh: ParallelMesh
+) -> tuple[Splits, PageCacheWatch | None]:
+    """Return the samples, with the files of their data as the axis `page_cache` asks for.
+
+    Also what watches these files, at one rank of each machine, if they are read while training.
+    Raises NotApplied if the axis has no effect.
+    """
+    is_first_on_machine = mesh.ranks.local_rank == 0
+    if axes.page_cache != "any":
+        if is_first_on_machine:
+            prepare_page_cache(workload.data.files(), axes.page_cache)
+        mesh.barrier()
+    splits = workload.splits()
+    if getattr(splits.train, "reads_files", False):
+        if not is_first_on_machine:
+            return splits, None
+        watch = PageCacheWatch(workload.data.files(), axes.page_cache)
+        watch.check_effect()
+        return splits, watch
+    if axes.page_cache != "any":
+        raise NotApplied(
+            f"page_cache={axes.page_cache} had no effect: {type(splits.train).__name__} are in"
+            " memory while training"
+        )
+    return splits, None
 
 
 def _change_loss(

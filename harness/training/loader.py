@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,15 +22,43 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from harness.core.errors import LoaderTimeout, NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.spec.axes import Axes
+from harness.training.epoch import EpochOrder, InOrder, Keyed, Permutation, ShardWindows
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed
 from workloads.base import Batch, Samples
+from workloads.mapped import MappedSamples
+from workloads.shards import ShardSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
 Fetched = tuple[list[int], int, Batch]
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
+# The most samples that are permuted in memory unless the axis asks for it: 1 GiB at every rank.
+MAX_PERMUTED = 2**27
+
+
+def epoch_order(samples: Samples, axis: Literal["recipe", "permutation", "keyed"]) -> EpochOrder:
+    """Return the order of an epoch that the axis `order` asks for, or that suits the samples.
+
+    Raises NotApplied for samples that can't be read in that order.
+    """
+    if isinstance(samples, ShardSamples):
+        _check_is_recipe(axis, f"{type(samples).__name__} are read shard by shard")
+        return ShardWindows(samples.sizes, samples.window)
+    if getattr(samples, "in_order", False):
+        _check_is_recipe(axis, f"{type(samples).__name__} are read one after the other")
+        return InOrder()
+    suits_keyed = isinstance(samples, MappedSamples) or len(samples) > MAX_PERMUTED
+    if axis == "keyed" or (axis == "recipe" and suits_keyed):
+        return Keyed(len(samples))
+    return Permutation(len(samples))
+
+
+def _check_is_recipe(axis: str, reason: str) -> None:
+    """Raise NotApplied unless the axis leaves the order to the samples."""
+    if axis != "recipe":
+        raise NotApplied(f"order={axis} can't be had: {reason}; allowed: recipe")
 
 
 def make_loader(

@@ -14,15 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import BadInput
+from harness.training.bijection import splitmix64
+from harness.training.epoch import EpochOrder, Permutation
+
+# The samples that a rank looks up at once. One batch at a time would take longer: a lookup is some
+# hundred calls of NumPy, however many samples it has.
+LOOKUP_SAMPLES = 4096
 
 
 class BatchOrder:
     """This rank's share of each global batch of an epoch, as indices of training samples.
 
-    The global order depends on seed, epoch and global batch size only. An epoch is one permutation
-    of the samples, cut into global batches, of which an incomplete last one is dropped. Each batch
-    is cut into equal shares for the data-parallel ranks. So the same samples make up the same
-    batches at any number of ranks.
+    The global order depends on seed, epoch and global batch size only. An epoch has the samples in
+    the order of `epoch_order`, cut into global batches, of which an incomplete last one is dropped.
+    Each batch is cut into equal shares for the data-parallel ranks. So the same samples make up the
+    same batches at any number of ranks.
     """
 
     def __init__(
@@ -34,13 +40,13 @@ class BatchOrder:
         dp_rank: int,
         dp_size: int,
         micro_steps: int = 1,
-        in_order: bool = False,
+        epoch_order: EpochOrder | None = None,
     ) -> None:
         """Raise BadInput if there is less than one global batch of samples.
 
         A rank's share is one piece of the batch, or with several `micro_steps` one piece for each:
-        of n ranks, rank r has the pieces r, n + r, 2n + r, ... With `in_order`, an epoch has the
-        samples as they come, for those that can only be read so.
+        of n ranks, rank r has the pieces r, n + r, 2n + r, ... Without an `epoch_order`, an epoch is
+        a permutation.
         """
         if samples < batch_size:
             raise BadInput(
@@ -54,7 +60,7 @@ class BatchOrder:
         pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
         # Of this rank's share in a global batch, in the order of its own, shape (share,).
         self.positions = pieces[:, dp_rank].reshape(-1)
-        self.in_order = in_order
+        self.epoch_order = epoch_order or Permutation(samples)
         self.steps = samples // batch_size  # in an epoch
         self.epoch = 0  # the epoch to iterate over
         self.skip = 0  # batches at its start that are left out
@@ -77,12 +83,11 @@ class BatchOrder:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's share of each batch until the end of the epoch."""
-        permutation = np.arange(self.samples)
-        if not self.in_order:
-            permutation = np.random.default_rng([self.seed, self.epoch]).permutation(permutation)
-        for step in range(self.skip, self.steps):
-            global_batch = permutation[step * self.batch_size : (step + 1) * self.batch_size]
-            yield global_batch[self.positions].tolist()
+        samples_at = self.epoch_order.of_epoch(self.seed, self.epoch)
+        steps_at_once = max(1, LOOKUP_SAMPLES // len(self.positions))
+        for start in range(self.skip, self.steps, steps_at_once):
+            steps = np.arange(start, min(start + steps_at_once, self.steps))
+            yield from samples_at(steps[:, None] * self.batch_size + self.positions).tolist()
 
 
 @dataclass
@@ -116,16 +121,8 @@ def _sum_hashes(
     positions: NDArray[np.uint64], samples: NDArray[np.uint64], constant: np.uint64
 ) -> int:
     """Return the sum modulo 2^64 of a hash of each pair of position and sample."""
-    hashes = _splitmix64(_splitmix64(positions + constant) ^ samples)
+    hashes = splitmix64(splitmix64(positions + constant) ^ samples)
     return int(hashes.sum(dtype=np.uint64))
-
-
-def _splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the output function of splitmix64, element by element."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def join_digests(sums: Sequence[Sequence[int]]) -> str:

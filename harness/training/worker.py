@@ -280,6 +280,8 @@ def _rank0_report(
         training_began_at=trainer.state.training_began_at,
         train_samples=len(parts.splits.train),
         test_samples=len(parts.splits.test),
+        sample_order=parts.order.epoch_order.name,
+        page_cache=None if parts.page_cache is None else parts.page_cache.read(),
     )
     final = report.final_evaluation
     if final is None:

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16": PLAIN | {"axes": {"precision": "fp16", "batch_size": 4, "lr": 0.001}},
     "grad_accum_steps": PLAIN | {"axes": {"grad_accum_steps": 2}},
     "tree": PLAIN | {"axes": {"reduction": "tree", "grad_accum_steps": 4}},
+    "keyed": PLAIN | {"axes": {"order": "keyed"}},
     "memory": {"options": {"memory": True}},
     "average": {"options": {"average": 0.9}},
     "noise": {"options": {"noise": 0.1}},

@@ -33,6 +33,7 @@ OTHER_VALUES: dict[str, Any] = {
     "reshard_after_forward": "never",
     "pin_memory": "always",
     "num_workers": 2,
+    "page_cache": "cold",
     "prefetch_factor": 4,
     "bucket_cap_mb": 1.0,
     "comm_hook": "bf16",

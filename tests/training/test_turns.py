@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.core.errors import NotApplied
 from harness.training import worker
+from harness.training.epoch import InOrder
 from harness.training.order import BatchOrder
 from tests.support import adversarial
 from tests.support.adversarial import Gan, GanOptions, MaskedLanguageModel, pad, read_sentences
@@ -132,7 +133,9 @@ def test_a_stream_is_read_in_its_order_by_every_rank() -> None:
     for sentence, _ in zip(read_sentences(), range(12), strict=False):
         sentences.append(sentence)
     for rank in range(2):
-        order = BatchOrder(samples=12, batch_size=4, seed=1, dp_rank=rank, dp_size=2, in_order=True)
+        order = BatchOrder(
+            samples=12, batch_size=4, seed=1, dp_rank=rank, dp_size=2, epoch_order=InOrder()
+        )
         samples = StreamSamples(read_sentences, 12, pad)
         for _ in range(2):  # epochs
             for number, indices in enumerate(order):

@@ -197,7 +197,7 @@ def label_counts(samples: list[str]) -> dict[str, int]:
 
 
 def test_a_validation_set_is_a_share_of_each_class_of_the_training_set(
-    source: ImageData | TextData,
+    source: Digits | Idx | TextData,
 ) -> None:
     train, test, validation = samples_of(source)
     whole, whole_test, none = samples_of(replace(source, validation=0.0))

@@ -1,0 +1,69 @@
+"""Trials on data that stays in its files, from the sweep to what a rank leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment, write_assignment
+from harness.records.record import RankResult
+from harness.spec import sweep as spec
+from harness.training import worker
+from harness.training.state import TrainingState
+from tests.support.training import SINGLE_RANK
+from tests.workloads.test_mapped import COUNTS, FORMATS
+
+
+def run(folder: Path, data: dict[str, Any], **axes: Any) -> RankResult:
+    """Train a small MLP for two epochs in this process."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "sweep.yaml"
+    document = {
+        "name": "mapped",
+        "workloads": {"mlp": {"data": data, "options": {"hidden": [4]}}},
+        "axes": {"batch_size": 8, **axes},
+        "length": {"epochs": 2},
+    }
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    sweep = spec.load_sweep(path)
+    trial_folder = TrialFolder(folder / f"trial-{len(list(folder.iterdir()))}")
+    trial_folder.path.mkdir()
+    assignment = Assignment(
+        trial=sweep.trials()[0], base_folder=str(sweep.base_folder), device="cpu"
+    )
+    write_assignment(trial_folder.assignment_path, assignment)
+    entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
+    return worker.run(trial_folder, SINGLE_RANK, entered, TrainingState())
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("form", "order"), [("npy", "keyed"), ("shards", "shards")])
+def test_loader_workers_change_nothing(tmp_path: Path, form: str, order: str) -> None:
+    for split in COUNTS:
+        FORMATS[form](tmp_path, split)
+    data = {"source": "mapped", "path": str(tmp_path)}
+    alone, helped = (run(tmp_path / "runs", data, num_workers=workers) for workers in (0, 2))
+    assert alone.rank0 is not None
+    assert helped.rank0 is not None
+    assert alone.loader_workers == 0
+    assert helped.loader_workers > 0
+    assert alone.rank0.parameter_digest == helped.rank0.parameter_digest
+    assert alone.order_sums == helped.order_sums
+    assert alone.rank0.sample_order == order
+    page_cache = alone.rank0.page_cache
+    assert page_cache is not None
+    files = list(tmp_path.glob("t*-*"))
+    assert (page_cache.files, page_cache.bytes) == (
+        len(files),
+        sum(path.stat().st_size for path in files),
+    )
+
+
+def test_the_page_cache_of_samples_in_memory_is_not_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(NotApplied, match=r"^page_cache=cold had no effect: TensorSamples are in"):
+        run(tmp_path, {"source": "digits"}, page_cache="cold")
