@@ -32,7 +32,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
 # stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
-# 6.1 has the moments of a training, and the sizes of its data sets.
+# 6.1 has the moments of a training, and the sizes of its data sets; 6.2 the order of samples and the
+# page cache.
 SCHEMA = "6.2"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
