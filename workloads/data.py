@@ -39,8 +39,8 @@ from workloads.tickets import tickets
 DIGIT_SIDE = 8  # pixels of a side of scikit-learn's digits
 DIGIT_LEVELS = 16  # their brightest grey level
 ENLARGED_SIDE = 28  # pixels of a side that they are enlarged to, as MNIST has
-# Images that the normalization of mapped data is computed of, which would take long for all.
-NORMALIZED_BY = 4096
+# Pixels that the normalization of mapped data is computed of, which would take long for all.
+NORMALIZED_BY = 2**22
 
 Pixels = NDArray[np.uint8]  # grey levels 0 to 255, shape (samples, 1, height, width)
 
@@ -152,10 +152,12 @@ def _some_pixels(files: ImageFiles) -> NDArray[np.uint8]:
     They are spread evenly over a mapped file, or lie at the start of the first shard.
     """
     first_size = files.sizes[0]
-    step = max(1, first_size // NORMALIZED_BY)
+    height, width = files.check()
+    count = min(first_size, max(1, NORMALIZED_BY // (height * width)))
+    step = first_size // count
     if files.format == "shards":
         step = 1
-    images, _ = _open_files(files).batch(range(0, first_size, step)[:NORMALIZED_BY])
+    images, _ = _open_files(files).batch(range(0, first_size, step)[:count])
     pixels: NDArray[np.uint8] = images.numpy()
     return pixels
 

@@ -20,58 +20,59 @@ from harness.records.record import PageCache
 
 BLOCK_BYTES = 2**30  # of a file that is looked at or read at once; a multiple of every page size
 READ_BYTES = 2**22
-# Of the files' bytes. Headers are read again when they are mapped, and the kernel keeps a few pages.
-MAX_COLD, MIN_WARM = 0.05, 0.95
+# Of the files' bytes: the kernel keeps a page now and then that it is at work on.
+MAX_COLD, MIN_WARM = 0.02, 0.98
 
 
 class PageCacheWatch:
     """Notes how much of some files is cached when training begins, and when it has ended."""
 
-    def __init__(self, files: Sequence[Path], state: Literal["any", "cold", "warm"]) -> None:
-        """Take files as they are now; `state` is what was asked for of them."""
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Take files as they are now."""
         self._files = files
-        self._state = state
         self._before = cached_bytes(files)
-
-    def check_effect(self) -> None:
-        """Raise NotApplied if the files are not as they were asked for."""
-        if self._state == "any":
-            return
-        total = sum(path.stat().st_size for path in self._files)
-        if self._before is None:
-            reason = "this system does not say what of these files is cached"
-        elif self._state == "cold" and self._before > MAX_COLD * total:
-            reason = "another process has mapped them, or their file system keeps them in memory"
-        elif self._state == "warm" and self._before < MIN_WARM * total:
-            reason = "they are larger than the memory that this process may take"
-        else:
-            return
-        raise NotApplied(
-            f"page_cache={self._state} had no effect: {self._before} of the {total} bytes of the"
-            f" data's files are cached; {reason}"
-        )
 
     def read(self) -> PageCache:
         """Return what was noted."""
         return PageCache(
             files=len(self._files),
-            bytes=sum(path.stat().st_size for path in self._files),
+            bytes=_total_bytes(self._files),
             cached_before=self._before,
             cached_after=cached_bytes(self._files),
             memory_limit=memory_limit(),
         )
 
 
-def prepare_page_cache(files: Iterable[Path], state: Literal["any", "cold", "warm"]) -> None:
+def prepare_page_cache(files: Sequence[Path], state: Literal["any", "cold", "warm"]) -> None:
     """Drop files from the page cache, or read them into it, or leave them as they are.
 
-    Whether it worked is for `PageCacheWatch.check_effect` to say.
+    Raises NotApplied if they are not in the state that was asked for, or nobody can know.
     """
+    if state == "any":
+        return
     for path in files:
         if state == "cold":
             _drop(path)
-        elif state == "warm":
+        else:
             _read_through(path)
+    total, cached = _total_bytes(files), cached_bytes(files)
+    if cached is None:
+        reason = "this system does not say what of these files is cached"
+    elif state == "cold" and cached > MAX_COLD * total:
+        reason = "another process has mapped them, or their file system keeps them in memory"
+    elif state == "warm" and cached < MIN_WARM * total:
+        reason = "they are larger than the memory that this process may take"
+    else:
+        return
+    raise NotApplied(
+        f"page_cache={state} had no effect: {cached} of the {total} bytes of the data's files are"
+        f" cached; {reason}"
+    )
+
+
+def _total_bytes(files: Iterable[Path]) -> int:
+    """Return the size of some files together."""
+    return sum(path.stat().st_size for path in files)
 
 
 def _drop(path: Path) -> None:

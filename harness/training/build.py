@@ -241,9 +241,7 @@ def _load_splits(
     if getattr(splits.train, "reads_files", False):
         if not is_first_on_machine:
             return splits, None
-        watch = PageCacheWatch(workload.data.files(), axes.page_cache)
-        watch.check_effect()
-        return splits, watch
+        return splits, PageCacheWatch(workload.data.files())
     if axes.page_cache != "any":
         raise NotApplied(
             f"page_cache={axes.page_cache} had no effect: {type(splits.train).__name__} are in"

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from harness.core.errors import NotApplied
+from harness.measure import page_cache
 from harness.measure.page_cache import PageCacheWatch, cached_bytes, prepare_page_cache
 
 SIZE = 300 * mmap.PAGESIZE + 7
@@ -33,13 +34,11 @@ def path(tmp_path: Path) -> Path:
 def test_a_file_is_cold_or_warm_as_it_was_asked_for(path: Path) -> None:
     prepare_page_cache([path], "warm")
     assert cached_bytes([path]) == SIZE
-    PageCacheWatch([path], "warm").check_effect()
     prepare_page_cache([path], "any")
     assert cached_bytes([path]) == SIZE
     prepare_page_cache([path], "cold")
     assert cached_bytes([path]) == 0
-    watch = PageCacheWatch([path], "cold")
-    watch.check_effect()
+    watch = PageCacheWatch([path])
     with path.open("rb") as file:
         file.read(mmap.PAGESIZE)
     noted = watch.read()
@@ -51,20 +50,20 @@ def test_a_file_is_cold_or_warm_as_it_was_asked_for(path: Path) -> None:
 def test_a_file_that_a_process_has_mapped_is_not_said_to_be_cold(path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
         assert not any(mapping[:: mmap.PAGESIZE])  # which touches every page
-        prepare_page_cache([path], "cold")
-        watch = PageCacheWatch([path], "cold")
         with pytest.raises(
             NotApplied,
             match=rf"^page_cache=cold had no effect: {SIZE} of the {SIZE} bytes .* has mapped them",
         ):
-            watch.check_effect()
+            prepare_page_cache([path], "cold")
 
 
-def test_a_file_that_is_not_read_in_is_not_said_to_be_warm(path: Path) -> None:
+def test_a_file_that_memory_does_not_hold_is_not_said_to_be_warm(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare_page_cache([path], "cold")
-    watch = PageCacheWatch([path], "warm")
+    monkeypatch.setattr(page_cache, "_read_through", lambda _: None)
     with pytest.raises(NotApplied, match=r"^page_cache=warm had no effect: 0 of .* larger than"):
-        watch.check_effect()
+        prepare_page_cache([path], "warm")
 
 
 def test_where_the_system_does_not_say_nothing_is_claimed(
@@ -73,7 +72,6 @@ def test_where_the_system_does_not_say_nothing_is_claimed(
     """Linux tells nobody who neither owns a file nor may write it."""
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert cached_bytes([path]) is None
-    PageCacheWatch([path], "any").check_effect()
+    assert PageCacheWatch([path]).read().cached_before is None
     with pytest.raises(NotApplied, match="this system does not say what of these files is cached"):
-        PageCacheWatch([path], "cold").check_effect()
+        prepare_page_cache([path], "cold")
