@@ -103,9 +103,10 @@ def find_lr(
     """Suggest a learning rate for each cell of a sweep.
 
     Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
-    under the cell's own strategy, precision and batch size. Two rates are suggested: where the loss
-    falls most, and a tenth of the rate at which it is lowest; each with its range over seeds. They
-    are values of the axis lr. The report and MLflow show the curves too.
+    under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
+    loss falls most, or more for a schedule that has its peak only for a while. Beside it are the
+    steepest rate itself, and a tenth of the rate at which the loss is lowest; each with its range
+    over seeds. They are values of the axis lr. The report and MLflow show the curves too.
     """
     from harness.core.errors import BadInput
     from harness.core.paths import Results

@@ -7,7 +7,9 @@ leaves FOLDER/rates.json besides its result.
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.core.processes import die_with_parent, end_process
 from harness.training.interruption import block_signal
@@ -72,6 +74,7 @@ def search_rates(
     """Train at rising rates, and write the losses; return a result without measurements."""
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         parts = build_trial(assignment, worker.load_workload(assignment), folder, mesh, state)
+        mean_factor = mean_schedule_factor(parts)
         current = raise_rates(parts)
         trainer = Trainer(parts, state, UntilDivergence(parts))
         diverged = False
@@ -82,10 +85,32 @@ def search_rates(
         losses = mean_losses(parts, state)
         if losses is not None:
             curve = make_curve(parts, assignment.trial.seed, losses, current, diverged=diverged)
-            write_curve(folder.path / RATES_FILE, curve)
+            write_curve(folder.path / RATES_FILE, replace(curve, mean_factor=mean_factor))
         del parts, trainer  # the process group ends after them
         gc.collect()
     return entered
+
+
+def mean_schedule_factor(parts: TrialParts) -> float:
+    """Return the mean of a trial's rate over its peak, and leave the optimizer as it was.
+
+    The schedule is stepped through without a training. It is that of as many steps as the search
+    has; what it does is taken to depend on the share of the steps that are done.
+    """
+    schedule, (optimizer, *_) = parts.train_step.schedule, parts.optimizers
+    if schedule is None:
+        return 1.0
+    before = [dict(group) for group in optimizer.param_groups]
+    rates = []
+    with warnings.catch_warnings():
+        # Torch warns of a schedule that is stepped before its optimizer.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(parts.total_steps):
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            schedule.step()
+    for group, settings in zip(optimizer.param_groups, before, strict=True):
+        group.update(settings)
+    return float(np.mean(rates) / np.max(rates))
 
 
 def raise_rates(parts: TrialParts) -> float:

@@ -1,7 +1,10 @@
 """What a learning-rate search finds out, what it suggests, and the file that keeps it.
 
 A short training raises the rate exponentially from step to step (Smith 2017, arXiv:1506.01186). The
-loss first stays, then falls, and diverges in the end.
+loss first stays, then falls, and diverges in the end. Two rates bound what is of use: where the loss
+falls most, which a training can have from its first step to its last, and where it is lowest, beyond
+which it would diverge. Smith and Topin (2017, arXiv:1708.07120) have a schedule of one cycle reach the
+upper bound. A schedule that has its peak for some time is taken to reach in between.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from workloads.options import Between
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"  # 1.1 has the share of the peak
 SEARCH_FORMAT = FileFormat(
     name="learning-rate search",
     schema=SCHEMA,
@@ -36,7 +39,7 @@ SMOOTHING = 0.15
 # A loss so many times that of the start has diverged; larger ones would outweigh all others.
 DIVERGED = 4.0
 START = 0.1  # the share of the steps whose mean loss is that of the start
-MOST_BELOW_MINIMUM = 10.0  # the second suggestion is the rate of the lowest loss divided by this
+MOST_BELOW_MINIMUM = 10.0  # a suggestion is the rate of the lowest loss divided by this
 
 Rate = Annotated[float, Between(0)]
 
@@ -50,6 +53,8 @@ class RateCurve:
     losses: Sequence[float]  # mean over ranks, finite
     diverged: bool  # whether it ended because the loss did, and not at the highest rate
     current: Rate  # the rate that the cell trains with, at its schedule's peak
+    # The mean of the schedule over its peak: 1 for a constant rate, 1/2 for one cycle.
+    mean_factor: Annotated[float, Between(0, 1)] = 1.0
 
     @property
     def smoothed(self) -> Numbers:
@@ -59,13 +64,14 @@ class RateCurve:
     @property
     def suggestion(self) -> Suggestion:
         """Return the rates that this seed suggests."""
-        return suggest(np.asarray(self.rates), self.smoothed)
+        return suggest(np.asarray(self.rates), self.smoothed, self.mean_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Two rates that suit a training; None where the loss never fell."""
+    """Rates that suit a training; None where the loss never fell."""
 
+    peak: float | None  # of the cell's own schedule
     steepest: float | None  # where the loss falls most per power of ten
     tenth: float | None  # a tenth of the rate at which it is lowest
 
@@ -85,6 +91,11 @@ class CellRates:
 
     cell: Cell
     curves: Sequence[RateCurve]
+
+    @property
+    def peak(self) -> Spread | None:
+        """Return the peak for the cell's own schedule, over the seeds; None if the loss never fell."""
+        return _spread([curve.suggestion.peak for curve in self.curves])
 
     @property
     def steepest(self) -> Spread | None:
@@ -148,15 +159,21 @@ def smooth(losses: Numbers, decades: Numbers) -> Numbers:
     return smoothed
 
 
-def suggest(rates: Numbers, smoothed: Numbers) -> Suggestion:
-    """Return the suggestions of a smoothed curve, both of shape (steps,)."""
-    lowest = int(np.argmin(smoothed)) if len(smoothed) else 0
-    if lowest < 2:
-        return Suggestion(steepest=None, tenth=None)
-    slopes = np.gradient(smoothed[: lowest + 1], np.log10(rates[: lowest + 1]))
+def suggest(rates: Numbers, smoothed: Numbers, mean_factor: float) -> Suggestion:
+    """Return the suggestions of a smoothed curve, both of shape (steps,).
+
+    `mean_factor` is that of the schedule. The peak lies between the steepest and the lowest, in
+    powers of ten, as far as the mean of the schedule is below its peak.
+    """
+    lowest_step = int(np.argmin(smoothed)) if len(smoothed) else 0
+    if lowest_step < 2:
+        return Suggestion(peak=None, steepest=None, tenth=None)
+    slopes = np.gradient(smoothed[: lowest_step + 1], np.log10(rates[: lowest_step + 1]))
+    steepest, lowest = float(rates[int(np.argmin(slopes))]), float(rates[lowest_step])
     return Suggestion(
-        steepest=float(rates[int(np.argmin(slopes))]),
-        tenth=float(rates[lowest]) / MOST_BELOW_MINIMUM,
+        peak=steepest * (lowest / steepest) ** (1 - mean_factor),
+        steepest=steepest,
+        tenth=lowest / MOST_BELOW_MINIMUM,
     )
 
 

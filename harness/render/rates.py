@@ -20,7 +20,7 @@ def draw_rates(rates: CellRates, width: float, height: float) -> Figure:
     axes = figure.subplots()
     for curve in rates.curves:
         axes.plot(curve.rates, curve.smoothed, color=chart.COLORS[0], linewidth=1.1)
-    for number, spread in enumerate((rates.steepest, rates.tenth)):
+    for number, spread in enumerate((rates.peak, rates.steepest, rates.tenth)):
         if spread is not None:
             color = chart.COLORS[number + 1]
             axes.axvline(spread.mean, color=color, linewidth=1.1)

@@ -116,7 +116,11 @@ def rate_metrics(search: RateSearch | None, cell: Cell) -> dict[str, float]:
     if rates is None:
         return {}
     metrics = {}
-    for name, spread in (("steepest", rates.steepest), ("tenth", rates.tenth)):
+    for name, spread in (
+        ("suggested", rates.peak),
+        ("steepest", rates.steepest),
+        ("tenth", rates.tenth),
+    ):
         if spread is not None:
             metrics[f"harness.lr_{name}"] = spread.mean
             metrics[f"harness.lr_{name}_low"] = spread.low

@@ -15,6 +15,7 @@ from harness.preflight.rate_worker import (
     UntilDivergence,
     make_curve,
     mean_losses,
+    mean_schedule_factor,
     raise_rates,
 )
 from harness.preflight.rates import (
@@ -23,8 +24,10 @@ from harness.preflight.rates import (
     CellRates,
     RateCurve,
     RateSearch,
+    Suggestion,
     rate_at,
     read_search,
+    suggest,
     write_search,
 )
 from harness.render.terminal.rates import plot_lines
@@ -60,13 +63,43 @@ def test_the_suggestions_are_where_the_curve_says(seed: int) -> None:
     assert suggestion.tenth == pytest.approx(1e-3, rel=0.6)
 
 
+@pytest.mark.parametrize(("mean_factor", "peak"), [(1.0, 1e-3), (0.5, 10**-2.5), (0.0, 1e-2)])
+def test_the_peak_is_higher_the_less_a_schedule_has_of_it(mean_factor: float, peak: float) -> None:
+    rates = 10.0 ** np.arange(-5, 1)
+    smoothed = np.array([3.0, 2.9, 1.5, 0.2, 2.0, 9.0])  # falls most at 1e-3, is lowest at 1e-2
+    suggestion = suggest(rates, smoothed, mean_factor)
+    assert suggestion.peak == pytest.approx(peak)
+    assert (suggestion.steepest, suggestion.tenth) == pytest.approx((1e-3, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("axes", "mean_factor"),
+    [
+        ({}, 1.0),
+        ({"lr_schedule": "one-cycle"}, 0.5),
+        ({"lr_schedule": "cosine", "lr_warmup": 0.5}, 0.5),
+        ({"lr_schedule": "step", "lr_scaling": "linear", "batch_size": 64}, 1.11 / 3),
+    ],
+)
+def test_the_mean_of_a_schedule_is_seen_and_training_begins_as_before(
+    tmp_path: Path, axes: dict[str, Any], mean_factor: float
+) -> None:
+    trainer = make_trainer(
+        make_assignment(steps=300, **axes), LineFit(Options(), Settings()), tmp_path
+    )
+    (group,) = trainer.parts.optimizers[0].param_groups
+    before = dict(group)
+    assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
+    assert group == before
+
+
 def test_a_loss_that_only_rises_suggests_nothing() -> None:
     rates = rate_at(np.arange(STEPS), STEPS)
     losses = (1 + np.arange(STEPS) / 10).tolist()
     curve = RateCurve(seed=0, rates=rates.tolist(), losses=losses, diverged=True, current=1e-3)
-    assert (curve.suggestion.steepest, curve.suggestion.tenth) == (None, None)
+    assert curve.suggestion == Suggestion(peak=None, steepest=None, tenth=None)
     rates_of_cell = CellRates(cell=make_cell(), curves=[curve])
-    assert (rates_of_cell.steepest, rates_of_cell.tenth) == (None, None)
+    assert (rates_of_cell.peak, rates_of_cell.steepest, rates_of_cell.tenth) == (None, None, None)
 
 
 def test_the_spread_is_over_the_seeds() -> None:
@@ -83,7 +116,7 @@ def test_the_plot_is_a_line_of_text_for_each_height() -> None:
     assert len(lines) == 12
     assert lines[0].lstrip().startswith("2.3 │••••")
     assert lines[-1].split() == [f"1e{power}" for power in range(-7, 0)] + ["1e0"]
-    mark = lines[-2].index("▲") if "▲" in lines[-2] else lines[-2].index("◆")
+    mark = lines[-2].index("◆")  # of a constant rate, whose peak is the steepest
     assert abs(mark - 10 - 40) <= 2  # of 1e-3, four powers of ten from the left
 
 
@@ -160,7 +193,12 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     outline = TrialOutline.of(make_record(sweep.cells[0]), "digest")
     contents = cell_contents([outline], planned=(), search=search)
     names = {point.name for point in contents.points}
-    assert {"harness.lr_steepest", "harness.lr_tenth_low", "harness.lr_tenth_high"} <= names
+    assert {
+        "harness.lr_suggested",
+        "harness.lr_steepest",
+        "harness.lr_tenth_low",
+        "harness.lr_tenth_high",
+    } <= names
     Tracker(results).deliver(folder)
     (picture,) = results.artifacts.rglob("figures/learning-rate.png")
     assert picture.stat().st_size > 1000

@@ -25,7 +25,11 @@ def _plot(rates: CellRates) -> Plot:
     """Return the plot of a cell, with its suggestions as the legend."""
     legend = []
     for number, (name, spread) in enumerate(
-        (("steepest", rates.steepest), ("tenth of the lowest", rates.tenth))
+        (
+            ("suggested", rates.peak),
+            ("steepest", rates.steepest),
+            ("tenth of the lowest", rates.tenth),
+        )
     ):
         color = chart.COLORS[number + 1]
         legend.append(LegendEntry(color=color, dashes="none", name=f"{name} {rate_spread(spread)}"))

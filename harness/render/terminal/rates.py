@@ -28,8 +28,10 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 WIDTH, HEIGHT = 71, 10  # of the plot, in characters; ten columns for each power of ten
-STEEPEST, TENTH, BOTH = "▲", "△", "◆"
-COLUMNS = ("cell", "now", f"{STEEPEST} steepest", f"{TENTH} tenth of the lowest")
+PEAK, STEEPEST, TENTH = "◆", "▲", "△"
+COLUMNS = (
+    "cell", "now", f"{PEAK} suggested", f"{STEEPEST} steepest", f"{TENTH} tenth of the lowest",
+)  # fmt: skip
 
 
 def run(
@@ -67,6 +69,7 @@ def _print(console: TerminalConsole, search: RateSearch) -> None:
         table.add_row(
             rates.cell.label,
             f"{rates.curves[0].current:.2g}",
+            rate_spread(rates.peak),
             rate_spread(rates.steepest),
             rate_spread(rates.tenth),
         )
@@ -111,12 +114,11 @@ def _column(rate: float) -> int:
 
 
 def _axis(rates: CellRates) -> str:
-    """Return the line below the plot, with marks at what is suggested."""
+    """Return the line below the plot, with marks at what is suggested; the peak covers others."""
     line = ["─"] * WIDTH
-    for spread, mark in ((rates.steepest, STEEPEST), (rates.tenth, TENTH)):
+    for spread, mark in ((rates.tenth, TENTH), (rates.steepest, STEEPEST), (rates.peak, PEAK)):
         if spread is not None:
-            column = _column(spread.mean)
-            line[column] = BOTH if line[column] == STEEPEST else mark
+            line[_column(spread.mean)] = mark
     return "".join(line)
 
 
