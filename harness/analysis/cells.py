@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.records.record import Record
+from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
+
+SAMPLE = 100  # cells that axes are first compared in
 
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:
@@ -17,13 +20,33 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
     """
     if not cells:
         return []
-    varying = []
+    varying = _varying_in_harness(cells)
     for axis in axis_names(cells):
-        read = level_reader(axis)
-        level = read(cells[0])
-        if any(other != level for other in map(read, cells)):
-            varying.append(axis)
+        if axis not in AXES:
+            read = level_reader(axis)
+            level = read(cells[0])
+            if any(read(cell) != level for cell in cells):
+                varying.append(axis)
     return varying
+
+
+def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
+    """Return the names of the harness's own axes in which the cells differ.
+
+    A few cells have most of the differences. The other axes have hardly any combinations, so that
+    one pass over a hundred thousand cells collects them all.
+    """
+    sample = cells[:: max(1, len(cells) // SAMPLE)]
+    varying = set()
+    for axis in AXES:
+        if len({getattr(cell.axes, axis) for cell in sample}) > 1:
+            varying.add(axis)
+    others = [axis for axis in AXES if axis not in varying]
+    combinations = {tuple(map(vars(cell.axes).__getitem__, others)) for cell in cells}
+    for axis, levels in zip(others, zip(*combinations, strict=True), strict=True):
+        if len(set(levels)) > 1:
+            varying.add(axis)
+    return [axis for axis in AXES if axis in varying]
 
 
 def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from workloads.options import Between, Count, Fraction, Rate, Strict
 
@@ -283,6 +292,17 @@ class Axes(Strict):
             "torch and the packages of a worker there",
         ),
     ] = None
+
+    @classmethod
+    def of_checked(cls, values: dict[str, Any]) -> Self:
+        """Return the axes with these values, one of every axis; the dictionary becomes their own.
+
+        For values that were checked one by one. A frozen dataclass sets its fields one by one,
+        which takes longer than all else that planning does for a cell.
+        """
+        axes = cls.__new__(cls)
+        object.__setattr__(axes, "__dict__", values)
+        return axes
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -7,15 +7,16 @@ cluster's partitions where this machine can ask Slurm for them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import partitions
-from harness.spec.axes import setting_that_needs_gpu
+from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import Document, read_document
 from harness.spec.environment import PREFIX, Variables
@@ -194,7 +195,7 @@ def check_fits(
     may_share = on_cores and not timed
     _check_device(profile)
     variables = _variables_of(profile)
-    for cell in cells:
+    for cell in _unlike_cells(cells):
         problem = _problem_of_variable(variables, cell.environment) or _problem_of_gpu(
             profile, cell
         )
@@ -202,6 +203,15 @@ def check_fits(
             problem = problem or _problem_of_size(cell.axes.world_size, slots)
         if problem is not None:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
+
+
+def _unlike_cells(cells: Iterable[Cell]) -> Iterable[Cell]:
+    """Return the first of all cells that a profile has to meet the same demands of."""
+    demands_of = attrgetter("axes.world_size", *(f"axes.{axis}" for axis in GPU_SETTINGS))
+    unlike: dict[Hashable, Cell] = {}
+    for cell in cells:
+        unlike.setdefault((demands_of(cell), *cell.environment), cell)
+    return unlike.values()
 
 
 def _check_device(profile: Profile) -> None:

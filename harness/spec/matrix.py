@@ -7,29 +7,26 @@ rule). Checks make sure that no axis is set twice among the sweep's own keys.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.errors import did_you_mean
-from harness.spec.axes import AXIS_TYPES, Axes
+from harness.spec.axes import AXES, AXIS_TYPES
 from harness.spec.document import Document, Key
 from harness.spec.environment import (
-    PREFIX,
-    Variables,
     axis_hint,
     problem_of_variable,
     variable_of,
     variable_value,
 )
+from harness.spec.expansion import Expansion, Point, Values
 from harness.spec.setting_axis import setting_of
 from harness.spec.settings import WorkloadSettings, checked_value, checked_values
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
 
-Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
 MAX_POINTS = 200_000  # of a sweep, those that are left out included; planning as many takes seconds
 CONFLICT = "conflict"  # the rule of points whose axes make no sense together
@@ -46,24 +43,6 @@ class ExcludedPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One combination of values of all axes."""
-
-    axes: Axes
-    environment: Variables  # a value of each variable that the sweep names anywhere
-    settings: Values  # of the workload, as axes: `options.hidden` -> value
-    rule: str | None = None  # the exclude rule that matches it, as in `exclude[0]`
-
-    @property
-    def levels(self) -> dict[str, Any]:
-        """Return the value of every axis, by its name in a sweep file."""
-        levels = self.axes.values
-        for name, value in self.environment.items():
-            levels[f"{PREFIX}{name}"] = value
-        return levels | dict(self.settings)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """The axes part of a sweep, every value checked."""
 
@@ -75,6 +54,8 @@ class Matrix:
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
     variables: Sequence[str] = ()
+    # The harness's own axes that anything in the sweep sets; cells have the defaults of all others.
+    axes_set: Sequence[str] = ()
     workloads: Mapping[str, WorkloadSettings] = field(default_factory=dict)  # by label
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
@@ -86,19 +67,13 @@ class Matrix:
         """Return whether the axis is set for all workloads."""
         return axis in self.fixed or self.varies(axis)
 
-    def points(self, workload: str, axes_of_workload: Values) -> Iterator[Point]:
-        """Yield every combination for a workload, those that an exclude rule matches too.
+    def expansion(self, axes_of_workload: Values) -> Expansion:
+        """Return every combination for a workload, those that an exclude rule matches too.
 
-        The first axis of the product varies slowest. Rules that match are taken out of `unused`.
+        The first axis of the product varies slowest.
         """
-        for choices in itertools.product(*self._columns()):
-            values = {**self.fixed, **axes_of_workload}
-            for choice in choices:
-                values.update(choice)
-            point = self._point(values)
-            if self.exclude:
-                point = replace(point, rule=self._matching_exclusion(workload, point))
-            yield point
+        fixed = {**self.fixed, **axes_of_workload}
+        return Expansion(fixed, self._columns(), self.variables)
 
     def count_points(self, workload: str) -> int:
         """Return how many combinations a workload has, inclusions too, without making any."""
@@ -123,70 +98,57 @@ class Matrix:
                 columns.append(alternatives)
         return columns
 
-    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Point]]:
-        """Yield the further combinations for a workload, each with the number of its include rule.
+    def inclusions(
+        self, workload: str, axes_of_workload: Values
+    ) -> Iterator[tuple[int, Expansion]]:
+        """Yield the further combinations for a workload, with the number of each include rule.
 
         A rule is a small product of its own, on top of the axes that are the same for all points. A
         rule that names workloads holds for those only.
         """
+        fixed = {**self.fixed, **axes_of_workload}
         for number, rule in enumerate(self.include):
             if workload not in rule.get("workload", [workload]):
                 continue
             options = _options_of(rule)
-            for row in itertools.product(*options.values()):
-                included = dict(zip(options, row, strict=True))
-                yield number, self._point({**self.fixed, **axes_of_workload, **included})
+            columns: list[Sequence[Values]] = []
+            for axis, values in options.items():
+                columns.append([{axis: value} for value in values])
+            yield number, Expansion(fixed, columns, self.variables)
 
-    def _point(self, values: Values) -> Point:
-        """Return the point with these values, of the remaining axes with their defaults."""
-        axes: dict[str, Any] = {}
-        environment: dict[str, str | None] = dict.fromkeys(self.variables)
-        settings: dict[str, Any] = {}
-        for axis, value in values.items():
-            variable = variable_of(axis)
-            if variable is not None:
-                environment[variable] = value
-            elif setting_of(axis) is not None:
-                settings[axis] = value
-            else:
-                axes[axis] = value
-        return Point(axes=_axes(axes), environment=environment, settings=settings)
+    def matching_exclusion(self, workload: str, point: Point) -> str | None:
+        """Return the first exclude rule that matches a point, and note that it is used."""
+        for number, rule in enumerate(self.exclude):
+            if self._matches(rule, workload, point):
+                self.unused.discard(number)
+                return f"exclude[{number}]"
+        return None
 
-    def _matching_exclusion(self, workload: str, point: Point) -> str | None:
-        """Return the first exclude rule that matches a point, and note that it is used.
+    def _matches(self, rule: Options, workload: str, point: Point) -> bool:
+        """Return whether the point has, for each axis of a rule, one of the rule's values."""
+        return all(self._level(workload, point, axis) in values for axis, values in rule.items())
+
+    def _level(self, workload: str, point: Point, axis: str) -> Any:
+        """Return the value of an axis of a rule.
 
         A variable that the sweep sets nowhere is unset. A setting that the point does not decide is
         as the workload's entry has it.
         """
-        values = point.levels
-        for axis in itertools.chain(*self.exclude):
-            setting = setting_of(axis)
-            if setting is not None and axis not in values:
-                values[axis] = self.workloads[workload].value(setting)
-        values["workload"] = workload
-        # A fraction where the batch can't be shared out evenly, so that no rule matches it.
-        values["rank_batch_size"] = point.axes.batch_size / point.axes.data_parallel_size
-        for number, rule in enumerate(self.exclude):
-            if all(values.get(axis) in excluded for axis, excluded in rule.items()):
-                self.unused.discard(number)
-                return f"exclude[{number}]"
-        return None
+        if axis == "workload":
+            return workload
+        if axis == "rank_batch_size":
+            # A fraction where the batch can't be shared out evenly, so that no rule matches it.
+            axes = point.axes
+            return axes.batch_size / axes.data_parallel_size
+        setting = setting_of(axis)
+        if setting is not None and axis not in point.settings:
+            return self.workloads[workload].value(setting)
+        return point.get(axis)
 
 
 def _options_of(rule: Options) -> Options:
     """Return the axes of a rule, without the workloads that it holds for."""
     return {axis: values for axis, values in rule.items() if axis != "workload"}
-
-
-def _axes(values: Values) -> Axes:
-    """Return the axes with these values, `rank_batch_size` turned into `batch_size`."""
-    settings = dict(values)
-    rank_batch_size = settings.pop("rank_batch_size", None)
-    if not rank_batch_size:
-        return Axes(**settings)
-    # It replaces the workload's own batch size, which is there as well.
-    axes = Axes(**{**settings, "batch_size": rank_batch_size})
-    return replace(axes, batch_size=rank_batch_size * axes.data_parallel_size)
 
 
 def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -> Matrix:
@@ -209,13 +171,15 @@ def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
     include = _read_rules(document, "include", workloads)
+    groups = [fixed, *_axes_of_workloads(document), product, *zipped, *include]
     matrix = Matrix(
         fixed=fixed,
         product=product,
         zipped=zipped,
         exclude=exclude,
         include=include,
-        variables=_variables([fixed, *_axes_of_workloads(document), product, *zipped, *include]),
+        variables=_variables(groups),
+        axes_set=_axes_set(groups),
         workloads=workloads,
         unused=set(range(len(exclude))),
     )
@@ -238,6 +202,14 @@ def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:
             if variable is not None:
                 variables[variable] = None
     return list(variables)
+
+
+def _axes_set(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the harness's own axes in any of the groups, and the batch size, which cells always set."""
+    names = {"batch_size"}
+    for group in groups:
+        names.update(axis for axis in group if axis in AXES)
+    return sorted(names)
 
 
 def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) -> None:

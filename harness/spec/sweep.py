@@ -10,15 +10,25 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec import matrix
-from harness.spec.cell import Cell, Fingerprints, Length, Profiling, StopRule, Trial
+from harness.spec.cell import (
+    Cell,
+    Fingerprints,
+    Length,
+    Profiling,
+    StopRule,
+    Trial,
+    WorkloadRef,
+)
 from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.environment import Variables
+from harness.spec.expansion import Point, PointMemo
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.setting_axis import CUSTOM, setting_of
 from harness.spec.settings import WorkloadSettings
@@ -216,7 +226,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         fingerprints=file.fingerprints,
         mllog=file.mllog,
         timeout=file.timeout,
-        cells=_distinct(document, cells),
+        cells=_distinct(document, cells, axes_matrix.axes_set),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=_workload_seeds(file),
@@ -228,7 +238,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
 
 def _check_trial_count(document: Document, sweep: Sweep) -> None:
     """Raise BadInput for more trials than can be listed, before any of them is made."""
-    count = sum(sweep.count_trials(cell) for cell in sweep.cells)
+    count = sum(map(sweep.count_trials, sweep.cells))
     if count > MAX_TRIALS:
         problem = (
             f"found {count:,} trials over all cells, seeds and repeats; allowed: at most"
@@ -297,16 +307,24 @@ def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
     return seeds
 
 
-def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
+def _distinct(document: Document, cells: Sequence[Cell], axes_set: Sequence[str]) -> list[Cell]:
     """Return the cells, each once, in their order.
 
     Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
-    BadInput for equal cells of two workloads: both labels would show the same trials.
+    BadInput for equal cells of two workloads: both labels would show the same trials. Cells differ
+    in no axis of the harness but in `axes_set`.
     """
+    levels_of = attrgetter(*(f"axes.{axis}" for axis in axes_set))
+    # Cells of a workload share these objects, which live as long as the cells: their addresses are
+    # enough to find what takes long to compare.
+    keys: dict[tuple[int, int], Hashable] = {}
     distinct: dict[Hashable, Cell] = {}
     for cell in cells:
+        objects = (id(cell.workload), id(cell.environment))
+        if objects not in keys:
+            keys[objects] = cell.key_without_axes
+        same = distinct.setdefault((keys[objects], levels_of(cell)), cell)
         label = cell.workload.label
-        same = distinct.setdefault(cell.content_key, cell)
         if same.workload.label != label:
             problem = f"found the same as {same.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)
@@ -354,35 +372,42 @@ class _CellPlanner:
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
         cells: list[Cell] = []
-        for point in self.axes_matrix.points(self.label, axes_of_workload):
-            exclusion = self._exclusion(point)
+        product = self.axes_matrix.expansion(axes_of_workload)
+        exclusion_of = PointMemo(product, self._exclusion)
+        common_part_of = PointMemo(product, self._common_part)
+        for point in product:
+            exclusion = exclusion_of(point)
             if exclusion is None:
-                cells.append(self._cell(point))
+                cells.append(common_part_of(point).cell(point))
             else:
-                excluded.append(exclusion)
-        for number, point in self.axes_matrix.inclusions(self.label, axes_of_workload):
-            conflict = self._find_conflict(point)
-            if conflict:
-                raise self.document.error(("include", number), conflict)
-            cells.append(self._cell(point))
+                excluded.append(self._excluded(point, exclusion))
+        for number, inclusion in self.axes_matrix.inclusions(self.label, axes_of_workload):
+            conflict_of = PointMemo(inclusion, self._find_conflict)
+            common_part_of = PointMemo(inclusion, self._common_part)
+            for point in inclusion:
+                conflict = conflict_of(point)
+                if conflict:
+                    raise self.document.error(("include", number), conflict)
+                cells.append(common_part_of(point).cell(point))
         return cells
 
-    def _workload(self, point: matrix.Point) -> PlannedWorkload:
+    def _workload(self, point: Point) -> PlannedWorkload:
         """Return the workload with the settings of a point; raises BadInput for wrong ones."""
-        settings = json.dumps(point.settings)
-        if settings not in self.planned:
-            self.planned[settings] = plan_workload(
+        settings = point.settings
+        key = json.dumps(settings)
+        if key not in self.planned:
+            self.planned[key] = plan_workload(
                 self.document,
                 self.label,
                 self.entry,
                 self.declaration,
-                point.settings,
+                settings,
                 self.digests,
                 self.axes_matrix.workloads[self.label].custom,
             )
-        return self.planned[settings]
+        return self.planned[key]
 
-    def _find_conflict(self, point: matrix.Point) -> str | None:
+    def _find_conflict(self, point: Point) -> str | None:
         """Return why a point makes no sense for the workload, None if it does."""
         settings = self.axes_matrix.workloads[self.label]
         for axis in point.settings:
@@ -474,21 +499,20 @@ class _CellPlanner:
         """Return how long the workload trains: its own length, or else the sweep's."""
         return self.entry.length or self.file.length
 
-    def _exclusion(self, point: matrix.Point) -> matrix.ExcludedPoint | None:
-        """Return the point as an excluded one if a rule or a conflict excludes it, else None."""
-        reason: str | None = "the sweep says so"
-        if not point.rule:
-            reason = self._find_conflict(point)
-        if reason is None:
-            return None
-        return matrix.ExcludedPoint(
-            workload=self.label,
-            axes=point.levels,
-            rule=point.rule or matrix.CONFLICT,
-            reason=reason,
-        )
+    def _exclusion(self, point: Point) -> tuple[str, str] | None:
+        """Return the rule, or CONFLICT, that leaves a point out, and the reason; None of a cell."""
+        rule = self.axes_matrix.matching_exclusion(self.label, point)
+        if rule is not None:
+            return rule, "the sweep says so"
+        conflict = self._find_conflict(point)
+        return None if conflict is None else (matrix.CONFLICT, conflict)
 
-    def _environment(self, point: matrix.Point, workload: PlannedWorkload) -> Variables:
+    def _excluded(self, point: Point, exclusion: tuple[str, str]) -> matrix.ExcludedPoint:
+        """Return a point that is left out, by which rule, and why."""
+        rule, reason = exclusion
+        return matrix.ExcludedPoint(workload=self.label, axes=point, rule=rule, reason=reason)
+
+    def _environment(self, point: Point, workload: PlannedWorkload) -> Variables:
         """Return the variables of a point, with those that axes of the user's own set or leave unset.
 
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
@@ -504,16 +528,39 @@ class _CellPlanner:
                 environment[variable] = value
         return environment
 
-    def _cell(self, point: matrix.Point) -> Cell:
-        """Return the cell of a point, with the workload's own lengths or else the sweep's."""
+    def _common_part(self, point: Point) -> _CommonPart:
+        """Return all of a point's cell but its axes; lengths are the workload's or the sweep's."""
         workload = self._workload(point)
-        return Cell(
+        return _CommonPart(
             workload=workload.reference,
-            axes=point.axes,
             environment=self._environment(point, workload),
             length=self._length,
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,
             stop=self._stop_rule(workload),
             stack=None if point.axes.stack is None else self.file.stacks[point.axes.stack],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CommonPart:
+    """What cells share whose points differ in the harness's own axes only."""
+
+    workload: WorkloadRef
+    environment: Variables
+    length: Length
+    evaluate: Length
+    warmup: int
+    stop: StopRule | None
+
+    def cell(self, point: Point) -> Cell:
+        """Return the cell of a point."""
+        return Cell(
+            workload=self.workload,
+            axes=point.axes,
+            environment=self.environment,
+            length=self.length,
+            evaluate=self.evaluate,
+            warmup=self.warmup,
+            stop=self.stop,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,10 +48,11 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, in_full: bool = False
     console = TerminalConsole()
     description = escape(one_line(sweep.description))
     console.print(f"[bold]{escape(sweep.name)}[/]  {description}", soft_wrap=True)
+    axes = varying_axes(sweep.cells)
     if in_full or len(sweep.cells) <= MOST_ROWS:
-        show_table(console, plan_table(sweep, sweep.cells, estimates))
+        show_table(console, plan_table(sweep.cells, axes, estimates))
     else:
-        _show_summary(console, sweep, estimates)
+        _show_summary(console, sweep, axes, estimates)
     console.print(f"\n{_describe_trials(sweep)}", soft_wrap=True)
     console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
@@ -65,10 +66,12 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, in_full: bool = False
         console.print(f"{rule} matches no cell", style="yellow", markup=False)
 
 
-def _show_summary(console: Console, sweep: Sweep, estimates: dict[str, float]) -> None:
-    """Print in how many values of which axes the cells differ, and the first and the last cells."""
+def _show_summary(
+    console: Console, sweep: Sweep, axes: Sequence[str], estimates: Mapping[str, float]
+) -> None:
+    """Print how many values the `axes` have in which cells differ, and the first and last cells."""
     table = make_table(["axis", "values", "cells of each"], ["values"])
-    for axis in ("workload", *varying_axes(sweep.cells)):
+    for axis in ("workload", *axes):
         read = _label_of if axis == "workload" else level_reader(axis)
         counts = Counter(map(read, sweep.cells))
         first_counts = list(counts.items())[:MOST_VALUES]
@@ -78,7 +81,7 @@ def _show_summary(console: Console, sweep: Sweep, estimates: dict[str, float]) -
     show_table(console, table)
     console.print(f"\nthe first and the last {ENDS} of {len(sweep.cells):,} cells; --all shows all")
     ends = [*sweep.cells[:ENDS], *sweep.cells[-ENDS:]]
-    show_table(console, plan_table(sweep, ends, estimates))
+    show_table(console, plan_table(ends, axes, estimates))
 
 
 def _label_of(cell: Cell) -> str:
@@ -118,7 +121,7 @@ def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
         }
         cells.append(ids | asdict(cell))
     trials = [trial.id for trial in sweep.trials()]
-    return asdict(sweep.whole()) | {"cells": cells, "trials": trials}
+    return asdict(replace(sweep.whole(), cells=[])) | {"cells": cells, "trials": trials}
 
 
 def _describe_fingerprints(chosen: Fingerprints) -> str:
@@ -140,10 +143,7 @@ def _describe_trials(sweep: Sweep) -> str:
     """
     trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
     repeats = counted(sweep.repeats, "repeat")
-    cell_counts: dict[Sequence[int], int] = {}
-    for cell in sweep.cells:
-        seeds = tuple(sweep.seeds_of(cell))
-        cell_counts[seeds] = cell_counts.get(seeds, 0) + 1
+    cell_counts = Counter(tuple(sweep.seeds_of(cell)) for cell in sweep.cells)
     groups: list[str] = []
     for group_seeds, cell_count in cell_counts.items():
         listed = ", ".join(str(seed) for seed in group_seeds)

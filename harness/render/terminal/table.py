@@ -6,7 +6,7 @@ the functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -119,12 +119,11 @@ def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
     return table
 
 
-def plan_table(sweep: Sweep, cells: Sequence[Cell], estimates: dict[str, float]) -> Table:
-    """Return a table with one row for each of some cells of a sweep; `estimates` are seconds a trial by cell id.
+def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[str, float]) -> Table:
+    """Return a table with a row for each of some cells of a sweep, and a column for each of some axes.
 
-    Axes have a column only if cells differ in them.
+    `estimates` are the seconds that a trial takes, by the id of its cell.
     """
-    axes = varying_axes(sweep.cells)
     columns = ["cell", "workload", *axes, "length", "estimate"]
     table = make_table(columns, [*NUMERIC_AXES, "estimate"])
     for cell in cells:
