@@ -5,6 +5,8 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-scale: how commands grow with the trials of a sweep, and assembling a record with its ranks and steps.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
+# make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
+# DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +18,9 @@ export PATH := $(PATH):/usr/sbin:/sbin
 FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
+DEVICE ?= cuda
 
-.PHONY: demo test fuzz campaign mutants bench bench-scale bench-gate setup setup-test lint clean
+.PHONY: demo test fuzz campaign mutants bench bench-scale bench-gate gpu setup setup-test lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -66,6 +69,10 @@ bench-scale: setup-test
 bench-gate: setup-test
 	@$(BIN)/python -m tests.perf.gate
 	@$(BIN)/harness certify --anew
+
+# Without .venv: such a machine has its own torch, and may have no network to install another.
+gpu:
+	@$(PYTHON) -m tests.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
 
 lint: setup-test
 	@echo "==> ruff and mypy"

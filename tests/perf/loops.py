@@ -17,7 +17,7 @@ from harness.spec.cell import Trial
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
 from harness.training.worker import load_workload
-from tests.support.training import NoEvaluation, make_trainer
+from tests.support.training import CPU, NoEvaluation, make_trainer
 from workloads.base import Batch, Samples, Workload
 
 
@@ -39,10 +39,14 @@ class Harness:
     That is clocks, digests, checks of the losses, telemetry's calls and progress.
     """
 
-    def __init__(self, assignment: Assignment, folder: Path, ranks: Ranks) -> None:
+    def __init__(
+        self, assignment: Assignment, folder: Path, ranks: Ranks, device: torch.device = CPU
+    ) -> None:
         workload = load_workload(assignment)
         hooks = NoEvaluation()
-        self.trainer = make_trainer(assignment, workload, folder, ranks=ranks, hooks=hooks)
+        self.trainer = make_trainer(
+            assignment, workload, folder, ranks=ranks, hooks=hooks, device=device
+        )
 
     def train(self, steps: int) -> None:
         self.trainer.run(until=self.trainer.state.step + steps)
@@ -58,7 +62,9 @@ class Bare:
     Whole batches are fetched at once, and nothing is read from the device in a step.
     """
 
-    def __init__(self, trial: Trial, workload: Workload, ranks: Ranks) -> None:
+    def __init__(
+        self, trial: Trial, workload: Workload, ranks: Ranks, device: torch.device = CPU
+    ) -> None:
         cell = trial.cell
         samples = workload.splits().train
         order = BatchOrder(
@@ -70,7 +76,8 @@ class Bare:
         )
         seed_everything(trial.seed)
         self.workload = workload
-        self.model = workload.build_model()
+        self.device = device
+        self.model = workload.build_model().to(device)
         if cell.axes.strategy == "ddp":
             self.model = DistributedDataParallel(self.model)
         self.optimizer = workload.optimizer(self.model)
@@ -81,6 +88,7 @@ class Bare:
             batch_sampler=order,
             collate_fn=_identity,
             generator=torch.Generator(),
+            pin_memory=device.type == "cuda",
         )
         self.batches = _epochs(loader, order)
         self.losses: list[float] = []
@@ -88,7 +96,7 @@ class Bare:
     def train(self, steps: int) -> None:
         losses = []
         for _ in range(steps):
-            loss = self.workload.loss(self.model, next(self.batches))
+            loss = self.workload.loss(self.model, _on_device(next(self.batches), self.device))
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if self.schedule is not None:
@@ -105,11 +113,12 @@ class Textbook:
     optimizer has its default implementation, and each step calls `.item()`.
     """
 
-    def __init__(self, trial: Trial, workload: Workload) -> None:
+    def __init__(self, trial: Trial, workload: Workload, device: torch.device = CPU) -> None:
         samples = workload.splits().train
         seed_everything(trial.seed)
         self.workload = workload
-        self.model = workload.build_model()
+        self.device = device
+        self.model = workload.build_model().to(device)
         self.optimizer = workload.optimizer(self.model)
         for group in self.optimizer.param_groups:
             group["fused"] = None
@@ -123,7 +132,7 @@ class Textbook:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            batch = tuple(next(self.batches))
+            batch = _on_device(tuple(next(self.batches)), self.device)
             self.optimizer.zero_grad()
             loss = self.workload.loss(self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -137,12 +146,24 @@ class Textbook:
 def isolated_random(state: list[Tensor]) -> Iterator[None]:
     """Let a loop draw the numbers that it would draw by itself, whoever has drawn some meanwhile.
 
-    `state` is empty for a loop that has not drawn yet; where the generator stops is left there.
+    `state` is empty for a loop that has not drawn yet; where the generators of the CPU and of a GPU
+    that is in use stop is left there.
     """
     if state:
-        torch.set_rng_state(state.pop())
+        torch.set_rng_state(state.pop(0))
+    if state:
+        torch.cuda.set_rng_state(state.pop())
     yield
     state.append(torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        state.append(torch.cuda.get_rng_state())
+
+
+def _on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch on a device, copied beside the host where its memory is page-locked."""
+    if device.type == "cpu":
+        return batch
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
 
 class _WholeBatches(Dataset[Any]):

@@ -1,4 +1,4 @@
-"""Trials in this process: one rank, on the CPU, without a launcher."""
+"""Trials in this process: one rank, on the CPU unless another device is named, without a launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
-from tests.factories import make_cell
 from workloads.base import Workload
 
 CPU = torch.device("cpu")
@@ -34,6 +33,9 @@ class NoEvaluation(Hooks):
 
 def make_assignment(*, steps: int, **axes: Any) -> Assignment:
     """Return a trial of `steps` steps with an evaluation at its end, in batches of 32."""
+    # Here, as it loads pydantic, which a machine that only trains may not have.
+    from tests.factories import make_cell
+
     cell = Cell(
         workload=make_cell().workload,
         axes=Axes(**{"batch_size": 32, **axes}),
@@ -51,9 +53,10 @@ def make_trainer(
     *,
     ranks: Ranks = SINGLE_RANK,
     hooks: Hooks | None = None,
+    device: torch.device = CPU,
 ) -> Trainer:
     """Build a trial of `workload`, whatever the assignment names, ready to be run."""
     state = TrainingState()
-    mesh = ParallelMesh.from_axes(assignment.trial.cell.axes, ranks, CPU)
+    mesh = ParallelMesh.from_axes(assignment.trial.cell.axes, ranks, device)
     parts = build_trial(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)

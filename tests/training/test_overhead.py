@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.perf.overhead import estimate_ratio, make_assignments, make_race
+from tests.perf.overhead import make_assignments, make_race
+from tests.perf.race import estimate_ratio
 from tests.support.training import SINGLE_RANK
 
 
