@@ -531,6 +531,7 @@ class _CellPlanner:
     def _common_part(self, point: Point) -> _CommonPart:
         """Return all of a point's cell but its axes; lengths are the workload's or the sweep's."""
         workload = self._workload(point)
+        stack = point.axes.stack
         return _CommonPart(
             workload=workload.reference,
             environment=self._environment(point, workload),
@@ -538,7 +539,7 @@ class _CellPlanner:
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,
             stop=self._stop_rule(workload),
-            stack=None if point.axes.stack is None else self.file.stacks[point.axes.stack],
+            stack=None if stack is None else self.file.stacks[stack],
         )
 
 
@@ -552,6 +553,7 @@ class _CommonPart:
     evaluate: Length
     warmup: int
     stop: StopRule | None
+    stack: Stack | None
 
     def cell(self, point: Point) -> Cell:
         """Return the cell of a point."""
@@ -563,4 +565,5 @@ class _CommonPart:
             evaluate=self.evaluate,
             warmup=self.warmup,
             stop=self.stop,
+            stack=self.stack,
         )

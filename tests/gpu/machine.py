@@ -23,7 +23,7 @@ def main() -> int:
             return 1
         major, minor = torch.cuda.get_device_capability()
         figures |= {"GPU": torch.cuda.get_device_name(), "capability": f"{major}.{minor}"}
-        figures["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        figures["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         try:
             subprocess.run(["nvidia-smi", "-q"], check=False)
         except FileNotFoundError:

@@ -40,7 +40,7 @@ def make_cell(
     options: Mapping[str, Any] | None = None,
 ) -> Cell:
     """Return a cell of a built-in workload that is evaluated once, at its end."""
-    settings = {"options": dict(options or {}), "data": DATA[workload]}
+    settings: dict[str, Any] = {"options": dict(options or {}), "data": DATA[workload]}
     return Cell(
         workload=WorkloadRef(
             label=workload,

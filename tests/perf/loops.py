@@ -155,7 +155,7 @@ def isolated_random(state: list[Tensor]) -> Iterator[None]:
         torch.cuda.set_rng_state(state.pop())
     yield
     state.append(torch.get_rng_state())
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state.append(torch.cuda.get_rng_state())
 
 

@@ -28,12 +28,11 @@ from harness.records.environment import describe_hardware
 from harness.training.ranks import Ranks, process_group
 from harness.training.worker import load_workload
 from tests.perf.loops import Bare, Harness, Loop, Textbook
-from tests.perf.race import CLOCKS, Race, estimate_ratio
+from tests.perf.race import CLOCKS, PLANNED_STEPS, Race, estimate_ratio
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 DATA = TOP.parent / "shared" / "data" / "mnist10k"
-PLANNED_STEPS = 200_000  # for which learning-rate schedules are made; more than are ever trained
 
 
 def make_race(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Race:

@@ -17,6 +17,7 @@ from tests.perf.loops import Loop, isolated_random
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 WINDOW_SECONDS = 0.6  # that the fastest loop should train at a time
+PLANNED_STEPS = 200_000  # for which learning-rate schedules are made; more than are ever trained
 PROBED_STEPS = 20  # in which the length of a window is estimated
 
 
@@ -88,7 +89,7 @@ class Race:
 
 def _wait_for_all_ranks() -> None:
     """Wait until the GPU, if there is work on one, and all ranks are done."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     if dist.is_initialized():
         dist.barrier()
