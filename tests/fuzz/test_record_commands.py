@@ -18,8 +18,9 @@ COMMANDS = [("show", "demo"), ("compare", "demo", "other"), ("status",), ("statu
 SLOW_COMMANDS = [("report", "demo"), ("show", "demo", "--phases")]
 EXIT_CODES = {0, 1, 2, 3}
 CASES = settings.default.max_examples  # type: ignore[union-attr]
-# A command takes a hundred times as long as reading a file, and a report a thousand times.
-FEW = settings(max_examples=CASES if CASES > 1000 else 5)
+# A command takes a hundred times as long as reading a file, and a report a thousand times. So the
+# commands share the inputs of `make fuzz`.
+FEW = settings(max_examples=CASES // len(COMMANDS) if CASES > 1000 else 5)
 FEWER = settings(max_examples=max(2, CASES // 50))
 
 
