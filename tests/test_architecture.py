@@ -44,7 +44,7 @@ ROWS = [
     {"mllog"},
     {"launch"},
     {"slurm", "analysis"},
-    {"gate", "reproduce", "preflight", "housekeeping"},
+    {"gate", "reproduce", "preflight", "serving", "housekeeping"},
     {"render"},
     {"tracking"},
     {"render.terminal"},

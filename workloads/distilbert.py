@@ -102,19 +102,22 @@ class DistilBert(Classifier):
     @cached_property
     def samples(self) -> tuple[TokenSamples, TokenSamples, TokenSamples | None]:
         """The training, test and validation sets as token ids; None without a validation set."""
-        if self.checkpoint_folder:
-            tokenizer = Tokenizer.from_file(str(self.checkpoint_folder / TOKENIZER))
-        else:
-            tokenizer = trained(self.texts.train, self.options.architecture.vocabulary)
         texts = self.texts
         validation = None
         if texts.validation:
-            validation = self._tokenize(tokenizer, texts.validation, texts.validation_labels)
+            validation = self._tokenize(texts.validation, texts.validation_labels)
         return (
-            self._tokenize(tokenizer, texts.train, texts.train_labels),
-            self._tokenize(tokenizer, texts.test, texts.test_labels),
+            self._tokenize(texts.train, texts.train_labels),
+            self._tokenize(texts.test, texts.test_labels),
             validation,
         )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The pretrained model's tokenizer, or one that is trained on the training texts."""
+        if self.checkpoint_folder:
+            return Tokenizer.from_file(str(self.checkpoint_folder / TOKENIZER))
+        return trained(self.texts.train, self.options.architecture.vocabulary)
 
     @cached_property
     def checkpoint_folder(self) -> Path | None:
@@ -289,9 +292,11 @@ class DistilBert(Classifier):
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
         return 3 * (self.config.n_layers * layer + 2 * d**2 + 2 * d * len(self.texts.classes))
 
-    def _tokenize(self, tokenizer: Tokenizer, texts: Sequence[str], labels: Tensor) -> TokenSamples:
+    def _tokenize(self, texts: Sequence[str], labels: Tensor) -> TokenSamples:
         """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
-        encoded = [torch.tensor(ids) for ids in encode(tokenizer, texts, self.options.sequence)]
+        encoded = [
+            torch.tensor(ids) for ids in encode(self.tokenizer, texts, self.options.sequence)
+        ]
         tokens = pad_sequence(encoded, batch_first=True, padding_value=PAD)
         lengths = torch.tensor([len(ids) for ids in encoded])
         fixed = self.options.padding == "fixed"

@@ -145,6 +145,27 @@ def _records_of_cell(results: Results, name: str) -> Named:
     return Named(records=_read_records(folder, cells, cell_name), folder=folder)
 
 
+def find_trial(results: Results, name: str) -> tuple[Record, Path]:
+    """Return the one trial that a name stands for, and its folder.
+
+    Raises BadInput for none, for several, and for one that was not done.
+    """
+    named = find(results, name)
+    ids = [record.trial.id for record in named.records]
+    if len(ids) != 1:
+        listed = ", ".join(ids[:10]) or "none"
+        raise BadInput(f"{name}: found {len(ids)} trials ({listed}); allowed: the name of one")
+    (record,) = named.records
+    if record.summary is None:
+        raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
+    folder = Path(name)
+    if folder.is_file():
+        folder = folder.parent
+    elif named.folder is not None and not folder.is_dir():
+        folder = named.folder / record.trial.id
+    return record, folder
+
+
 def _holders(cells_by_folder: Mapping[Path, Sequence[Cell]], name: str) -> dict[Path, list[Cell]]:
     """Return the cells with this name, by the sweeps' folders that have any."""
     holders: dict[Path, list[Cell]] = {}

@@ -34,6 +34,7 @@ from harness.cli import (
     reproduce,
     results,
     run,
+    serving,
     stored,
 )
 from harness.core.errors import (
@@ -61,7 +62,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (guide, run, preflight, results, reproduce, audit, gate, jobs, machine):
+for commands in (guide, run, preflight, results, reproduce, audit, serving, gate, jobs, machine):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(data.app, name="data")

@@ -166,22 +166,10 @@ def _diff_recorded(
 
 def _recorded_trial(results: Results, name: str) -> RecordedTrial:
     """Return the one trial that a name stands for; raises BadInput for none and for several."""
-    from harness.analysis.selection import find
+    from harness.analysis.selection import find_trial
     from harness.reproduce.recorded import RecordedTrial
 
-    named = find(results, name)
-    ids = [record.trial.id for record in named.records]
-    if len(ids) != 1:
-        listed = ", ".join(ids[:10]) or "none"
-        raise BadInput(f"{name}: found {len(ids)} trials ({listed}); allowed: the name of one")
-    (record,) = named.records
-    if record.summary is None:
-        raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
-    folder = Path(name)
-    if folder.is_file():
-        folder = folder.parent
-    elif named.folder is not None and not folder.is_dir():
-        folder = named.folder / record.trial.id
+    record, folder = find_trial(results, name)
     return RecordedTrial(record=record, folder=folder)
 
 

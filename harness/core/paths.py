@@ -97,6 +97,20 @@ class TrialFolder:
         """Return the folder of checkpoints of an interrupted trial, until it ends."""
         return self.path / "resume"
 
+    @property
+    def export_folder(self) -> Path:
+        """Return the folder of exported models, which has a folder for each format."""
+        return self.path / "export"
+
+    @property
+    def export_path(self) -> Path:
+        """Return where `harness export` keeps parity and latencies of these models."""
+        return self.export_folder / "export.json"
+
+    def exported_model(self, format_name: str) -> Path:
+        """Return the folder of the model in a format."""
+        return self.export_folder / format_name
+
     def rank_log(self, rank: int) -> Path:
         """Return the log of what one rank prints, libraries and the user's workload included."""
         return self.log_folder / f"rank{rank}.log"

@@ -449,6 +449,7 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
             folder.resume_checkpoints,
             folder.log_folder,
             folder.fingerprint_folder,
+            folder.export_folder,
         ):
             shutil.rmtree(stale, ignore_errors=True)
     elif folder.record_path.exists():
@@ -471,6 +472,7 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
         shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
         # It finished, so there is nothing to resume.
         shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
+        shutil.rmtree(folder.export_folder, ignore_errors=True)
     return failures
 
 

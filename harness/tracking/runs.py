@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
+from harness.analysis.scalars import metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, safe_folder_name
 from harness.core.redaction import redact_text, secret_values
@@ -29,6 +30,7 @@ from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.render.chart import save_png
 from harness.render.rates import draw_rates
+from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_files, staging
 from harness.tracking.contents import (
@@ -40,6 +42,7 @@ from harness.tracking.contents import (
     trial_contents,
     trials_csv,
 )
+from harness.tracking.exports import collect_export, export_metrics
 from harness.tracking.figures import MAX_CELLS, draw_board
 from harness.tracking.markdown import leader_board
 from harness.tracking.transaction import Transaction
@@ -52,6 +55,7 @@ PAGE_SIZE = 250  # runs in one answer to a search
 BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
+EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 RATES_TAG = "harness.rates"  # on a cell's run: when the search was made that its picture shows
 TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
 TABLE_FILE = "trials.csv"
@@ -59,6 +63,7 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 # On a trial's run: the command that runs it again wherever this MLflow can be reached.
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
+TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
 
@@ -85,7 +90,7 @@ class KnownRun:
         """Return what is remembered of a run as MLflow returns it."""
         tags, params, metrics = run.data.tags, set(run.data.params), run.data.metrics
         if tags.get("harness.kind") == "trial":
-            tags = {name: tags[name] for name in (RECORD_TAG, PARENT_TAG) if name in tags}
+            tags = {name: tags[name] for name in TRIAL_TAGS if name in tags}
             params, metrics = set(), {}
         return KnownRun(
             id=run.info.run_id,
@@ -212,6 +217,9 @@ class SweepRuns:
                 self._write_trial(outline, cell_run, records.get(outline.trial))
                 written += 1
                 writes.checkpoint()
+            for outline in cell_outlines:
+                if outline.trial in chosen_trials:
+                    self._update_export(outline.trial)
         if result is not None:
             self._update_boards(result, sweep_run, cell_runs)
             self._update_table(outlines, sweep_run)
@@ -256,6 +264,28 @@ class SweepRuns:
             save_png(draw_rates(rates, 6.0, 4.0), path)
             self._store_file(run, path, "figures")
         self._set_tag(run, RATES_TAG, str(search.at))
+
+    def _update_export(self, trial: str) -> None:
+        """Bring a trial's exports to its run, unless that shows them already."""
+        from mlflow.entities import Metric
+
+        trial_folder = self.folder.trial_folder(trial)
+        export = read_export(trial_folder)
+        if export is None:
+            return
+        (run,) = self.existing["trial", trial]
+        if run.tags.get(EXPORT_TAG) == str(export.at):
+            return
+        with staging(self.folder.delivery_folder) as aside:
+            collect_export(export, trial_folder, aside, self._clean)
+            self.client.log_artifacts(run.id, str(aside), trial_folder.export_folder.name)
+        at = round(export.at * 1000)
+        metrics = []
+        for name, value in export_metrics(export).items():
+            metrics.append(Metric(metric_name(name), value, at, 0))
+        for start in range(0, len(metrics), BATCH_SIZE):
+            self.client.log_batch(run.id, metrics[start : start + BATCH_SIZE], synchronous=True)
+        self._set_tag(run, EXPORT_TAG, str(export.at))
 
     def _store_file(self, run: KnownRun, path: Path, folder: str | None = None) -> None:
         """Store a file with a run, in a folder of its artifacts; an older one is replaced."""

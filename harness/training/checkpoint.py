@@ -188,17 +188,8 @@ class Checkpointer:
         fault = self.mesh.broadcast_from_rank_0(fault)
         if fault is not None:
             raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
-        weights, content = self._read(path)
+        weights, content = read_checkpoint(path)
         self._load_model(weights, content["ranks"][self.mesh.ranks.rank])
-
-    def _read(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the weights and all else of a checkpoint; raises BadCheckpoint."""
-        try:
-            weights = load_file(path / WEIGHTS_FILE)
-            content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
-        return weights, content
 
     def _load_model(
         self, weights: dict[str, torch.Tensor], rank_content: Mapping[str, Any]
@@ -212,7 +203,7 @@ class Checkpointer:
 
     def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
         """Put back all that was built as it was; return what this rank has of its own."""
-        weights, content = self._read(path)
+        weights, content = read_checkpoint(path)
         rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(content["step"], self.strategy.arranging_steps)):
@@ -227,6 +218,16 @@ class Checkpointer:
         self.scaler.restore(rank_content["scaler"])
         _restore_random_state(rank_content["random"])
         return rank_content
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the weights and all else of a checkpoint, on the CPU; raises BadCheckpoint."""
+    try:
+        weights = load_file(path / WEIGHTS_FILE)
+        content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
+    return weights, content
 
 
 def find_sound(origin: Origin, *folders: Path) -> tuple[Path | None, list[str]]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from harness.core.errors import BadInput
+from harness.core.errors import BadFile, BadInput
 from harness.core.variables import chooses_kernels
 from harness.records.code import training_digest
 from harness.records.decode import FileFormat, decode_file
@@ -111,6 +111,21 @@ def find_fault(checkpoint: Path, origin: Origin) -> str | None:
     if mismatch is None:
         return None
     return f"{checkpoint}: {mismatch}"
+
+
+def read_manifest(checkpoint: Path, trial: str) -> Manifest:
+    """Return the manifest of a trial's checkpoint whose files are as they were written.
+
+    Every file is read. Raises BadFile for a missing or damaged one, and for another trial's: unlike
+    a trial that goes on, whoever uses the parameters alone needs no equal software.
+    """
+    manifest = decode_file(Manifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
+    if manifest.origin.trial != trial:
+        raise BadFile(f"{checkpoint}: trial: found {manifest.origin.trial}; allowed: {trial}")
+    damage = _find_damage(checkpoint, manifest)
+    if damage is not None:
+        raise BadFile(f"{checkpoint}: {damage}")
+    return manifest
 
 
 def _find_mismatch(present: Origin, expected: Origin) -> str | None:

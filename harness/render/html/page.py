@@ -27,7 +27,7 @@ from harness.preflight.report import WorkloadReport
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
-from harness.render.html import classes, intervals, origin, parity, plots, rates, sections
+from harness.render.html import classes, intervals, origin, parity, plots, rates, sections, serving
 from harness.render.html.report import Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
@@ -429,6 +429,15 @@ SECTIONS = (
         about="the loss of a short training whose rate rises, smoothed, a line for each seed; the"
         " suggestions with their range over seeds",
         needs="harness find-lr SWEEP",
+    ),
+    Section(
+        id="exports",
+        title="Exported models",
+        kind="tables",
+        build=serving.exports,
+        about="each held against eager mode over the whole test set; times of calls in turn, with 95%"
+        " intervals from order statistics",
+        needs="harness export TRIAL --to FORMAT",
     ),
     Section(
         id="preflight",

@@ -23,6 +23,7 @@ from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
 from harness.render.format import cell_name
 from harness.render.terminal.roofline import with_measured_peaks
+from harness.serving.record import TrialExport, read_export
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -87,6 +88,7 @@ class Report:
     parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
+    exports: Sequence[TrialExport]  # of those trials that `harness export` was used on
     unreadable_count: int = 0  # records that are left out
     other_code_count: int = 0  # and those of trials whose workload had other code
 
@@ -141,7 +143,18 @@ def make_report(
         parity=_parity(results, sweep, result),
         preflight=read_preflight(results.preflight_path(sweep.name)),
         rates=read_search(results.sweep_folder(sweep.name)),
+        exports=_exports(results.sweep_folder(sweep.name), records),
     )
+
+
+def _exports(folder: SweepFolder, records: Sequence[Record]) -> list[TrialExport]:
+    """Return the exports of all trials that have any; raises BadFile for a damaged file."""
+    exports = []
+    for record in records:
+        export = read_export(folder.trial_folder(record.trial.id))
+        if export is not None:
+            exports.append(export)
+    return exports
 
 
 def _parity(results: Results, sweep: Sweep, result: SweepResult) -> Parity | None:

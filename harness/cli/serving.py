@@ -1,0 +1,234 @@
+"""Defines the command that prepares a trained model for serving: `harness export`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    ClusterOption,
+    ResultsOption,
+    check_launcher,
+    examples,
+    machine_held,
+    split_commas,
+)
+from harness.cli.completion import complete_trials
+from harness.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.core.paths import TrialFolder
+    from harness.serving.exporting import LatencyPlan
+    from harness.serving.record import FormatName, TrialExport
+
+app = typer.Typer()
+
+MAX_BATCH = 1_000_000  # samples
+MAX_THREADS = 4096
+
+
+@app.command(
+    epilog=examples(
+        "harness export mlp-45dbdb38d5-s0-r0 --to onnx",
+        "harness export mlp-45dbdb38d5-s0-r0 --to onnx,aotinductor --batch-size 1,32 --threads 1",
+        "harness export distilbert-45dbdb38d5-s0-r0 --to save_pretrained --calls 0",
+        "harness export mlp-45dbdb38d5-s0-r0 --format markdown",
+    )
+)
+def export(
+    trial: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRIAL",
+            help="A trial on record that has kept its best parameters: its id, its folder or its"
+            " record.",
+            autocompletion=complete_trials,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT[,…]",
+            help="onnx, torch-export, aotinductor or save_pretrained.  [default: show what was"
+            " exported]",
+        ),
+    ] = "",
+    batch_sizes: Annotated[
+        str,
+        typer.Option(
+            "--batch-size", metavar="N[,…]", help="The samples of a call, to measure latency."
+        ),
+    ] = "1,8,64",
+    threads: Annotated[
+        str,
+        typer.Option(
+            "--threads",
+            metavar="N[,…]",
+            help="The threads of a call, to measure latency.  [default: 1, and all cores]",
+        ),
+    ] = "",
+    calls: Annotated[
+        int,
+        typer.Option(
+            "--calls",
+            min=0,
+            max=1_000_000,
+            help="Calls of each way to run the model, at each batch size and number of threads;"
+            " 0: measure no latency.",
+        ),
+    ] = 500,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            max=3600,
+            help="When to stop calling, at each batch size and number of threads.",
+        ),
+    ] = 30.0,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            min=0.0,
+            metavar="X",
+            help="The largest difference of an output from eager mode.  [default: ten times the"
+            " rounding error of eager mode]",
+        ),
+    ] = None,
+    table_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="csv|json|markdown|parquet",
+            help="Print the latencies as a table for other programs.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write that table into this file. Its ending may stand for the format.",
+        ),
+    ] = None,
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Export a trained model, prove that it computes the same, and measure its latency.
+
+    Takes the parameters of the best evaluation (checkpoint: best in the sweep). The exported model
+    is held against eager mode over the whole test set, and refused if an output of any sample is
+    farther off than rounding explains. Then eager mode, torch.compile and all exported models of
+    the trial are called in turn. The files, parity and latencies lie in the trial's folder, for the
+    report and MLflow.
+
+    Exit code 1 if the exported model computes something else.
+    """
+    from harness.analysis.selection import find_trial
+    from harness.core.paths import Results, TrialFolder
+    from harness.serving.formats import check_formats
+
+    formats = split_commas(to)
+    check_formats(formats)
+    table = _table_format(table_format, output)
+    plan = _plan(batch_sizes, threads, calls, seconds)
+    results_folder = Results(results)
+    record, folder = find_trial(results_folder, trial)
+    trial_folder = TrialFolder(folder)
+    if formats:
+        from harness.render.terminal import serving as view
+        from harness.serving.exporting import find_parameters
+        from harness.spec.cluster import load_profile
+
+        profile = load_profile(cluster)
+        check_launcher(cluster, profile, "torchrun")
+        kept = find_parameters(record, folder)
+        with machine_held(profile, f"harness export {record.trial.id}", no_wait=False):
+            exported = view.run(kept, _format_names(formats), plan, tolerance, profile)
+    else:
+        exported = _recorded_export(trial, trial_folder)
+    _show(exported, trial_folder, table, output)
+    if formats and table is None:
+        print(f"harness collect {record.sweep}{results_folder.flag} brings it to MLflow")
+
+
+def _format_names(formats: Sequence[str]) -> Sequence[FormatName]:
+    """Return names that `check_formats` has checked."""
+    from typing import cast
+
+    return cast("Sequence[FormatName]", formats)
+
+
+def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:
+    """Return what was exported of a trial before; raises BadInput if nothing was."""
+    from harness.serving.formats import FORMATS
+    from harness.serving.record import read_export
+
+    exported = read_export(folder)
+    if exported is None:
+        allowed = ", ".join(FORMATS)
+        raise BadInput(f"{trial}: nothing was exported yet; needed: --to with any of {allowed}")
+    return exported
+
+
+def _table_format(table_format: str, output: Path | None) -> str | None:
+    """Return the format of the table for other programs, None for the one for people."""
+    if not table_format and output is None:
+        return None
+    from harness.interface.export import choose_format
+
+    return choose_format(table_format, output)
+
+
+def _plan(batch_sizes: str, threads: str, calls: int, seconds: float) -> LatencyPlan:
+    """Return what to measure; raises BadInput for a list that has anything but whole numbers."""
+    from harness.core.cores import usable_cores
+    from harness.serving.exporting import LatencyPlan
+
+    thread_counts = sorted({1, len(usable_cores())})
+    if threads:
+        thread_counts = _whole_numbers("--threads", threads, MAX_THREADS)
+    return LatencyPlan(
+        batch_sizes=_whole_numbers("--batch-size", batch_sizes, MAX_BATCH),
+        threads=thread_counts,
+        calls=calls,
+        seconds=seconds,
+    )
+
+
+def _whole_numbers(option: str, text: str, highest: int) -> list[int]:
+    """Return the numbers of `1,8,64`, each once; raises BadInput for anything else."""
+    numbers = []
+    for part in split_commas(text):
+        if not part.isdecimal() or not 1 <= int(part) <= highest:
+            raise BadInput(
+                f"{option}: found {part!r}; allowed: whole numbers from 1 to {highest:,}, as in 1,8"
+            )
+        numbers.append(int(part))
+    if not numbers:
+        raise BadInput(f"{option}: found none; allowed: whole numbers, as in 1,8")
+    return list(dict.fromkeys(numbers))
+
+
+def _show(export: TrialExport, folder: TrialFolder, table: str | None, output: Path | None) -> None:
+    """Print an export for people, or its latencies for other programs."""
+    if table is None:
+        from harness.render.terminal.serving import show_export
+
+        show_export(export, str(folder.export_folder))
+        return
+    from harness.core.paths import write_atomically
+    from harness.interface.export import export as export_table
+    from harness.render.serving import latency_table
+
+    content = export_table(latency_table([export]), table)
+    if output is None:
+        print(content.decode(), end="")
+        return
+    write_atomically(output, content)
+    print(output)

@@ -1,0 +1,169 @@
+"""What the exports of a trial show, as texts and as a table: for the terminal, the report, MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.trial_table import Column, TrialTable, Value
+from harness.core.text import counted
+from harness.render import format as fmt
+from harness.serving.record import COMPILED, EAGER, ExportedModel, TrialExport
+from harness.serving.summary import QUANTILES, ArmLatency, summarize_groups
+from harness.statistics.quantile import Quantile
+
+# What runs a model, by the name of its arm.
+RUNTIMES = {
+    EAGER: "eager",
+    COMPILED: "torch.compile",
+    "onnx": "onnxruntime",
+    "torch-export": "torch-export",
+    "aotinductor": "aotinductor",
+    "save_pretrained": "transformers",
+}
+MODEL_COLUMNS = (
+    "format",
+    "size",
+    "samples",
+    "eager",
+    "exported",
+    "largest difference",
+    "allowed",
+    "other class",
+)
+LATENCY_COLUMNS = (
+    "batch",
+    "threads",
+    "run by",
+    *(f"{name} ms" for name in QUANTILES),
+    "speedup",
+    "calls",
+)
+
+
+def model_row(export: TrialExport, model: ExportedModel) -> list[str]:
+    """Return a row of MODEL_COLUMNS."""
+    parity = model.parity
+    return [
+        model.format,
+        fmt.byte_size(round(model.bytes / 2**10) * 2**10),
+        f"{parity.samples:,}",
+        fmt.metric_value(parity.metrics.get(export.target)),
+        fmt.metric_value(parity.exported_metrics.get(export.target)),
+        _difference(parity.largest_difference),
+        _difference(parity.tolerance),
+        f"{parity.changed:,}",
+    ]
+
+
+def _difference(value: float | None) -> str:
+    """Return a difference of outputs with two digits."""
+    return "not finite" if value is None else f"{value:.2g}"
+
+
+def latency_row(latency: ArmLatency) -> list[str]:
+    """Return a row of LATENCY_COLUMNS."""
+    speedup = "1" if latency.speedup is None else quantile_text(latency.speedup)
+    quantiles = [quantile_text(value, 1e3) for value in latency.quantiles.values()]
+    return [
+        str(latency.batch_size),
+        str(latency.threads),
+        RUNTIMES[latency.arm],
+        *quantiles,
+        speedup,
+        f"{latency.calls:,}",
+    ]
+
+
+def quantile_text(quantile: Quantile, factor: float = 1.0) -> str:
+    """Return a quantile with its bounds, all times a factor: `0.42 (0.41 to 0.44)`."""
+    low, high = (_significant(bound, factor) for bound in (quantile.low, quantile.high))
+    return f"{_significant(quantile.value, factor)} ({low} to {high})"
+
+
+def _significant(value: float | None, factor: float) -> str:
+    """Return a number with three significant digits and no exponent."""
+    if value is None:
+        return fmt.MISSING
+    scaled = value * factor
+    return f"{scaled:,.0f}" if scaled >= 1000 else f"{scaled:.3g}"
+
+
+def notes(export: TrialExport) -> list[str]:
+    """Return what to know of the latencies: warm-up, what never became steady, what was left out."""
+    lines = []
+    rows = summarize_groups(export.latency)
+    warmup = max((row.warmup for row in rows), default=0)
+    if warmup:
+        lines.append(f"warm-up: up to {counted(warmup, 'round')}, which do not count")
+    unsettled = [row for row in rows if row.settled is False]
+    if unsettled:
+        names = dict.fromkeys(RUNTIMES[row.arm] for row in unsettled)
+        lines.append(f"never steady: {', '.join(names)}; calls may differ from moment to moment")
+    reasons: dict[str, None] = {}
+    for group in export.latency:
+        for arm, reason in group.left_out.items():
+            reasons[f"without {RUNTIMES[arm]}: {reason}"] = None
+    return [*lines, *reasons]
+
+
+def latency_table(exports: Sequence[TrialExport]) -> TrialTable:
+    """Return the latencies of trials for other programs, a row for each way to run a model."""
+    rows: list[dict[str, Value]] = []
+    for export in exports:
+        for latency in summarize_groups(export.latency):
+            rows.append(_table_row(export, latency))
+    return TrialTable(columns=_columns(), rows=rows)
+
+
+def _table_row(export: TrialExport, latency: ArmLatency) -> dict[str, Value]:
+    """Return the row of one way to run a trial's model."""
+    row: dict[str, Value] = {
+        "trial": export.trial,
+        "arm": latency.arm,
+        "batch_size": latency.batch_size,
+        "threads": latency.threads,
+        "calls": latency.calls,
+        "warmup_rounds": latency.warmup,
+        "settled": latency.settled,
+        "load_s": latency.load_seconds,
+        "first_call_ms": latency.first_call_seconds * 1e3,
+    }
+    for name, value in latency.quantiles.items():
+        row[f"{name}_ms"] = value.value * 1e3
+        row[f"{name}_low_ms"] = None if value.low is None else value.low * 1e3
+        row[f"{name}_high_ms"] = None if value.high is None else value.high * 1e3
+    if latency.speedup is not None:
+        row["speedup"] = latency.speedup.value
+        row["speedup_low"] = latency.speedup.low
+        row["speedup_high"] = latency.speedup.high
+    return row
+
+
+def _columns() -> list[Column]:
+    """Return the columns of the table of latencies."""
+    columns = [
+        Column(name="trial", kind="text", meaning="the trial's id"),
+        Column(name="arm", kind="text", meaning="eager, compiled, or the format of the export"),
+        Column(name="batch_size", kind="integer", meaning="samples of a call"),
+        Column(name="threads", kind="integer", meaning="threads of a call"),
+    ]
+    for name in QUANTILES:
+        meaning = f"{name} of the time of a call"
+        columns.append(Column(name=f"{name}_ms", kind="number", unit="ms", meaning=meaning))
+        for bound in ("low", "high"):
+            column = f"{name}_{bound}_ms"
+            meaning = f"{bound} bound of its 95% interval"
+            columns.append(Column(name=column, kind="number", unit="ms", meaning=meaning))
+    meaning = "median over rounds of the time in eager mode over this one"
+    columns.append(Column(name="speedup", kind="number", meaning=meaning))
+    for bound in ("low", "high"):
+        meaning = f"{bound} bound of its 95% interval"
+        columns.append(Column(name=f"speedup_{bound}", kind="number", meaning=meaning))
+    return [
+        *columns,
+        Column(name="calls", kind="integer", meaning="calls that count"),
+        Column(name="warmup_rounds", kind="integer", meaning="calls before them"),
+        Column(name="settled", kind="boolean", meaning="whether calls became steady"),
+        Column(name="load_s", kind="number", unit="s", meaning="time to load or compile the model"),
+        Column(name="first_call_ms", kind="number", unit="ms", meaning="time of the first call"),
+    ]

@@ -1,0 +1,93 @@
+"""Finds out how a workload calls its model: with which tensors, and which of their sizes vary.
+
+A workload says how a batch is evaluated, and not what its model takes. So the calls are watched
+while a few batches of the test set are evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.errors import NotApplied
+from harness.spec.axes import Axes
+from harness.training.model import place_batch
+from workloads.base import Samples, Workload
+
+Inputs = tuple[Tensor, ...]
+PROBED_BATCHES = 16  # that are looked at, spread over the test set
+
+
+class CallWatch(nn.Module):
+    """Stands in for a model, and keeps the inputs of every call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.calls: list[Inputs] = []
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Call the model; raises NotApplied for inputs that are no tensors by position."""
+        if keywords or not all(isinstance(value, Tensor) for value in inputs):
+            names = [*(type(value).__name__ for value in inputs), *keywords]
+            raise NotApplied(
+                f"evaluate() calls the model with {', '.join(names)}; needed: tensors by position"
+            )
+        self.calls.append(inputs)
+        return self.model(*inputs)
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """What an exported model has to take."""
+
+    example: Inputs  # of the largest call
+    varying: Sequence[frozenset[int]]  # for each input, the dimensions whose size varies
+
+
+@torch.no_grad()
+def inputs_of(
+    workload: Workload,
+    model: nn.Module,
+    samples: Samples,
+    indices: Sequence[int],
+    axes: Axes,
+    device: torch.device,
+) -> list[Inputs]:
+    """Return the inputs of all calls of the model in the evaluation of some samples."""
+    watch = CallWatch(model)
+    workload.evaluate(watch, place_batch(samples.batch(indices), axes, device))
+    if not watch.calls:
+        raise NotApplied("evaluate() did not call the model; needed: calls of the model itself")
+    return watch.calls
+
+
+def probe_calls(
+    inputs_of_samples: Callable[[Sequence[int]], list[Inputs]], count: int, batch_size: int
+) -> CallShape:
+    """Return what the calls of an evaluation have in common.
+
+    `inputs_of_samples` returns the calls for some of `count` samples. Batches from all over the set
+    are looked at, and a single sample, so that the dimension of samples is seen to vary.
+    Raises NotApplied where calls have different numbers of inputs, or of dimensions.
+    """
+    starts = range(0, count, batch_size)
+    stride = max(1, len(starts) // PROBED_BATCHES)
+    calls = inputs_of_samples([0])
+    for start in starts[::stride]:
+        calls += inputs_of_samples(range(start, min(start + batch_size, count)))
+    ranks = {tuple(tensor.ndim for tensor in inputs) for inputs in calls}
+    if len(ranks) > 1:
+        raise NotApplied(
+            "evaluate() calls the model in several ways; needed: always the same inputs"
+        )
+    varying = []
+    for tensors in zip(*calls, strict=True):
+        sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
+        varying.append(frozenset(n for n, values in enumerate(sizes) if len(set(values)) > 1))
+    example = max(calls, key=lambda inputs: sum(tensor.numel() for tensor in inputs))
+    return CallShape(example=example, varying=varying)

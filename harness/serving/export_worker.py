@@ -1,0 +1,94 @@
+"""The process that exports one model and compares it with eager mode.
+
+Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
+FOLDER/trial.json and FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from harness.core.processes import die_with_parent, end_process
+from harness.training.interruption import block_signal
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+    block_signal()  # before NumPy starts threads
+
+import torch
+
+from harness.core.errors import HarnessError, one_line
+from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment
+from harness.records.record import RankResult
+from harness.serving.calls import Inputs, inputs_of, probe_calls
+from harness.serving.exporters import EXPORTERS
+from harness.serving.orders import (
+    ExportAnswer,
+    ExportOrder,
+    answer_path,
+    read_export_order,
+    write_message,
+)
+from harness.serving.parity import compare
+from harness.serving.trained import load_trained
+from harness.training import worker
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from workloads.base import Workload
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export one model, and return the process's exit code as `worker.main` does."""
+    return worker.main(arguments, export_model)
+
+
+def export_model(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Write what an export has come to; return a result without measurements."""
+    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        workload = worker.load_workload(assignment)
+        answer = export(read_export_order(folder), assignment, workload, mesh.device)
+    write_message(answer_path(folder), answer)
+    return entered
+
+
+def export(
+    order: ExportOrder, assignment: Assignment, workload: Workload, device: torch.device
+) -> ExportAnswer:
+    """Export the model of a checkpoint, load the file again, and compare the two.
+
+    An exporter may raise anything for a model that its format can't hold; the answer has its
+    message. Raises BadInput if nothing says how far outputs may be apart.
+    """
+    cell, base_folder = assignment.trial.cell, Path(assignment.base_folder)
+    samples = workload.splits().test
+    model = load_trained(workload, cell, base_folder, Path(order.checkpoint), device)
+    exporter, target = EXPORTERS[order.format], Path(order.target)
+
+    def calls_of(indices: Sequence[int]) -> list[Inputs]:
+        return inputs_of(workload, model, samples, indices, cell.axes, device)
+
+    refuse = partial(ExportAnswer, device=device.type)
+    started = time.monotonic()
+    try:
+        shape = probe_calls(calls_of, len(samples), cell.axes.batch_size)
+        target.mkdir(parents=True)
+        with torch.no_grad():
+            exporter.write(workload, model, shape, target)
+        seconds = time.monotonic() - started
+        served = exporter.load(target, model, cell.axes.num_threads)
+        parity = compare(workload, model, served, samples, cell.axes, device, order.tolerance)
+    except HarnessError as error:
+        return refuse(problem=str(error))
+    except Exception as error:
+        return refuse(problem=one_line(f"{type(error).__name__}: {error}"))
+    return ExportAnswer(problem=None, device=device.type, seconds=seconds, parity=parity)
+
+
+if __name__ == "__main__":
+    end_process(main())  # at once, as `harness.training.worker` does

@@ -1,0 +1,258 @@
+"""Exports the model of a recorded trial, and measures its latency: each in processes of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.errors import BadInput, HarnessError
+from harness.core.packages import installed_version
+from harness.core.paths import TrialFolder
+from harness.launch.unmeasured import run_unmeasured
+from harness.records.assignment import Assignment, write_assignment
+from harness.records.environment import describe_hardware
+from harness.records.record import Record
+from harness.serving.orders import (
+    ExportAnswer,
+    ExportOrder,
+    LatencyOrder,
+    order_path,
+    read_export_answer,
+    read_latency_answer,
+    write_message,
+)
+from harness.serving.record import (
+    ExportedModel,
+    FormatName,
+    LatencyGroup,
+    Parity,
+    TrialExport,
+    read_export,
+    write_export,
+)
+from harness.serving.served import served_cell
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
+from harness.training.manifest import WEIGHTS_FILE, Manifest, read_manifest
+
+TIMEOUT = 3600.0  # seconds for one process
+# Whose versions are recorded, where they are installed.
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+SHOWN = 5  # samples that an error names
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyPlan:
+    """What to measure of each way to run the model."""
+
+    batch_sizes: Sequence[int]
+    threads: Sequence[int]
+    calls: int  # at each batch size and number of threads; 0 for no measurement
+    seconds: float  # after which no further round begins, at each of them
+
+
+@dataclass(frozen=True)
+class KeptParameters:
+    """The checkpoint of a trial that is on record and done."""
+
+    record: Record
+    folder: TrialFolder
+    path: Path  # of the checkpoint
+    manifest: Manifest
+
+    @property
+    def weights(self) -> str:
+        """Return the SHA-256 of the file with the parameters."""
+        return self.manifest.files[WEIGHTS_FILE].sha256
+
+
+def find_parameters(record: Record, folder: Path) -> KeptParameters:
+    """Return the checkpoint that a trial has kept; `folder` is the trial's.
+
+    Every file of it is read. Raises BadInput for a trial that has kept none, and BadFile for one
+    that is damaged.
+    """
+    checkpoint = None if record.rank0 is None else record.rank0.checkpoint
+    if checkpoint is None:
+        raise BadInput(
+            f"{record.trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
+            f" harness run SWEEP --set checkpoint=best --force, which trains it again"
+        )
+    path = folder / checkpoint
+    return KeptParameters(
+        record=record,
+        folder=TrialFolder(folder),
+        path=path,
+        manifest=read_manifest(path, record.trial.id),
+    )
+
+
+def export_trial(
+    kept: KeptParameters,
+    formats: Sequence[FormatName],
+    plan: LatencyPlan,
+    tolerance: float | None,
+    profile: Profile,
+    scratch: Path,
+    on_progress: Callable[[str], None],
+) -> TrialExport:
+    """Export a model to each format, and time it beside those that were exported before.
+
+    A model goes into the trial's folder once it agrees with eager mode, in place of an earlier one,
+    and the record of the exports is written each time. `scratch` is for files of the processes.
+    Raises BadInput for a format that can't hold the model, and HarnessError for a file that
+    computes something else: what was exported before stays.
+    """
+    export = _begin(kept, profile)
+    for name in formats:
+        on_progress(f"exporting to {name}")
+        model, device = _export(kept, name, tolerance, profile, scratch)
+        kept_models = [before for before in export.models if before.format != name]
+        export = replace(
+            export, models=[*kept_models, model], at=time.time(), device=device, latency=()
+        )
+        write_export(kept.folder, export)
+    groups: list[LatencyGroup] = []
+    for threads in plan.threads if plan.calls else ():
+        on_progress(f"measuring latency with {threads} threads")
+        groups += _measure(kept, export, plan, threads, profile, scratch)
+    export = replace(export, latency=groups, at=time.time())
+    write_export(kept.folder, export)
+    return export
+
+
+def _begin(kept: KeptParameters, profile: Profile) -> TrialExport:
+    """Return the exports of a trial so far; those of other parameters do not count."""
+    rank0 = kept.record.rank0
+    assert rank0 is not None  # it has named the checkpoint
+    metrics: Mapping[str, float] = {}
+    for evaluation in rank0.evaluations:
+        if evaluation.step == kept.manifest.step:
+            metrics = evaluation.metrics
+    before = read_export(kept.folder)
+    models: Sequence[ExportedModel] = ()
+    if before is not None and before.weights == kept.weights:
+        models = before.models
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return TrialExport(
+        trial=kept.record.trial.id,
+        at=time.time(),
+        step=kept.manifest.step,
+        weights=kept.weights,
+        recorded_metrics=metrics,
+        target=rank0.target.name,
+        device=profile.device,
+        hardware=describe_hardware(),
+        packages={name: version for name, version in versions.items() if version is not None},
+        models=models,
+    )
+
+
+def _export(
+    kept: KeptParameters,
+    name: FormatName,
+    tolerance: float | None,
+    profile: Profile,
+    scratch: Path,
+) -> tuple[ExportedModel, str]:
+    """Export to one format, and move the files into the trial's folder.
+
+    Returns the model, and the type of the device that it was exported on.
+    """
+    target = Path(tempfile.mkdtemp(dir=scratch)) / name
+    order = ExportOrder(
+        checkpoint=str(kept.path.absolute()), format=name, target=str(target), tolerance=tolerance
+    )
+    folder = _run("harness.serving.export_worker", kept, order, 1, profile, scratch)
+    answer = read_export_answer(folder)
+    parity = checked_parity(name, answer)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    _replace_folder(target, kept.folder.exported_model(name))
+    model = ExportedModel(format=name, bytes=size, seconds=answer.seconds, parity=parity)
+    return model, answer.device
+
+
+def checked_parity(name: str, answer: ExportAnswer) -> Parity:
+    """Return the comparison of an exported model with eager mode.
+
+    Raises BadInput if the format can't hold the model, and HarnessError if samples disagree, with
+    the first of them by their indices.
+    """
+    if answer.problem is not None or answer.parity is None:
+        raise BadInput(f"--to {name}: {answer.problem}")
+    parity = answer.parity
+    if parity.is_equal:
+        return parity
+    named = []
+    for sample in parity.disagreements[:SHOWN]:
+        apart = "not finite" if sample.difference is None else f"{sample.difference:.2g}"
+        named.append(f"{sample.index} ({apart})")
+    hidden = parity.disagreeing - len(named)
+    more = f" and {hidden} more" if hidden else ""
+    raise HarnessError(
+        f"{name}: {parity.disagreeing} of {parity.samples} samples of the test set differ from eager"
+        f" mode by more than {parity.tolerance:.2g}: {', '.join(named)}{more}; nothing was exported"
+    )
+
+
+def _measure(
+    kept: KeptParameters,
+    export: TrialExport,
+    plan: LatencyPlan,
+    threads: int,
+    profile: Profile,
+    scratch: Path,
+) -> Sequence[LatencyGroup]:
+    """Measure the latency of all exported models with one number of threads."""
+    order = LatencyOrder(
+        checkpoint=str(kept.path.absolute()),
+        models={
+            model.format: str(kept.folder.exported_model(model.format).absolute())
+            for model in export.models
+        },
+        tolerances={model.format: model.parity.tolerance for model in export.models},
+        batch_sizes=plan.batch_sizes,
+        threads=threads,
+        calls=plan.calls,
+        seconds=plan.seconds,
+    )
+    folder = _run("harness.serving.latency_worker", kept, order, threads, profile, scratch)
+    return read_latency_answer(folder).groups
+
+
+def _run(
+    module: str,
+    kept: KeptParameters,
+    order: ExportOrder | LatencyOrder,
+    threads: int,
+    profile: Profile,
+    scratch: Path,
+) -> TrialFolder:
+    """Run a process that works on the trial's model, and return its folder."""
+    trial = kept.record.trial
+    cell = served_cell(trial.cell, threads)
+    settings = kept.record.settings
+    assignment = Assignment(
+        trial=Trial(cell=cell, seed=trial.seed),
+        base_folder="" if settings is None else settings.base_folder,
+        device=profile.device,
+    )
+    folder = TrialFolder(Path(tempfile.mkdtemp(dir=scratch)))
+    write_assignment(folder.assignment_path, assignment)
+    write_message(order_path(folder), order)
+    run_unmeasured(module, folder, cell, profile, TIMEOUT)
+    return folder
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Move a folder to where an earlier one may be, so that at no time there is half of one."""
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(new, aside)
+    shutil.rmtree(path, ignore_errors=True)
+    aside.rename(path)

@@ -1,0 +1,166 @@
+"""The process that times calls of a trial's model, in eager mode, compiled and as it was exported.
+
+Started as `harness.training.worker` is, with the same FOLDER, by one rank with as many threads as
+are measured: what is compiled for one number of threads keeps it. It reads FOLDER/trial.json and
+FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.processes import die_with_parent, end_process
+from harness.training.interruption import block_signal
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch is imported, which takes seconds
+    block_signal()  # before NumPy starts threads
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from harness.core.errors import HarnessError, NotApplied, one_line
+from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment
+from harness.records.record import RankResult
+from harness.serving.calls import Inputs, inputs_of
+from harness.serving.exporters import EXPORTERS
+from harness.serving.formats import missing_compiler
+from harness.serving.latency import Arm, Call, measure
+from harness.serving.orders import (
+    LatencyAnswer,
+    LatencyOrder,
+    answer_path,
+    read_latency_order,
+    write_message,
+)
+from harness.serving.parity import sample_differences
+from harness.serving.record import COMPILED, EAGER, LatencyGroup
+from harness.serving.trained import load_trained
+from harness.training import worker
+from harness.training.ranks import Ranks
+from harness.training.state import TrainingState
+from workloads.base import Workload
+
+BATCHES = 16  # different ones of the test set that calls go through
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure with one number of threads, and return the process's exit code as `worker.main` does."""
+    return worker.main(arguments, measure_latency)
+
+
+def measure_latency(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Write how long calls took; return a result without measurements."""
+    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+        workload = worker.load_workload(assignment)
+        groups = measure_groups(read_latency_order(folder), assignment, workload, mesh.device)
+    write_message(answer_path(folder), LatencyAnswer(groups=groups))
+    return entered
+
+
+def measure_groups(
+    order: LatencyOrder, assignment: Assignment, workload: Workload, device: torch.device
+) -> list[LatencyGroup]:
+    """Return the times of all arms at each batch size.
+
+    Raises NotApplied if an exported model computes something else at one of them.
+    """
+    cell = assignment.trial.cell
+    samples = workload.splits().test
+    checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
+    eager = load_trained(workload, cell, base_folder, checkpoint, device)
+    exported = [_load(order, name, eager) for name in order.models]
+    groups = []
+    for batch_size in order.batch_sizes:
+        batches = []
+        for indices in batches_of(len(samples), batch_size):
+            batches.append(inputs_of(workload, eager, samples, indices, cell.axes, device)[0])
+        for arm in exported:
+            check_outputs(arm, eager, batches, order.tolerances[arm.name], batch_size)
+        compiled, left_out = _compile(eager, batches[0])
+        group = measure(
+            [Arm(EAGER, eager, 0.0), *compiled, *exported],
+            batches,
+            batch_size=batch_size,
+            threads=order.threads,
+            calls=order.calls,
+            seconds=order.seconds,
+            device=device,
+        )
+        groups.append(replace(group, left_out=left_out))
+    return groups
+
+
+def batches_of(count: int, batch_size: int) -> list[list[int]]:
+    """Return the indices of the batches that are called, taken from `count` samples in turn.
+
+    A set with fewer samples than a batch is repeated.
+    """
+    batches = []
+    for number in range(BATCHES):
+        start = number * batch_size
+        batches.append([index % count for index in range(start, start + batch_size)])
+    return batches
+
+
+def _load(order: LatencyOrder, name: str, eager: nn.Module) -> Arm:
+    """Load an exported model, as a server that starts does."""
+    started = time.monotonic()
+    call: Call = EXPORTERS[name].load(Path(order.models[name]), eager, order.threads)
+    return Arm(name, call, time.monotonic() - started)
+
+
+@torch.inference_mode()
+def check_outputs(
+    arm: Arm, eager: nn.Module, batches: Sequence[Inputs], tolerance: float, batch_size: int
+) -> None:
+    """Raise NotApplied if a model's outputs are farther from eager mode's than they may be.
+
+    Only then are both known to do the same work at this batch size, which may be another one than
+    that of the comparison over the whole test set.
+    """
+    for inputs in batches:
+        outputs, expected = arm.call(*inputs), tree_leaves(eager(*inputs))
+        for output, reference in zip(outputs, expected, strict=True):
+            apart = float(sample_differences(output, reference, 1).max())
+            if not apart <= tolerance:
+                raise NotApplied(
+                    f"{arm.name} computes something else at batch size {batch_size}: outputs differ"
+                    f" by {apart:.2g}; allowed: {tolerance:.2g}"
+                )
+
+
+def _compile(eager: nn.Module, inputs: Inputs) -> tuple[list[Arm], dict[str, str]]:
+    """Return the compiled model as an arm, or why there is none.
+
+    It is compiled anew for each batch size, at its first call.
+    """
+    problem = missing_compiler() if inputs[0].device.type == "cpu" else None
+    if problem is not None:
+        return [], {COMPILED: problem}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled: Any = torch.compile(eager)
+    started = time.monotonic()
+    try:
+        with torch.inference_mode():
+            compiled(*inputs)
+    except HarnessError:
+        raise
+    except Exception as error:  # torch's compilers raise anything
+        return [], {COMPILED: one_line(f"{type(error).__name__}: {error}")}
+    if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+        return [], {COMPILED: "torch.compile compiled no graph"}
+    return [Arm(COMPILED, compiled, time.monotonic() - started)], {}
+
+
+if __name__ == "__main__":
+    end_process(main())  # at once, as `harness.training.worker` does

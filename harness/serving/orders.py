@@ -1,0 +1,95 @@
+"""What the processes of an export are to do, and what they answer: files in their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.paths import TrialFolder, write_atomically
+from harness.records.checks import Amount, Ordinal
+from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
+from harness.serving.record import FormatName, LatencyGroup, Parity
+
+ORDER_FORMAT = FileFormat(name="order of an export", sealed_since=0)
+ANSWER_FORMAT = FileFormat(name="answer of an export", sealed_since=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOrder:
+    """Export one checkpoint to one format, and compare it with eager mode."""
+
+    checkpoint: str  # its folder
+    format: FormatName
+    target: str  # the folder for the model's files, which does not exist
+    tolerance: Amount | None  # the largest difference allowed; None: by the rounding of eager mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportAnswer:
+    """What came of it."""
+
+    problem: str | None  # why the format can't hold the model, in one line; None: it can
+    device: str  # that it was exported and compared on, as torch calls its type
+    seconds: Amount = 0.0  # that the export took
+    parity: Parity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyOrder:
+    """Measure how long calls take with so many threads."""
+
+    checkpoint: str
+    models: Mapping[str, str]  # folders of exported models, by format
+    tolerances: Mapping[str, Amount]  # the largest difference of their outputs, by format
+    batch_sizes: Sequence[Ordinal]
+    threads: Ordinal
+    calls: Ordinal  # of each arm at each batch size
+    seconds: Amount  # after which no further round of calls begins, at each batch size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyAnswer:
+    """What was measured, a group for each batch size."""
+
+    groups: Sequence[LatencyGroup]
+
+
+def order_path(folder: TrialFolder) -> Path:
+    """Return where the process finds its order."""
+    return folder.path / "order.json"
+
+
+def answer_path(folder: TrialFolder) -> Path:
+    """Return where the process leaves its answer."""
+    return folder.path / "answer.json"
+
+
+def write_message(
+    path: Path, message: ExportOrder | ExportAnswer | LatencyOrder | LatencyAnswer
+) -> None:
+    """Write an order or an answer, sealed."""
+    content: dict[str, Any] = asdict(message)
+    write_atomically(path, sealed_text(content), durable=False)
+
+
+def read_export_order(folder: TrialFolder) -> ExportOrder:
+    """Read the order of a process that exports; raises BadFile."""
+    return decode_file(ExportOrder, order_path(folder), ORDER_FORMAT)
+
+
+def read_latency_order(folder: TrialFolder) -> LatencyOrder:
+    """Read the order of a process that measures; raises BadFile."""
+    return decode_file(LatencyOrder, order_path(folder), ORDER_FORMAT)
+
+
+def read_export_answer(folder: TrialFolder) -> ExportAnswer:
+    """Read what a process that exports has left; raises BadFile."""
+    return decode_file(ExportAnswer, answer_path(folder), ANSWER_FORMAT)
+
+
+def read_latency_answer(folder: TrialFolder) -> LatencyAnswer:
+    """Read what a process that measures has left; raises BadFile."""
+    return decode_file(LatencyAnswer, answer_path(folder), ANSWER_FORMAT)

@@ -1,0 +1,221 @@
+"""Compares an exported model with eager mode, sample by sample over a whole test set.
+
+How far outputs may be apart follows from eager mode itself: its largest difference from the same
+model in fp64, over the same samples, is what rounding does to this model. Another runtime adds in
+another order and rounds as much; a file with other weights, or of another computation, is farther
+off by orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from harness.core.errors import BadInput, one_line
+from harness.records.series import Numbers
+from harness.serving.exporters import Served
+from harness.serving.record import Parity, SampleDifference
+from harness.spec.axes import Axes
+from harness.training.model import place_batch
+from workloads.base import Samples, Workload
+
+# How many times eager mode's own error is allowed, since the largest of many roundings varies with
+# their order.
+ROUNDINGS = 10.0
+LISTED = 20  # samples that are named
+
+
+@dataclass
+class Comparison:
+    """A model in eager mode, an exported one, and what they came to so far."""
+
+    eager: nn.Module
+    served: Served
+    exact: nn.Module | None  # the same model in fp64; None: its rounding is not needed
+    differences: list[Numbers] = field(default_factory=list)  # of the samples of each batch
+    rounding: float = 0.0  # the largest difference of eager mode from fp64
+    scale: float = 0.0  # the largest absolute value in fp64
+
+
+class Compared(nn.Module):
+    """Stands in for the model in the evaluation of one batch, and returns what was exported."""
+
+    def __init__(self, comparison: Comparison, samples: int) -> None:
+        super().__init__()
+        # Not as a submodule: an exported graph refuses to be set to evaluation mode.
+        self._comparison = (comparison,)
+        self.differences = np.zeros(samples)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Call both models with the same inputs, and note how far their outputs are apart."""
+        (comparison,) = self._comparison
+        expected, structure = tree_flatten(comparison.eager(*inputs))
+        outputs = comparison.served(*inputs)
+        for output, reference in zip(outputs, expected, strict=True):
+            apart = sample_differences(output, reference, len(self.differences))
+            self.differences = np.maximum(self.differences, apart)
+        if comparison.exact is not None:
+            exact_outputs = tree_leaves(comparison.exact(*map(_to_fp64, inputs)))
+            for reference, exact in zip(expected, exact_outputs, strict=True):
+                error = sample_differences(reference, exact, 1).max()
+                comparison.rounding = max(comparison.rounding, float(error))
+                comparison.scale = max(comparison.scale, float(exact.abs().max()))
+        return tree_unflatten(outputs, structure)
+
+
+def sample_differences(output: Tensor, reference: Tensor, samples: int) -> Numbers:
+    """Return the largest absolute difference of each sample's outputs, float64, shape (samples,).
+
+    It is infinite where only one of two numbers is finite, and where shapes differ. Outputs that
+    are not counted by samples are those of all samples.
+    """
+    if output.shape != reference.shape:
+        return np.full(samples, math.inf)
+    left, right = output.detach().double(), reference.detach().double()
+    is_same = (left == right) | (left.isnan() & right.isnan())
+    apart = torch.where(is_same, 0.0, (left - right).abs()).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
+    if not apart.numel():
+        return np.zeros(samples)
+    if apart.ndim == 0 or len(apart) != samples:
+        return np.full(samples, float(apart.max()))
+    by_sample: Numbers = apart.reshape(samples, -1).amax(1).cpu().numpy()
+    return by_sample
+
+
+@torch.no_grad()
+def compare(
+    workload: Workload,
+    eager: nn.Module,
+    served: Served,
+    samples: Samples,
+    axes: Axes,
+    device: torch.device,
+    tolerance: float | None,
+) -> Parity:
+    """Evaluate all of `samples` with both models, in batches of the cell's size.
+
+    `tolerance` is the largest difference that is allowed; None is ROUNDINGS times eager mode's own
+    rounding error, and one rounding at the scale of the outputs. Raises BadInput if that can't be
+    measured, because the model does not compute in fp64.
+    """
+    comparison = Comparison(eager=eager, served=served, exact=None)
+    if tolerance is None:
+        comparison.exact = exact_model(eager)
+    rows, served_rows = [], []
+    for start in range(0, len(samples), axes.batch_size):
+        indices = range(start, min(start + axes.batch_size, len(samples)))
+        batch = place_batch(samples.batch(indices), axes, device)
+        rows.append(workload.evaluate(eager, batch).double().cpu())
+        compared = Compared(comparison, len(indices))
+        served_rows.append(_evaluate(workload, compared, batch, comparison).double().cpu())
+        comparison.differences.append(compared.differences)
+    allowed = tolerance
+    if allowed is None:
+        dtype = next(eager.parameters()).dtype
+        allowed = ROUNDINGS * comparison.rounding + torch.finfo(dtype).eps * comparison.scale
+    return _summarize(
+        workload,
+        torch.cat(rows),
+        torch.cat(served_rows),
+        np.concatenate(comparison.differences),
+        allowed,
+        comparison.rounding if tolerance is None else None,
+    )
+
+
+def exact_model(eager: nn.Module) -> nn.Module:
+    """Return a copy of a model in fp64; raises BadInput for one whose parameters are fp64 already."""
+    if next(eager.parameters()).dtype == torch.float64:
+        raise BadInput("precision fp64: found no higher one to compare with; needed: --tolerance")
+    return copy.deepcopy(eager).double()
+
+
+def _evaluate(
+    workload: Workload, compared: Compared, batch: tuple[Tensor, ...], comparison: Comparison
+) -> Tensor:
+    """Evaluate a batch; raises BadInput if it is the model in fp64 that can't."""
+    try:
+        return workload.evaluate(compared, batch)
+    except Exception as error:
+        if comparison.exact is None or not _fails(comparison.exact, compared, batch, workload):
+            raise
+        problem = one_line(error)
+        raise BadInput(
+            f"the model does not compute in fp64 ({problem}); needed: --tolerance"
+        ) from error
+
+
+def _fails(
+    exact: nn.Module, compared: Compared, batch: tuple[Tensor, ...], workload: Workload
+) -> bool:
+    """Return whether the model in fp64 raises an error by itself."""
+    try:
+        workload.evaluate(exact, tuple(map(_to_fp64, batch)))
+    except Exception:
+        return True
+    return False
+
+
+def _to_fp64(tensor: Tensor) -> Tensor:
+    """Return fractions in fp64, and whole numbers as they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _summarize(
+    workload: Workload,
+    rows: Tensor,
+    served_rows: Tensor,
+    differences: Numbers,
+    allowed: float,
+    rounding: float | None,
+) -> Parity:
+    """Return what the rows of both models and the differences of all samples come to."""
+    beyond = np.flatnonzero(~(differences <= allowed))
+    changed = changed_predictions(workload, rows, served_rows)
+    disagreements = []
+    for index in beyond[:LISTED]:
+        disagreements.append(
+            SampleDifference(index=int(index), difference=_finite(differences[index]))
+        )
+    return Parity(
+        samples=len(rows),
+        metrics=_metrics(workload, rows),
+        exported_metrics=_metrics(workload, served_rows),
+        largest_difference=_finite(differences.max()),
+        rounding_error=rounding,
+        tolerance=allowed,
+        disagreeing=len(beyond),
+        disagreements=disagreements,
+        changed=len(changed),
+        changed_indices=changed[:LISTED],
+    )
+
+
+def changed_predictions(workload: Workload, rows: Tensor, served_rows: Tensor) -> Sequence[int]:
+    """Return the indices of samples that are taken for another class; none of what is no classifier."""
+    before, after = workload.predictions(rows), workload.predictions(served_rows)
+    if before is None or after is None:
+        return []
+    indices: list[int] = (before[:, 1] != after[:, 1]).nonzero().flatten().tolist()
+    return indices
+
+
+def _metrics(workload: Workload, rows: Tensor) -> dict[str, float]:
+    """Return the finite metrics of some rows; NaN in outputs may have no others."""
+    metrics = workload.metrics(rows)
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that a file can hold, None for one that is not finite."""
+    return float(value) if math.isfinite(value) else None

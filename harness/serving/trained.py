@@ -1,0 +1,38 @@
+"""Rebuilds the model of a recorded trial with the parameters of its checkpoint, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from harness.spec.cell import Cell
+from harness.spec.custom import active_axes
+from harness.training.checkpoint import read_checkpoint
+from harness.training.model import build_model
+from harness.training.precision import apply_matmul_precision
+from workloads.base import Workload
+
+
+def load_trained(
+    workload: Workload, cell: Cell, base_folder: Path, checkpoint: Path, device: torch.device
+) -> nn.Module:
+    """Return the model of a cell in evaluation mode, with the parameters of a checkpoint.
+
+    Buffers are those of rank 0, and the workload gets back its own state. The workload's `splits`
+    must have been called. Raises BadCheckpoint for files that can't be read.
+    """
+    apply_matmul_precision(cell.axes, device)
+    model = build_model(workload, cell.axes, device)
+    for axis in active_axes(cell.workload, base_folder).values():
+        axis.change_model(model)
+    weights, content = read_checkpoint(checkpoint)
+    model.load_state_dict(weights)
+    rank_content = content["ranks"][0]
+    # Buffers that are in no state dict count too.
+    for name, buffer in model.named_buffers():
+        buffer.copy_(rank_content["buffers"][name])
+    if rank_content["workload"]:
+        workload.load_state_dict(rank_content["workload"])
+    return model.eval()
