@@ -45,7 +45,7 @@ def model_row(export: TrialExport, model: ExportedModel) -> list[str]:
     parity = model.parity
     return [
         model.format,
-        fmt.byte_size(round(model.bytes / 2**10) * 2**10),
+        _file_size(model.bytes),
         f"{parity.samples:,}",
         fmt.metric_value(parity.metrics.get(export.target)),
         fmt.metric_value(parity.exported_metrics.get(export.target)),
@@ -53,6 +53,11 @@ def model_row(export: TrialExport, model: ExportedModel) -> list[str]:
         _difference(parity.tolerance),
         f"{parity.changed:,}",
     ]
+
+
+def _file_size(size: int) -> str:
+    """Return the size of a file in MiB, with three significant digits."""
+    return f"{size / 2**20:.3g} MiB"
 
 
 def _difference(value: float | None) -> str:

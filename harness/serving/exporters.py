@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def _load_pretrained(folder: Path, eager: nn.Module, threads: int) -> Served:
     return lambda *inputs: tree_leaves(model(*inputs))
 
 
-EXPORTERS: Mapping[str, Exporter] = {
+EXPORTERS = {
     "onnx": Exporter(_write_onnx, _load_onnx),
     "torch-export": Exporter(_write_torch, _load_torch),
     "aotinductor": Exporter(_write_inductor, _load_inductor),

@@ -1,0 +1,234 @@
+"""`harness export` from the command line, with its processes run in this one."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.core.paths import Results, TrialFolder
+from harness.records.assignment import read_assignment
+from harness.serving import exporting, latency_worker
+from harness.serving.export_worker import export
+from harness.serving.exporters import EXPORTERS, Exporter
+from harness.serving.orders import (
+    LatencyAnswer,
+    answer_path,
+    read_export_order,
+    read_latency_order,
+    write_message,
+)
+from harness.serving.record import read_export, write_export
+from harness.tracking import Tracker
+from tests.factories import make_record, write_sweep
+from tests.serving.blobs import (
+    SAMPLES,
+    Net,
+    TrainedTrial,
+    files_below,
+    make_blobs,
+    perturbed,
+    train,
+)
+from tests.support.commands import CommandResult, harness
+from tests.support.training import CPU
+
+
+def run_in_this_process(module: str, folder: TrialFolder, *_: object) -> None:
+    """Do what a process of an export does, with the workload of the tests."""
+    assignment = read_assignment(folder.assignment_path)
+    if module.endswith("export_worker"):
+        answer = export(read_export_order(folder), assignment, make_blobs(), CPU)
+        write_message(answer_path(folder), answer)
+        return
+    groups = latency_worker.measure_groups(
+        read_latency_order(folder), assignment, make_blobs(), CPU
+    )
+    write_message(answer_path(folder), LatencyAnswer(groups=groups))
+
+
+@pytest.fixture
+def trained(results: Results, monkeypatch: pytest.MonkeyPatch) -> TrainedTrial:
+    """Return a trial whose exports run in this process, without a compiler."""
+    monkeypatch.setattr(exporting, "run_unmeasured", run_in_this_process)
+    monkeypatch.setattr(latency_worker, "missing_compiler", lambda: "found no C++ compiler")
+    return train(results)
+
+
+@pytest.fixture
+def command(results: Results, tmp_path: Path) -> Callable[..., CommandResult]:
+    """Return a function that runs `harness export` with a profile that measures at once."""
+    profile = tmp_path / "free.yaml"
+    profile.write_text("device: cpu\nvalidity: {contention: null}\n", encoding="utf-8")
+    options = ["--results", str(results.path), "--cluster", str(profile)]
+    return lambda *arguments: harness("export", *arguments, *options)
+
+
+def write_weights(workload: Any, model: nn.Module, shape: Any, folder: Path) -> None:
+    """Write the parameters alone, at once, where a test is of what comes after an export."""
+    torch.save(model.state_dict(), folder / "model.pt2")
+
+
+def load_weights(folder: Path, eager: nn.Module, threads: int) -> Any:
+    """Return a net with the parameters that `write_weights` has written."""
+    net = Net().eval()
+    net.load_state_dict(torch.load(folder / "model.pt2"))
+    return lambda *inputs: [net(*inputs)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `torch-export` write parameters alone."""
+    monkeypatch.setitem(EXPORTERS, "torch-export", Exporter(write_weights, load_weights))
+
+
+def test_a_trial_is_exported_timed_delivered_and_shown(
+    trained: TrainedTrial, command: Callable[..., CommandResult], results: Results
+) -> None:
+    ended = command(
+        trained.record.trial.id, "--to", "onnx", "--batch-size", "1,40", "--threads", "1", "--calls", "30"
+    )  # fmt: skip
+    assert (ended.code, ended.err) == (0, ""), ended.err
+    exported = read_export(trained.folder)
+    assert exported is not None
+    (model,) = exported.models
+    assert model.parity.samples == SAMPLES
+    assert model.parity.metrics == trained.metrics
+    assert [(group.batch_size, len(group.arms)) for group in exported.latency] == [(1, 2), (40, 2)]
+    assert all(len(arm.nanoseconds) == 30 for group in exported.latency for arm in group.arms)
+    assert "without torch.compile: found no C++ compiler" in ended.out
+    assert "step 12, recorded accuracy 0.9" in ended.out
+    served = EXPORTERS["onnx"].load(trained.folder.exported_model("onnx"), Net(), 1)
+    assert served(torch.zeros(5, 4))[0].shape == (5, 3)
+
+    table = json.loads(command(trained.record.trial.id, "--format", "json").out)
+    assert [row["arm"] for row in table] == ["eager", "onnx"] * 2
+    report = harness("report", "demo", "--results", str(results.path))
+    page = Path(report.out.strip()).read_text(encoding="utf-8")
+    assert "Exported models" in page
+    assert "onnx" in page
+
+    tracker = Tracker(results)
+    tracker.deliver(results.sweep_folder("demo"))
+    assert [path.name for path in results.artifacts.rglob("export/*")].count("export.json") == 1
+    assert len(list(results.artifacts.rglob("export/onnx/model.onnx"))) == 1
+    (run,) = tracker._connect().search_runs(
+        [tracker._connect().get_experiment_by_name("demo").experiment_id],
+        "tags.`harness.kind` = 'trial'",
+    )
+    metrics = run.data.metrics
+    assert metrics["export_onnx_b40_t1_p50_ms"] > 0
+    assert metrics["export_onnx_largest_difference"] <= model.parity.tolerance
+
+
+def test_a_file_with_another_weight_is_refused(
+    trained: TrainedTrial,
+    command: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(workload: Any, model: nn.Module, shape: Any, folder: Path) -> None:
+        write_weights(workload, perturbed(copy.deepcopy(model)), shape, folder)
+
+    monkeypatch.setitem(EXPORTERS, "torch-export", Exporter(write, load_weights))
+    ended = command(trained.record.trial.id, "--to", "torch-export", "--calls", "0")
+    assert ended.code == 1
+    assert "harness: torch-export: " in ended.err
+    assert f"of {SAMPLES} samples of the test set differ from eager mode by more than" in ended.err
+    assert "nothing was exported" in ended.err
+    assert not trained.folder.export_folder.exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_exported_before_stays_when_a_format_fails(
+    trained: TrainedTrial,
+    command: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trial = trained.record.trial.id
+    assert command(trial, "--to", "torch-export", "--calls", "0").code == 0
+    before = files_below(trained.folder.export_folder)
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no operator for\nfft")
+
+    monkeypatch.setitem(EXPORTERS, "torch-export", Exporter(fail, fail))
+    ended = command(trial, "--to", "torch-export", "--calls", "0")
+    assert ended.code == 2
+    assert "harness: --to torch-export: RuntimeError: no operator for fft" in ended.err
+    assert files_below(trained.folder.export_folder) == before
+    assert before == ["export.json", "torch-export/model.pt2"]
+
+
+def test_a_damaged_checkpoint_is_refused(
+    trained: TrainedTrial, command: Callable[..., CommandResult]
+) -> None:
+    assert trained.record.rank0 is not None
+    weights = trained.folder.path / str(trained.record.rank0.checkpoint) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    ended = command(trained.record.trial.id, "--to", "torch-export")
+    assert ended.code == 2
+    assert "model.safetensors: found SHA-256" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "onxx"], "--to: found 'onxx'; did you mean 'onnx'? allowed: aotinductor, onnx,"),
+        (["--to", "onnx,onnx"], "--to: found onnx twice"),
+        (["--to", "aotinductor"], "--to aotinductor: found no C++ compiler none-such; needed: g++"),
+        (["--to", "onnx", "--batch-size", "0"], "--batch-size: found '0'; allowed: whole numbers"),
+        (["--to", "onnx", "--threads", "all"], "--threads: found 'all'; allowed: whole numbers"),
+        (["--format", "xml"], "--format: found 'xml'; allowed: csv, json, markdown, parquet"),
+        ([], "nothing was exported yet; needed: --to with any of onnx, torch-export"),
+    ],
+)
+def test_bad_input_is_refused(
+    arguments: list[str],
+    message: str,
+    results: Results,
+    command: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "none-such")
+    record = make_record()
+    write_sweep(results.sweep_folder("demo"), [record])
+    ended = command(record.trial.id, *arguments)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_a_trial_without_parameters_says_what_to_set(
+    results: Results, command: Callable[..., CommandResult]
+) -> None:
+    record = make_record()
+    write_sweep(results.sweep_folder("demo"), [record])
+    ended = command(record.trial.id, "--to", "torch-export")
+    assert ended.code == 2
+    assert (
+        "found no parameters, as its sweep has checkpoint: none; needed: harness run" in ended.err
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_exports_that_were_changed_by_hand_are_refused(
+    trained: TrainedTrial, command: Callable[..., CommandResult]
+) -> None:
+    assert command(trained.record.trial.id, "--to", "torch-export", "--calls", "0").code == 0
+    exported = read_export(trained.folder)
+    assert exported is not None
+    write_export(trained.folder, exported)
+    path = trained.folder.export_path
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"step": 12', '"step": 13'), encoding="utf-8"
+    )
+    ended = command(trained.record.trial.id)
+    assert ended.code == 2
+    assert "harness export makes it anew" in ended.err

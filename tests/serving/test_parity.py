@@ -1,0 +1,159 @@
+"""What counts as the same computation: rounding does, another weight does not."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.core.errors import BadInput, HarnessError, NotApplied
+from harness.serving.calls import CallWatch, inputs_of, probe_calls
+from harness.serving.exporting import checked_parity
+from harness.serving.orders import ExportAnswer
+from harness.serving.parity import compare, sample_differences
+from harness.serving.record import Parity
+from harness.spec.axes import Axes
+from tests.serving.blobs import SAMPLES, Net, make_blobs, perturbed
+from tests.support.training import CPU
+
+AXES = Axes(batch_size=32)
+
+
+def make_net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def held_against_eager(
+    serve: Callable[[Tensor], Tensor], tolerance: float | None = None, net: nn.Module | None = None
+) -> Parity:
+    """Compare a function with the net in eager mode."""
+    workload = make_blobs()
+    samples = workload.splits().test
+    served = lambda *inputs: [serve(*inputs)]  # noqa: E731
+    return compare(workload, net or make_net(), served, samples, AXES, CPU, tolerance)
+
+
+def test_the_same_model_is_the_same() -> None:
+    parity = held_against_eager(make_net())
+    assert (parity.samples, parity.largest_difference, parity.is_equal) == (SAMPLES, 0.0, True)
+    assert parity.metrics == parity.exported_metrics
+    assert parity.rounding_error is not None
+    assert 1e-9 < parity.rounding_error < 1e-6
+
+
+def test_rounding_in_another_order_is_the_same() -> None:
+    """The sum over hidden units is added up backwards."""
+    net = make_net()
+
+    def backwards(points: Tensor) -> Tensor:
+        hidden = torch.tanh(net.norm(net.hidden(points)))
+        total = torch.zeros(len(points), 3)
+        for unit in reversed(range(16)):
+            total += hidden[:, unit : unit + 1] * net.head.weight[:, unit]
+        return total + net.head.bias
+
+    parity = held_against_eager(backwards)
+    assert parity.largest_difference is not None
+    assert parity.is_equal
+    assert parity.largest_difference > 0
+
+
+@pytest.mark.parametrize("change", [1e-2, 1e-4])
+def test_a_changed_weight_is_another_computation(change: float) -> None:
+    parity = held_against_eager(perturbed(make_net(), change))
+    assert not parity.is_equal
+    assert parity.disagreeing > SAMPLES / 2
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_what_is_allowed_follows_the_scale_of_the_outputs(scale: float) -> None:
+    net = make_net()
+    with torch.no_grad():
+        net.head.weight *= scale
+        net.head.bias *= scale
+    changed = copy.deepcopy(net)
+    with torch.no_grad():
+        changed.head.weight *= 1.0001
+    assert held_against_eager(net, net=net).is_equal
+    assert not held_against_eager(changed, net=net).is_equal
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+def test_a_sample_that_disagrees_is_named_by_its_index(value: float) -> None:
+    """The sample 40 is the ninth of the second batch."""
+    net, wrong = make_net(), make_blobs().splits().test.batch([40])[0]
+
+    def serve(points: Tensor) -> Tensor:
+        logits: Tensor = net(points).clone()
+        logits[(points == wrong).all(1), 2] += value
+        return logits
+
+    parity = held_against_eager(serve)
+    assert [sample.index for sample in parity.disagreements] == [40]
+    answer = ExportAnswer(problem=None, device="cpu", parity=parity)
+    with pytest.raises(
+        HarnessError, match=r"^onnx: 1 of 75 samples .*: 40 \((1|not finite)\)"
+    ) as error:
+        checked_parity("onnx", answer)
+    assert error.value.exit_code == 1
+
+
+def test_predictions_that_change_are_counted() -> None:
+    parity = held_against_eager(lambda points: -make_net()(points), tolerance=1e9)
+    assert parity.is_equal
+    assert parity.changed == SAMPLES
+    assert parity.changed_indices == list(range(20))
+    assert parity.exported_metrics["accuracy"] != parity.metrics["accuracy"]
+
+
+def test_a_format_that_cannot_hold_the_model_is_bad_input() -> None:
+    answer = ExportAnswer(problem="no operator for fft", device="cpu")
+    with pytest.raises(BadInput, match="--to onnx: no operator for fft"):
+        checked_parity("onnx", answer)
+
+
+class OnlyFloats(Net):
+    """Refuses to compute in fp64."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        if points.dtype == torch.float64:
+            raise TypeError("kernel for float only")
+        return super().forward(points)
+
+
+def test_a_model_without_fp64_needs_a_tolerance() -> None:
+    net = OnlyFloats().eval()
+    with pytest.raises(BadInput, match=r"fp64 \(kernel for float only\); needed: --tolerance"):
+        held_against_eager(net, net=net)
+    assert held_against_eager(net, tolerance=1e-6, net=net).is_equal
+
+
+def test_shapes_that_differ_are_infinitely_far_apart() -> None:
+    assert sample_differences(torch.zeros(2, 3), torch.zeros(2, 1), 2).tolist() == [math.inf] * 2
+    assert sample_differences(torch.tensor([math.nan]), torch.tensor([math.nan]), 1) == 0
+
+
+def test_sizes_that_vary_are_seen_in_the_calls() -> None:
+    """Texts are as wide as the longest of their batch; the second input has one number a sample."""
+
+    def calls_of(indices: object) -> list[tuple[Tensor, ...]]:
+        rows = list(indices)  # type: ignore[call-overload]
+        return [(torch.zeros(len(rows), 5 + max(rows) % 3, 7), torch.zeros(len(rows)))]
+
+    shape = probe_calls(calls_of, count=40, batch_size=16)
+    assert [set(varying) for varying in shape.varying] == [{0, 1}, {0}]
+    assert shape.example[0].shape[0] == 16
+
+
+def test_a_model_that_is_called_by_keywords_is_refused() -> None:
+    with pytest.raises(NotApplied, match="calls the model with Tensor, mask; needed"):
+        CallWatch(make_net())(torch.zeros(1, 4), mask=None)
+    workload = make_blobs()
+    samples = workload.splits().test
+    (inputs,) = inputs_of(workload, make_net(), samples, [0, 1], AXES, CPU)
+    assert inputs[0].shape == (2, 4)
