@@ -49,7 +49,7 @@ def measure(
 ) -> LatencyGroup:
     """Call all arms in turn, round by round; return how long each call took.
 
-    The first call of each is timed by itself, as it may compile. Rounds go through `batches` over
+    The first call of each is timed by itself. Rounds go through `batches` over
     and over, until there are `calls` of them or `seconds` are over.
     """
     synchronize = torch.cuda.synchronize if device.type == "cuda" else _do_nothing

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from harness.core.errors import HarnessError, NotApplied, one_line
+from harness.core.errors import NotApplied, one_line
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -85,7 +85,7 @@ def measure_groups(
             batches.append(inputs_of(workload, eager, samples, indices, cell.axes, device)[0])
         for arm in exported:
             check_outputs(arm, eager, batches, order.tolerances[arm.name], batch_size)
-        compiled, left_out = _compile(eager, batches[0])
+        compiled, left_out = _compile(eager, batches)
         group = measure(
             [Arm(EAGER, eager, 0.0), *compiled, *exported],
             batches,
@@ -138,12 +138,13 @@ def check_outputs(
                 )
 
 
-def _compile(eager: nn.Module, inputs: Inputs) -> tuple[list[Arm], dict[str, str]]:
+def _compile(eager: nn.Module, batches: Sequence[Inputs]) -> tuple[list[Arm], dict[str, str]]:
     """Return the compiled model as an arm, or why there is none.
 
-    It is compiled anew for each batch size, at its first call.
+    It is compiled anew for each batch size, and called with all batches before any call is timed:
+    texts of another width are compiled for when they first occur, which takes half a minute.
     """
-    problem = missing_compiler() if inputs[0].device.type == "cpu" else None
+    problem = missing_compiler() if batches[0][0].device.type == "cpu" else None
     if problem is not None:
         return [], {COMPILED: problem}
     torch._dynamo.reset()
@@ -152,9 +153,8 @@ def _compile(eager: nn.Module, inputs: Inputs) -> tuple[list[Arm], dict[str, str
     started = time.monotonic()
     try:
         with torch.inference_mode():
-            compiled(*inputs)
-    except HarnessError:
-        raise
+            for inputs in batches:
+                compiled(*inputs)
     except Exception as error:  # torch's compilers raise anything
         return [], {COMPILED: one_line(f"{type(error).__name__}: {error}")}
     if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:

@@ -69,8 +69,9 @@ class ArmTimes:
     """How long calls of one way to run the model took, round by round."""
 
     arm: str  # eager, compiled, or a format
-    load_seconds: Amount  # until the file was ready to be called; 0 for what is loaded anyway
-    first_call_seconds: Amount  # compilation included
+    # Until the file could be called, or the model was compiled for all batches; 0 in eager mode.
+    load_seconds: Amount
+    first_call_seconds: Amount  # after that
     nanoseconds: Sequence[Number]  # of each call after the first
 
 
