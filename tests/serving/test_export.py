@@ -37,6 +37,7 @@ from tests.serving.blobs import (
     train,
 )
 from tests.support.commands import CommandResult, harness
+from tests.support.mlflow import by_name
 from tests.support.training import CPU
 
 
@@ -114,14 +115,10 @@ def test_a_trial_is_exported_timed_delivered_and_shown(
     assert "Exported models" in page
     assert "onnx" in page
 
-    tracker = Tracker(results)
-    tracker.deliver(results.sweep_folder("demo"))
+    Tracker(results).deliver(results.sweep_folder("demo"))
     assert [path.name for path in results.artifacts.rglob("export/*")].count("export.json") == 1
     assert len(list(results.artifacts.rglob("export/onnx/model.onnx"))) == 1
-    (run,) = tracker._connect().search_runs(
-        [tracker._connect().get_experiment_by_name("demo").experiment_id],
-        "tags.`harness.kind` = 'trial'",
-    )
+    run = by_name(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b32 t1 seed 0"]
     metrics = run.data.metrics
     assert metrics["export_onnx_b40_t1_p50_ms"] > 0
     assert metrics["export_onnx_largest_difference"] <= model.parity.tolerance

@@ -21,14 +21,19 @@ from tests.support.training import CPU
 
 
 class Clock:
-    """A clock that only calls advance."""
+    """Stands in for the module `time`: only calls advance it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0
-        monkeypatch.setattr(latency.time, "perf_counter_ns", lambda: self.now)
-        monkeypatch.setattr(latency.time, "monotonic", lambda: self.now / 1e9)
-        monkeypatch.setattr(latency.time, "sleep", lambda seconds: None)
+    def __init__(self) -> None:
+        self.now = 0  # nanoseconds
         self.calls: list[tuple[str, int]] = []
+
+    def perf_counter_ns(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1e9
+
+    def sleep(self, seconds: float) -> None: ...
 
     def arm(self, name: str, nanoseconds: int) -> Callable[[Tensor], None]:
         """Return a call that takes so long, and notes which inputs it had."""
@@ -41,7 +46,8 @@ class Clock:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Clock, LatencyGroup]:
-    clock = Clock(monkeypatch)
+    clock = Clock()
+    monkeypatch.setattr(latency, "time", clock)
     arms = [Arm("eager", clock.arm("eager", 3000), 0.0), Arm("onnx", clock.arm("onnx", 1000), 0.5)]
     batches = [(torch.tensor(number),) for number in range(4)]
     group = measure(arms, batches, batch_size=8, threads=1, calls=50, seconds=seconds, device=CPU)

@@ -74,11 +74,11 @@ def test_a_changed_weight_is_another_computation(change: float) -> None:
 def test_what_is_allowed_follows_the_scale_of_the_outputs(scale: float) -> None:
     net = make_net()
     with torch.no_grad():
-        net.head.weight *= scale
-        net.head.bias *= scale
+        net.head.weight.mul_(scale)
+        net.head.bias.mul_(scale)
     changed = copy.deepcopy(net)
     with torch.no_grad():
-        changed.head.weight *= 1.0001
+        changed.head.weight.mul_(1.0001)
     assert held_against_eager(net, net=net).is_equal
     assert not held_against_eager(changed, net=net).is_equal
 

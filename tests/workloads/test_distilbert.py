@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,7 +159,8 @@ def test_an_exported_folder_loads_in_transformers_and_can_be_fine_tuned(tmp_path
     exporter.write(trained_workload, model, CallShape((tokens,), [frozenset()]), tmp_path)
     (logits,) = exporter.load(tmp_path, model, 1)(tokens)
     assert torch.equal(logits, model(tokens))
-    alone = DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
+    loaded: Any = DistilBertForSequenceClassification.from_pretrained(tmp_path)
+    alone = loaded.eval()
     torch.testing.assert_close(alone(tokens, attention_mask=tokens != 0).logits, logits)
     assert alone.config.id2label == {0: "account", 1: "billing", 2: "technical"}
     again = DistilBert(DistilBertOptions(pretrained=tmp_path), DATA)
