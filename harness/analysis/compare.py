@@ -131,6 +131,11 @@ class Match:
         return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(a, b), pairs=pairs)
 
     @property
+    def has_other_company(self) -> bool:
+        """Whether what ran beside the measured trials was another for each of the two."""
+        return self.a.companies != self.b.companies
+
+    @property
     def hardware(self) -> list[str]:
         """The keys of all hardware that the two were measured on."""
         return [*hardware_keys(self.a), *hardware_keys(self.b)]
@@ -626,8 +631,8 @@ def _trials(count: int, status: str) -> str:
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
     """Return what a reader should know about a match.
 
-    That its sides were not measured in turn, that trials were unsteady, and that trials are left
-    out of the means because their measurement is invalid.
+    That its sides were not measured in turn or had other company, that trials were unsteady, and
+    that trials are left out of the means because their measurement is invalid.
     """
     label = match.b.cell.label
     notes = []
@@ -637,11 +642,22 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
         notes.append(f"{label}: some trials never reached a steady state")
     if speed is None:
         return notes
+    if match.has_other_company:
+        notes.append(_other_company(match))
     for letter, side in match.sides:
         invalid = side.left_out.get("invalid")
         if invalid:
             notes.append(f"{label}: left out {_trials(invalid, 'invalid')} of {letter}")
     return notes
+
+
+def _other_company(match: Match) -> str:
+    """Return what sides may differ by whose trials had other trials beside them, or none."""
+    companies = [f"{' and '.join(side.companies)} ({letter})" for letter, side in match.sides]
+    return (
+        f"{match.b.cell.label}: other company: {', '.join(companies)}: what ran beside the trials"
+        " counts as a difference of the two; --parallel 1 measures each alone"
+    )
 
 
 def _not_interleaved(drift: Sequence[Drift]) -> str:

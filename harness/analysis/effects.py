@@ -14,6 +14,8 @@ from harness.core.errors import BadInput
 from harness.spec.cell import axis_names
 from harness.statistics.attribution import Attribution, Point, attribute
 
+COMPANY = "company"  # the axis that says what ran beside a trial
+
 
 def attributions(side: Side) -> dict[str, Attribution]:
     """Return the attribution of each workload that allows one, by its label.
@@ -36,13 +38,15 @@ def _points(result: CellResult, axes: Sequence[str]) -> list[Point]:
     """Return a point for each measured trial of a cell.
 
     Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
-    machine did meanwhile, and what the seed brings, is common to them.
+    machine did meanwhile, and what the seed brings, is common to them. What ran beside a trial counts
+    as one more axis, which matters where trials had different company.
     """
     levels = {axis: result.cell.level(axis) for axis in axes}
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
         block = (trial.seed, trial.repeat)
-        points.append(Point(levels=levels, block=block, value=log_throughput))
+        with_company = {**levels, COMPANY: trial.company}
+        points.append(Point(levels=with_company, block=block, value=log_throughput))
     return points
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
+from harness.launch.lanes import BLOCKS_PER_LANE
 from harness.records.record import Target
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.trials import independent_values
@@ -125,23 +126,40 @@ def _independent_logs(cell: CellResult) -> list[float]:
 def _interleaved_log_ratios(a: CellResult, b: CellResult) -> list[float]:
     """Return the log ratio of B to A of each measured pair, empty unless they ran interleaved.
 
-    Two pairs or more are interleaved where both trials of a pair began before any of the next
-    pair did, on the same hardware.
+    That takes two pairs or more on the same hardware.
     """
     if hardware_keys(a) != hardware_keys(b):
         return []
-    starts, log_ratios = [], []
+    pairs, log_ratios = [], []
     for trial_a, trial_b in paired_trials(a, b):
         if trial_a.throughput and trial_b.throughput:
-            starts.append(sorted((trial_a.started, trial_b.started)))
+            pairs.append((trial_a, trial_b))
             log_ratios.append(math.log(trial_b.throughput / trial_a.throughput))
-    starts.sort()
-    for (_, last_start), (next_start, _) in itertools.pairwise(starts):
-        if last_start > next_start:
-            return []
-    if len(log_ratios) < 2:
+    if len(pairs) < 2 or not _are_interleaved(pairs):
         return []
     return log_ratios
+
+
+def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
+    """Return whether two cells were measured in turn.
+
+    Trials that ran alone were where both of a pair began before any of the next pair did. Trials
+    that ran side by side were where the order of several blocks was drawn (`harness.launch.lanes`):
+    then that holds for pairs so many blocks apart, and neither cell was done before the other began.
+    """
+    lane_counts = {trial.lanes for pair in pairs for trial in pair}
+    if len(lane_counts) > 1:
+        return False
+    (lanes,) = lane_counts
+    distance = 1 if lanes == 1 else BLOCKS_PER_LANE * lanes
+    starts = sorted(sorted((a.started, b.started)) for a, b in pairs)
+    for (_, last_start), (later_start, _) in zip(starts, starts[distance:], strict=False):
+        if last_start > later_start:
+            return False
+    if lanes == 1:
+        return True
+    starts_a, starts_b = [a.started for a, _ in pairs], [b.started for _, b in pairs]
+    return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
 
 
 def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:

@@ -18,8 +18,9 @@ from harness.core.caches import cached_by_identity
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
-from harness.records.checks import Amount, Moment, Number
+from harness.records.checks import Amount, Moment, Number, Ordinal
 from harness.records.code import Code
+from harness.records.company import ALONE
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
 from harness.records.record import Rank0Report, Record, Target
@@ -66,6 +67,8 @@ class TrialResult:
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
+    company: str = ALONE  # how many trials ran side by side; equal texts allow a comparison
+    lanes: Ordinal = 1  # the most that could
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
@@ -129,6 +132,11 @@ class CellResult:
         """
         means = list(self.metric_by_seed.values())
         return mean_interval(means) if means else None
+
+    @property
+    def companies(self) -> list[str]:
+        """The company that its measured trials had, each kind once."""
+        return sorted({trial.company for trial in self.measured_trials})
 
     @property
     def has_unsteady_trials(self) -> bool:
@@ -251,6 +259,8 @@ def _trial_result(record: Record) -> TrialResult:
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
         improvements=_improvements(record.rank0),
+        company=ALONE if record.company is None else record.company.description,
+        lanes=1 if record.company is None else record.company.lane.count,
     )
 
 

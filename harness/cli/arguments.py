@@ -112,6 +112,15 @@ NoWaitOption = Annotated[
     bool,
     typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),
 ]
+ParallelOption = Annotated[
+    str,
+    typer.Option(
+        "--parallel",
+        metavar="N|auto",
+        help="Trials that run at a time, each on cores or GPUs of its own, instead of the"
+        " profile's; auto: as many as there is room for.",
+    ),
+]
 UriOption = Annotated[
     str | None,
     typer.Option(

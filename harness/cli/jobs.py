@@ -19,6 +19,7 @@ from harness.cli.arguments import (
     DataOption,
     NameArgument,
     OnlyOption,
+    ParallelOption,
     ResultsOption,
     RetryOption,
     SetOption,
@@ -61,6 +62,7 @@ def submit(
     cells: CellsOption = [],  # noqa: B006
     results: ResultsOption = Path("results"),
     retry_failed: RetryOption = True,
+    parallel: ParallelOption = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the jobs and their batch scripts, submit nothing."),
@@ -74,9 +76,11 @@ def submit(
     """
     from harness.core.paths import Results
     from harness.render.terminal import submit as view
+    from harness.spec.cluster import with_parallel
 
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm")
+    profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.
     view.run(
         loaded,

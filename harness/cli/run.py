@@ -21,6 +21,7 @@ from harness.cli.arguments import (
     DataOption,
     NoWaitOption,
     OnlyOption,
+    ParallelOption,
     ResultsOption,
     RetryOption,
     SetOption,
@@ -141,6 +142,7 @@ def workloads(
         "harness run mnist --data DIR --set seeds=0,1,2",
         "harness run sweep.yaml --until 2% --budget 30",
         "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
+        "harness run sweep.yaml --parallel auto",
     )
 )
 def run(
@@ -180,6 +182,7 @@ def run(
             help="With --until: start no repeat that would end later than this.",
         ),
     ] = None,
+    parallel: ParallelOption = "",
     no_wait: NoWaitOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -187,7 +190,8 @@ def run(
 
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
-    record in the results folder, and MLflow shows it as a run. With --only or --cell, the other
+    record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
+    side, each on cores or GPUs of its own. With --only or --cell, the other
     trials of the sweep stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
@@ -197,11 +201,13 @@ def run(
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
     from harness.render.terminal.run import RunView, show_results, unreadable_lines
+    from harness.spec.cluster import with_parallel
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
+    profile = with_parallel(profile, parallel)
     results_folder = Results(results)
     if selftest_before:
         from harness.cli.machine import run_selftest

@@ -19,7 +19,7 @@ from harness.records.record import Record
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.run import RunView
 from harness.slurm.queue import refuse_live_jobs
-from harness.spec.cluster import Profile
+from harness.spec.cluster import Parallel, Profile, with_parallel
 from harness.spec.sweep import Sweep
 
 
@@ -96,6 +96,7 @@ def run(
     fail_fast: bool = False,
     until: str = "",
     budget: float | None = None,
+    parallel: Parallel | None = None,
     wait: bool = True,
     progress: bool = True,
 ) -> SweepData:
@@ -103,8 +104,8 @@ def run(
 
     The arguments are the options of `harness run`; `settings`, `data`, `only` and `cells` are those
     of `plan`, and what they leave out is not in the result either: `load` returns all of a sweep.
-    `budget` is in minutes. With `progress`, a bar and a line for each trial are printed. A trial that
-    fails raises nothing: its `status` says so.
+    `budget` is in minutes, and `parallel` None for what the profile says. With `progress`, a bar and
+    a line for each trial are printed. A trial that fails raises nothing: its `status` says so.
 
     Raises BadInput before anything starts for a mistake in any argument, and KeyboardInterrupt once
     the running trial is saved.
@@ -125,6 +126,8 @@ def run(
             f"cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
             " ranks start on this machine"
         )
+    if parallel is not None:
+        profile = with_parallel(profile, str(parallel))
     folder = results_folder(results)
     view = RunView(loaded, folder, tracking_uri, TerminalConsole(quiet=not progress))
     redo = trials_to_redo(force=force, retry_failed=retry_failed)

@@ -15,6 +15,7 @@ from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.assignment import Assignment
+from harness.records.company import Company
 from harness.records.files import read_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, Ranks, Record, Status, Summary
 from harness.records.series import Series
@@ -62,12 +63,14 @@ def assemble(
     rules: ValidityRules,
     observed_failures: Sequence[Failure] = (),
     peaks: Mapping[str, Machine] | None = None,
+    company: Company | None = None,
 ) -> Record:
     """Return the record of a trial that has ended.
 
     `started` and `ended` are in seconds since the epoch. `ended_by` says why it was ended, if it
     was; `observed_failures` are those that the launcher saw. A trial that finished and breaks one
-    of `rules` is invalid. `peaks` are measured machines by their key, for the record's MFU.
+    of `rules` is invalid. `peaks` are measured machines by their key, for the record's MFU;
+    `company` is what ran beside it.
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)
@@ -82,7 +85,7 @@ def assemble(
         summary = _summarize(trial, files, files.rank0)
         loss = Series.pack(mean_loss(ranks))
         order_digest = join_digests(_order_sums(trial, ranks))
-        broken_rules = violations(ranks, summary, rules)
+        broken_rules = violations(ranks, summary, rules, company)
     record = Record(
         sweep=sweep,
         trial=trial,
@@ -99,6 +102,7 @@ def assemble(
         ranks=Ranks.of(ranks),
         rank0=files.rank0,
         phases=phase_seconds(ranks, started, summary),
+        company=company,
     )
     return with_mfu(record, peaks or {})
 

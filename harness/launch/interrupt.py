@@ -1,5 +1,5 @@
-"""Ctrl-C while trials run on this machine: the first one saves the running trial, a second one ends
-it at once.
+"""Ctrl-C while trials run on this machine: the first one saves the running trials, a second one
+ends them at once.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Request:
         if self.reason is not None and not self.is_announced:
             self.is_announced = True
             self.announce(
-                f"{self.reason}: the running trial saves its state and stops;"
-                " press Ctrl-C again to end it at once"
+                f"{self.reason}: running trials save their state and stop;"
+                " press Ctrl-C again to end them at once"
             )
         return self.reason
 

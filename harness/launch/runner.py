@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +19,17 @@ from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process, end_process_group
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
+from harness.launch.lanes import Arrange, Group, one_by_one
 from harness.launch.launcher import Launcher
 from harness.launch.logs import scrub_logs
+from harness.launch.occupancy import Occupancy
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.stack import ReadyStack, write_packages
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.mllog.log import write_log
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
+from harness.records.company import Company, Lane
 from harness.records.files import (
     read_record,
     read_record_if_exists,
@@ -64,7 +67,7 @@ class TrialListener(Protocol):
     """Shows somebody what happens to trials, or delivers it somewhere.
 
     All methods are called in the process that runs the trials, between two looks at the running
-    one: what they do must not take long.
+    ones: what they do must not take long.
     """
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
@@ -88,9 +91,30 @@ def never_stop() -> str | None:
     return None
 
 
+class StopRequest:
+    """Why running trials are to save their state and stop: what `source` says, or was noted here."""
+
+    def __init__(self, source: Callable[[], str | None] = never_stop) -> None:
+        self._source = source
+        self._noted: str | None = None
+
+    def note(self, reason: str) -> None:
+        """Have the trials stop; the reason that was noted before any other counts."""
+        self._noted = self._noted or reason
+
+    def reason(self) -> str | None:
+        """Return why to stop, None as long as there is no reason."""
+        return self._source() or self._noted
+
+
+# The life of a trial, from the start of its ranks to its record, which it returns. It yields
+# between two looks at its ranks, so that the lives of several trials can take turns.
+Life = Generator[None, None, Record]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs trials of one sweep, one after the other.
+    """Runs trials of one sweep, one after the other, or side by side in the lanes of a machine.
 
     An attempt is one start of a trial's ranks. A trial has one record, that of its last attempt,
     which also says why the earlier ones failed.
@@ -102,6 +126,7 @@ class Runner:
     launcher: Launcher
     listener: TrialListener
     peaks: Mapping[str, Machine]  # by the machine's key
+    arrange: Arrange = one_by_one  # says which trials run side by side
     # The attempt that a trial's reruns are counted from, by its id; of others the first of this
     # run.
     first_attempts: Mapping[str, int] = field(default_factory=dict)
@@ -136,20 +161,48 @@ class Runner:
 
         A trial whose measurement is invalid runs again at the end of its block, as often as the
         profile says, and then gives another record. One whose ranks were interrupted resumes at
-        once. `fresh` removes what earlier attempts left.
+        once. `fresh` removes what earlier attempts left. Whoever stops to iterate ends all trials
+        that still run, and those leave no record.
         """
-        queue = list(pending)
         first_attempts = dict(self.first_attempts)
-        while queue and not self.stop_reason():
-            trial = queue.pop(0)
-            self.listener.on_trial_start(trial)
-            is_first_attempt = trial.id not in first_attempts
-            record = self._run_with_resumes(trial, fresh=fresh and is_first_attempt)
-            self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
-            yield record
-            first_attempt = first_attempts.setdefault(trial.id, record.attempt)
-            if self.runs_again(record, first_attempt):
-                queue.insert(_end_of_block(queue, trial), trial)
+        for group in self.arrange(pending):
+            yield from self._run_group(group, first_attempts, fresh=fresh)
+
+    def _run_group(
+        self, group: Group, first_attempts: dict[str, int], *, fresh: bool
+    ) -> Iterator[Record]:
+        """Run trials, as many at a time as there are lanes, and give the record of each.
+
+        `first_attempts` are those that reruns are counted from, to which these trials' are added.
+        """
+        queue = list(group.trials)
+        free_lanes = list(group.lanes)
+        occupancy = Occupancy()
+        running: list[tuple[Trial, Lane, Life]] = []
+        try:
+            while True:
+                while queue and free_lanes and not self.stop_reason():
+                    trial, lane = queue.pop(0), free_lanes.pop(0)
+                    self.listener.on_trial_start(trial)
+                    is_fresh = fresh and trial.id not in first_attempts
+                    life = self._run_with_resumes(trial, lane, occupancy, fresh=is_fresh)
+                    running.append((trial, lane, life))
+                if not running:
+                    return
+                for trial, lane, life in list(running):
+                    record = _advance(life)
+                    if record is None:
+                        continue
+                    running.remove((trial, lane, life))
+                    free_lanes.append(lane)
+                    self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
+                    yield record
+                    first_attempt = first_attempts.setdefault(trial.id, record.attempt)
+                    if self.runs_again(record, first_attempt):
+                        queue.insert(_end_of_block(queue, trial), trial)
+        finally:
+            for _, _, life in running:
+                life.close()
 
     def runs_again(self, record: Record, first_attempt: int) -> bool:
         """Whether a trial runs again by itself, its attempts counted from `first_attempt` on.
@@ -189,27 +242,29 @@ class Runner:
         )
         _write(folder, interrupted)
 
-    def _run_with_resumes(self, trial: Trial, *, fresh: bool) -> Record:
+    def _run_with_resumes(
+        self, trial: Trial, lane: Lane, occupancy: Occupancy, *, fresh: bool
+    ) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
 
         Not if this process is to stop: then the checkpoint is for whoever runs the trial next.
         """
-        record = self._run(trial, fresh=fresh)
+        record = yield from self._run(trial, lane, occupancy, fresh=fresh)
         for _ in range(self.resumes):
             if record.status != "interrupted" or self.stop_reason():
                 break
-            record = self._run(trial, fresh=False)
+            record = yield from self._run(trial, lane, occupancy, fresh=False)
         return record
 
-    def _run(self, trial: Trial, *, fresh: bool) -> Record:
+    def _run(self, trial: Trial, lane: Lane, occupancy: Occupancy, *, fresh: bool) -> Life:
         """Start the ranks, wait until they have ended, and write the record.
 
-        The ranks are gone when this returns, however they ended. Raises HarnessError if another job
-        has begun the same trial meanwhile.
+        The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
+        if another job has begun the same trial meanwhile.
         """
         folder = self.folder.trial_folder(trial.id)
         previous_failures = _prepare_folder(folder, fresh=fresh)
-        assignment = self._assignment(trial, attempt=len(previous_failures) + 1)
+        assignment = self._assignment(trial, attempt=len(previous_failures) + 1, lane=lane)
         write_assignment(folder.assignment_path, assignment)
         cell = trial.cell
         launcher = self._launcher_of(trial)
@@ -225,8 +280,9 @@ class Runner:
             preload=heavy_modules(cell.workload.uses),
         )
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
+        occupancy.enter(trial.id, started)
         try:
-            ended_by = self._wait(process, folder, trial, launcher)
+            ended_by = yield from self._wait(process, folder, trial, launcher, occupancy)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
@@ -234,10 +290,12 @@ class Runner:
             end_process_group(process)
             if is_hanging:
                 launcher.end_remains(folder)
+            occupancy.leave(trial.id, time.time())
         record = self._assemble(
             folder,
             assignment,
             started=started,
+            company=occupancy.company(trial.id, lane, started, time.time()),
             previous_failures=previous_failures,
             ended_by=ended_by,
             observed_failures=launcher.observed_failures(folder, output),
@@ -275,6 +333,7 @@ class Runner:
         previous_failures: Sequence[Failure],
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
+        company: Company | None = None,
     ) -> Record:
         """Return the record of an attempt that has just ended, and clean its logs of secrets."""
         # Imported only now, because a process that only looks at trials needs no NumPy.
@@ -292,11 +351,12 @@ class Runner:
             rules=self.profile.validity,
             observed_failures=observed_failures,
             peaks=self.peaks,
+            company=company,
         )
         settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
         return replace(_without_secrets(record, self.secrets), settings=settings)
 
-    def _assignment(self, trial: Trial, attempt: int) -> Assignment:
+    def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
         stack = None
         if trial.cell.axes.stack is not None:
@@ -309,6 +369,7 @@ class Runner:
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
+            lane=lane or Lane(),
             code=self.rank_code or self.provenance.code,
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
@@ -319,11 +380,18 @@ class Runner:
         )
 
     def _wait(
-        self, process: Process, folder: TrialFolder, trial: Trial, launcher: Launcher
-    ) -> Failure | None:
+        self,
+        process: Process,
+        folder: TrialFolder,
+        trial: Trial,
+        launcher: Launcher,
+        occupancy: Occupancy,
+    ) -> Generator[None, None, Failure | None]:
         """Wait until the ranks have ended, or have to be ended, and return why.
 
         None if their own results say how they ended. Tells the ranks to stop if there is a reason.
+        It takes turns with the trials in other lanes, so that each of them waits for a part of the
+        time between two looks.
         """
         deadline = time.monotonic() + self.sweep.timeout
         next_signal: float | None = None  # on the monotonic clock; None before the first
@@ -331,11 +399,12 @@ class Runner:
         watchdog = Watchdog(folder, world_size)
         while True:
             try:
-                process.wait(self.poll_seconds)
+                process.wait(self.poll_seconds / max(1, occupancy.running))
                 return None
             except subprocess.TimeoutExpired:
                 progress = read_progress(folder)
                 self.listener.on_trial_progress(trial, progress)
+                yield
             now = time.monotonic()
             reason = self.stop_reason()
             # The signal is repeated because a launcher that has just been started may miss it.
@@ -348,6 +417,16 @@ class Runner:
             if verdict is not None:
                 _append_to_launch_log(folder, verdict.reason)
                 return verdict.failure
+
+
+def _advance(life: Life) -> Record | None:
+    """Take another look at a trial; return its record if it has one now, None if it still runs."""
+    try:
+        next(life)
+    except StopIteration as end:
+        record: Record = end.value
+        return record
+    return None
 
 
 def read_progress(folder: TrialFolder) -> dict[str, Any]:
@@ -489,11 +568,13 @@ def remove_leftovers(folder: TrialFolder) -> None:
 
 
 def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
-    """Return how many trials at the head of the queue belong to the same block as `trial`.
+    """Return the place in the queue after the last trial of the same block as `trial`.
 
-    A block has a trial of every cell, all with the same seed and repeat.
+    A block has a trial of every cell, all with the same seed and repeat. The place is 0 where none
+    of it is left.
     """
+    end = 0
     for position, other in enumerate(queue):
-        if (other.seed, other.repeat) != (trial.seed, trial.repeat):
-            return position
-    return len(queue)
+        if (other.seed, other.repeat) == (trial.seed, trial.repeat):
+            end = position + 1
+    return end

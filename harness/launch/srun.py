@@ -39,6 +39,8 @@ OUT_OF_MEMORY = re.compile(
     r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
 )
 STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
+# Seconds that a step waits for what it asks for, which the step before it in the lane may still hold.
+START_PATIENCE = 60.0
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 # How a task ends that got SIGUSR2 before its rank had blocked it.
@@ -52,6 +54,9 @@ class Srun:
     environment: Mapping[str, str]  # variables of the cluster profile
     ranks_per_node: int
     cpus_per_rank: int
+    gpus_per_rank: int = 0
+    gpu_type: str | None = None
+    shares_node: bool = False  # whether steps of several trials run at the same time
     python: str  # the interpreter, on the nodes
     prefix: Sequence[str]  # a command that runs the interpreter, such as a container's
     address: str  # of rank 0's node, as the other nodes resolve it
@@ -78,9 +83,7 @@ class Srun:
             # srun does not take it from sbatch since Slurm 22.05.
             f"--cpus-per-task={self.cpus_per_rank}",
             "--relative=0",
-            # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
-            # step waiting for its CPUs. Steps of the harness never run at the same time.
-            "--overlap",
+            *self._sharing(min(ranks, self.ranks_per_node)),
             "--distribution=block:block",
             "--mpi=none",
             "--export=ALL",
@@ -98,6 +101,22 @@ class Srun:
         if self.stack is not None:
             return self.stack.module_command(module)
         return [*self.prefix, *module_command(self.python, module)]
+
+    def _sharing(self, ranks: int) -> list[str]:
+        """Return the options that say what of the node's resources a step of so many ranks gets."""
+        if not self.shares_node:
+            # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
+            # step waiting for its CPUs. Without it, steps never run at the same time.
+            return ["--overlap"]
+        # Without an option of its own, a step asks for all the GPUs and the memory of the job.
+        options = ["--exact", f"--immediate={START_PATIENCE:.0f}"]
+        if self.gpus_per_rank:
+            kind = f"{self.gpu_type}:" if self.gpu_type else ""
+            options.append(f"--gpus-per-node={kind}{ranks * self.gpus_per_rank}")
+        node_mebibytes = os.environ.get("SLURM_MEM_PER_NODE", "")
+        if node_mebibytes.isdigit():
+            options.append(f"--mem={int(node_mebibytes) * ranks // self.ranks_per_node}M")
+        return options
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command.

@@ -15,7 +15,8 @@ from harness.hardware.roofline import device_of
 from harness.launch import forkserver
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.runner import Runner, TrialListener, remove_leftovers
+from harness.launch.lanes import MachineRoom, side_by_side
+from harness.launch.runner import Runner, StopRequest, TrialListener, remove_leftovers
 from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
@@ -129,21 +130,22 @@ def run(
     check: Callable[[SweepFolder], None] = allow_all,
     wait: bool = True,
 ) -> list[Record]:
-    """Run the pending trials one after the other; return the records of all the sweep's trials that
-    have one.
+    """Run the pending trials, as many at a time as the profile says; return the records of all the
+    sweep's trials that have one.
 
     Every record is on disk before the listener is called. A trial whose measurement is invalid runs
     again at the end of its block, as often as the profile says. One whose ranks were interrupted
-    resumes at once, as often as `Runner.resumes` says. `check` is called once no other process can
+    resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
+    has failed, and those that run save their state and stop. `check` is called once no other process can
     begin this sweep, and may raise what forbids it.
 
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention. Without `wait`, it is refused.
 
     Raises BadInput if another process runs this sweep, and for a stack that ranks can't run under.
-    After Ctrl-C, the running trial saves its state and gets a record as an interrupted one, before
-    KeyboardInterrupt is raised. After a second Ctrl-C, its processes are ended at once and it gets
-    no record.
+    After Ctrl-C, running trials save their state and get a record as interrupted ones, before
+    KeyboardInterrupt is raised. After a second Ctrl-C, their processes are ended at once and they
+    get no record.
     """
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     with ExitStack() as stack:
@@ -160,7 +162,8 @@ def run(
             activity = f"running trials of {sweep.name}"
             this_machine = host_lock(activity, wait=wait, on_message=listener.on_message)
             stack.enter_context(this_machine)
-        stop_reason = stack.enter_context(deferred_interrupts(listener.on_message))
+        stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
+        planned_here = sweep.whole().trials()
         runner = Runner(
             sweep=sweep,
             profile=profile,
@@ -170,7 +173,8 @@ def run(
             ),
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
-            stop_reason=stop_reason,
+            arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
+            stop_reason=stop.reason,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
@@ -178,7 +182,7 @@ def run(
         for record in runner.run(planned.pending, fresh=redo == "all"):
             records[record.trial.id] = record
             if fail_fast and record.status in ("failed", "interrupted"):
-                break
+                stop.note(f"--fail-fast: {record.trial.cell.label} {record.status}")
     return list(records.values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from operator import add, sub
@@ -60,7 +60,7 @@ class CoreUse:
     """
 
     wall: float  # seconds
-    host: float  # seconds of CPU time of all processes of the host
+    host: float  # seconds of CPU time of all processes, on the cores that the trial may use
     waited: Mapping[int, float]  # seconds for which a thread was ready and had no core, by thread
     cpu: Mapping[int, float]  # seconds of CPU time of this process and of each child, by process
 
@@ -136,8 +136,10 @@ class ThisHost:
     lock from the training once for each call, so a read should be a single call.
     """
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = Path("/proc"), *, cores: Sequence[int] = ()) -> None:
+        """Prepare to read; `cores` are those that the trial is bound to, if it is to any."""
         self.proc = proc
+        self.cores = cores
         self.file_descriptors: dict[str, int] = {}  # by path below /proc
         self.process = psutil.Process()
         self.command = self.process.cmdline()
@@ -163,17 +165,12 @@ class ThisHost:
         """Return the counters of /proc/stat and of this process, in seconds."""
         wall, process = time.perf_counter(), time.process_time()
         first_line = self._read("stat").partition(b"\n")[0]
-        numbers = map(int, first_line.split()[1 : 1 + len(PROC_STAT_FIELDS)])
-        ticks = dict(zip(PROC_STAT_FIELDS, numbers, strict=False))
-        ticks_per_second = os.sysconf("SC_CLK_TCK")
-        total = sum(ticks.values())
-        idle = ticks["idle"] + ticks["iowait"]
-        busy = total - idle - ticks["steal"]
+        seconds = _seconds_by_state(first_line.decode("ascii"))
         return Counters(
             wall=wall,
-            total=total / ticks_per_second,
-            busy=busy / ticks_per_second,
-            stolen=ticks["steal"] / ticks_per_second,
+            total=sum(seconds.values()),
+            busy=_busy(seconds),
+            stolen=seconds["steal"],
             process=process,
         )
 
@@ -189,7 +186,18 @@ class ThisHost:
                 for child in (thread / "children").read_bytes().split():
                     cpu[int(child)] = self._cpu_seconds(int(child))
         counters = self.counters()
-        return CoreUse(wall=counters.wall, host=counters.busy, waited=waited, cpu=cpu)
+        # What runs on other cores, such as a trial in another lane, takes no core from this one.
+        host = self._busy_seconds_of_cores() if self.cores else counters.busy
+        return CoreUse(wall=counters.wall, host=host, waited=waited, cpu=cpu)
+
+    def _busy_seconds_of_cores(self) -> float:
+        """Return the seconds for which the trial's own cores were busy, together."""
+        names = {f"cpu{core}" for core in self.cores}
+        busy = 0.0
+        for line in (self.proc / "stat").read_text(encoding="ascii").splitlines():
+            if line.partition(" ")[0] in names:
+                busy += _busy(_seconds_by_state(line))
+        return busy
 
     def _cpu_seconds(self, pid: int) -> float:
         """Return the CPU time of a process."""
@@ -227,3 +235,18 @@ class ThisHost:
                 return f"pid {pid} {process.name()}"
         except psutil.Error:
             return f"pid {pid}"  # it has ended, or it is hidden from this user
+
+
+def _seconds_by_state(line: str) -> dict[str, float]:
+    """Return the seconds that cores have spent in each state, from a line of /proc/stat."""
+    ticks = map(int, line.split()[1 : 1 + len(PROC_STAT_FIELDS)])
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
+    return {
+        state: count / ticks_per_second
+        for state, count in zip(PROC_STAT_FIELDS, ticks, strict=False)
+    }
+
+
+def _busy(seconds: Mapping[str, float]) -> float:
+    """Return the seconds in which cores ran something of this host."""
+    return sum(seconds.values()) - seconds["idle"] - seconds["iowait"] - seconds["steal"]

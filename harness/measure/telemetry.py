@@ -264,8 +264,11 @@ class Telemetry:
             return None
 
 
-def telemetry_for(device: torch.device, *, warmup: int) -> Telemetry:
-    """Return the telemetry of `device` and this host; without NVML the report says why."""
+def telemetry_for(device: torch.device, *, warmup: int, cores: Sequence[int] = ()) -> Telemetry:
+    """Return the telemetry of `device` and this host; without NVML the report says why.
+
+    `cores` are those that the trial has for itself, none if it has the whole host.
+    """
     gpu: Gpu | None = None
     errors: dict[str, str] = {}
     if device.type == "cuda":
@@ -273,7 +276,7 @@ def telemetry_for(device: torch.device, *, warmup: int) -> Telemetry:
             gpu = NvmlGpu.of(device)
         except Exception as error:  # a problem of the driver's is no reason not to train
             errors["gpu"] = f"{type(error).__name__}: {one_line(error)}"
-    return Telemetry(gpu, ThisHost(), warmup=warmup, errors=errors)
+    return Telemetry(gpu, ThisHost(cores=cores), warmup=warmup, errors=errors)
 
 
 def _pack_readings(samples: Sequence[Sample]) -> dict[str, Series]:

@@ -6,18 +6,19 @@ The runner, or a gate's arm, writes it before an attempt starts, and every rank 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from harness.core.paths import write_atomically
 from harness.records.code import Code, Repository
+from harness.records.company import Lane
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from workloads.options import Between
 
-SCHEMA = "1.5"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.6"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
@@ -47,6 +48,7 @@ class Assignment:
     shared_data: str | None = None
     # What the interpreter of the cell's stack calls itself; None: it is not checked.
     interpreter: str | None = None
+    lane: Lane = field(default_factory=Lane)  # what the ranks have for themselves of the machine
     packages: Sequence[str] = ()  # distributions that the workload imports, beside the usual ones
 
 

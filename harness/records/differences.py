@@ -66,6 +66,7 @@ ORDER = (
     "hardware.cpu_flags",
     "hardware.driver",
     "hardware.usable_cores",
+    "company",
     "software.packages",
     "software.python",
     "run",
@@ -193,6 +194,8 @@ def record_fields(record: Record) -> dict[str, Value]:
         fields |= _without_unknown(flatten({"run": run}))
     if record.rank0 is not None:
         fields |= environment_fields(record.rank0.environment)
+    if record.company is not None:
+        fields["company"] = record.company.description
     return fields
 
 

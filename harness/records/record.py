@@ -23,6 +23,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
+from harness.records.company import Company
 from harness.records.decode import decode_value
 from harness.records.environment import Environment
 from harness.records.series import Series
@@ -33,8 +34,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
 # stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
 # 6.1 has the moments of a training, and the sizes of its data sets; 6.2 the order of samples and the
-# page cache.
-SCHEMA = "6.2"
+# page cache; 6.3 the company of trials that ran side by side.
+SCHEMA = "6.3"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
 T = TypeVar("T")
@@ -728,6 +729,7 @@ class Record:
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     settings: RunSettings | None = None  # the runner adds them to the assembled record
+    company: Company | None = None  # None: it ran alone, or in a group with a single lane
 
     @property
     def bad_nodes(self) -> list[str]:

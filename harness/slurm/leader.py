@@ -4,10 +4,11 @@ The job's batch script runs `python -m harness.slurm.leader lead SWEEP_FOLDER SU
 life of a job:
 
 - The leader records attempts that an earlier start of the job could not record, and runs the trials
-  that are pending, one after the other. Each leaves its record on the shared folder.
+  that are pending, one after the other or side by side. Each leaves its record on the shared
+  folder.
 - Slurm sends SIGUSR2 ahead of the time limit and of a preemption. It sends it to the batch script
   alone, because between two trials there is no step that could receive it. The script's shell
-  passes it on to the leader, and the leader to the running trial, which saves and stops.
+  passes it on to the leader, and the leader to the running trials, which save and stop.
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
 - If a node dies, Slurm kills and requeues the job by itself. The leader has a moment to exclude
   that node, or else the next start finds the attempt without a record.
@@ -38,13 +39,14 @@ from harness.core.text import counted
 from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.host_lock import host_lock
-from harness.launch.runner import Runner
+from harness.launch.lanes import JobRoom, side_by_side
+from harness.launch.runner import Runner, StopRequest
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
-from harness.slurm.submission import Submission, SubmissionFolder
+from harness.slurm.submission import JobArray, Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import INTERFACE_VARIABLES, Profile
@@ -109,9 +111,10 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     listener = JobListener(signal_due=time.monotonic() + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, listener.on_signal)
-    runner = runner_of(sweep_folder, submission, job_array.ranks_per_node, listener)
+    stop = StopRequest(listener.stop_reason)
     trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
     job_trials = [trials_by_id[trial_id] for trial_id in job_array.trial_ids[index]]
+    runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop)
     pending = pending_trials(runner, job_trials)
     log(
         f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
@@ -126,7 +129,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         return
 
     with _node_held(submission, listener):
-        interruption = _run_until_interrupted(runner, pending, restarts)
+        interruption = _run_until_interrupted(runner, pending, restarts, stop)
     undone = pending_trials(runner, job_trials)
     if not undone:
         return
@@ -207,23 +210,26 @@ def _node_held(submission: Submission, listener: JobListener) -> Iterator[None]:
 
 
 def _run_until_interrupted(
-    runner: Runner, pending: Sequence[Trial], restarts: Restarts
+    runner: Runner, pending: Sequence[Trial], restarts: Restarts, stop: StopRequest
 ) -> str | None:
     """Run the trials until one of them ends so that this job can't run another.
 
-    Returns the failure of that trial, None if every trial has run. A trial that failed for a reason
+    Trials beside that one save their state and stop. Returns the failure of the first such trial,
+    None if every trial has run. A trial that failed for a reason
     of its own does not stop the others. One whose step could not be created because Slurm's
     controller was away runs again, once the controller answers.
     """
+    interruption: str | None = None
     for record in runner.run(pending):
         kind = record.failure.kind if record.failure else None
         if kind in ALLOCATION_LOST or record.status == "interrupted":
-            return str(record.failure)
-        if kind == "ControllerDown":
+            interruption = interruption or str(record.failure)
+            stop.note(interruption)
+        elif kind == "ControllerDown":
             _wait_for_controller(runner)
         else:
             restarts.note_progress()
-    return None
+    return interruption
 
 
 def _wait_for_controller(runner: Runner) -> None:
@@ -353,7 +359,12 @@ def restart_count() -> int:
 
 
 def runner_of(
-    sweep_folder: SweepFolder, submission: Submission, ranks_per_node: int, listener: JobListener
+    sweep_folder: SweepFolder,
+    submission: Submission,
+    job_array: JobArray,
+    job_trials: Sequence[Trial],
+    listener: JobListener,
+    stop: StopRequest,
 ) -> Runner:
     """Return the runner of this job's trials.
 
@@ -363,14 +374,19 @@ def runner_of(
         sweep=submission.sweep,
         profile=submission.profile,
         folder=sweep_folder,
-        launcher=launcher_of(submission.profile, ranks_per_node),
+        launcher=launcher_of(submission.profile, job_array.ranks_per_node),
         listener=listener,
         peaks=machine.read_all(sweep_folder.peaks_folder),
         first_attempts=submission.first_attempts,
+        arrange=side_by_side(
+            JobRoom(ranks_per_node=job_array.ranks_per_node),
+            submission.profile.parallel,
+            job_trials,
+        ),
         poll_seconds=POLL_SECONDS,
         retries=RETRIES,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
-        stop_reason=listener.stop_reason,
+        stop_reason=stop.reason,
     )
 
 
@@ -401,6 +417,9 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
         environment=environment,
         ranks_per_node=ranks_per_node,
         cpus_per_rank=slurm.cpus_per_rank,
+        gpus_per_rank=slurm.gpus_per_rank,
+        gpu_type=slurm.gpu_type,
+        shares_node=profile.parallel != 1,
         python=slurm.python or sys.executable,
         prefix=slurm.prefix,
         address=node_address(slurm.interface),
@@ -462,7 +481,7 @@ class JobListener:
         self.first_signal_at: float | None = None  # seconds of the monotonic clock
 
     def stop_reason(self) -> str | None:
-        """Return why the running trial has to stop, None as long as it may go on.
+        """Return why running trials have to stop, None as long as they may go on.
 
         Slurm sends the same signal ahead of the time limit and of a preemption, so the time has to
         tell which it is. man sbatch allows it to be early.
@@ -495,7 +514,7 @@ class JobListener:
 
     def on_signal(self, number: int, frame: object) -> None:
         """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
-        trial.
+        trials.
 
         SIGTERM comes twice: Slurm sends it to the leader too, and the shell passes it on.
         """
@@ -504,7 +523,7 @@ class JobListener:
         if self.first_signal_at is None:
             self.first_signal_at = time.monotonic()
         self.signals.add(number)
-        log(f"{signal.Signals(number).name}: the running trial is to save and stop")
+        log(f"{signal.Signals(number).name}: running trials are to save and stop")
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Do nothing: the leader has logged what is pending."""

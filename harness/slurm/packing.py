@@ -9,13 +9,16 @@ far as the others are kept busy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
 from harness.core.text import counted
+from harness.launch.lanes import JobRoom, lane_count
 from harness.spec.cell import Trial
+from harness.spec.cluster import Parallel
 
 MAX_ARRAY_JOBS = (
     1000  # of one array: SlurmOptions's MaxArraySize is 1001 unless an administrator raised it
@@ -57,6 +60,7 @@ def pack(
     ranks_per_node: int,
     limit_seconds: float,
     max_parallel_jobs: int,
+    parallel: Parallel = 1,
 ) -> Packing:
     """Pack blocks into as few jobs as still keep the cluster busy.
 
@@ -67,7 +71,8 @@ def pack(
 
     `estimates` are seconds by cell id. Where some cells were measured, the others are taken to need
     what those do on average, with a remark. `limit_seconds` is the time limit of a job,
-    `max_parallel_jobs` the number of jobs of an array that Slurm runs at a time.
+    `max_parallel_jobs` the number of jobs of an array that Slurm runs at a time. `parallel` is the
+    profile's: trials of a job that run side by side share its time.
     """
     usable_seconds = limit_seconds * FILL_FRACTION
     estimates, remarks = _complete_estimates(blocks, estimates)
@@ -75,11 +80,12 @@ def pack(
         remarks += _unmeasured_remarks(blocks, limit_seconds)
     jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
     for block in blocks:
-        parts = _split_block(block, estimates, usable_seconds)
+        lanes = _lanes_by_trial(block, ranks_per_node, parallel)
+        parts = _split_block(block, estimates, usable_seconds, lanes)
         if len(parts) > 1:
             remarks.append(_split_remark(block, parts, usable_seconds))
         for part in parts:
-            shape = _shape(part, ranks_per_node)
+            shape = _shape(part, ranks_per_node, lanes)
             jobs_by_shape.setdefault(shape, []).append(part)
     arrays = []
     for (nodes, ranks), jobs in jobs_by_shape.items():
@@ -131,19 +137,35 @@ def _unmeasured_remarks(blocks: Sequence[Sequence[Trial]], limit_seconds: float)
     ]
 
 
-def _shape(job: PackedJob, ranks_per_node: int) -> tuple[int, int]:
-    """Return the number of nodes, and of ranks on each, that the job's largest trial needs.
+def _lanes_by_trial(
+    block: Sequence[Trial], ranks_per_node: int, parallel: Parallel
+) -> dict[str, int]:
+    """Return how many trials run at a time while a trial of a block does, by its id.
 
-    Nodes are filled: five ranks on nodes of four are two nodes with four ranks each, of which three
-    stay idle.
+    They are of the same size, fit on one node, and are no more than the block has.
     """
-    ranks = max(trial.cell.axes.world_size for trial in job.trials)
+    room = JobRoom(ranks_per_node=ranks_per_node)
+    lanes = {trial.id: lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block}
+    trials_by_lanes = Counter(lanes.values())
+    return {trial: min(count, trials_by_lanes[count]) for trial, count in lanes.items()}
+
+
+def _shape(job: PackedJob, ranks_per_node: int, lanes: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of nodes, and of ranks on each, that the job's trials need.
+
+    That is what its largest trial needs, or more for trials that run side by side. Nodes are
+    filled: five ranks on nodes of four are two nodes with four ranks each, of which three stay idle.
+    """
+    ranks = max(trial.cell.axes.world_size * lanes[trial.id] for trial in job.trials)
     nodes = -(-ranks // ranks_per_node)  # rounded up
     return nodes, min(ranks, ranks_per_node)
 
 
 def _split_block(
-    block: Sequence[Trial], estimates: Mapping[str, float], usable_seconds: float
+    block: Sequence[Trial],
+    estimates: Mapping[str, float],
+    usable_seconds: float,
+    lanes: Mapping[str, int],
 ) -> list[PackedJob]:
     """Return the block as one job, or as several that each fit into `usable_seconds`.
 
@@ -155,7 +177,7 @@ def _split_block(
     parts: list[list[Trial]] = [[]]
     part_seconds = [0.0]
     for trial in block:
-        seconds = estimates[trial.cell.id]
+        seconds = estimates[trial.cell.id] / lanes[trial.id]
         if parts[-1] and part_seconds[-1] + seconds > usable_seconds:
             parts.append([])
             part_seconds.append(0.0)

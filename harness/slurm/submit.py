@@ -202,6 +202,7 @@ def prepare(
         ranks_per_node=profile.slurm.ranks_per_node,
         limit_seconds=profile.slurm.time_limit_seconds - profile.slurm.warning,
         max_parallel_jobs=profile.slurm.array_parallelism,
+        parallel=profile.parallel,
     )
     # Attempts are counted on from those of earlier submissions and of local runs.
     first_attempts = dict.fromkeys(new_ids, 1)

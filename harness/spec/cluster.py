@@ -34,6 +34,7 @@ KEEP_FORKSERVER = "HARNESS_KEEP_FORKSERVER"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 MAX_KEEP_SECONDS = 86_400  # a day
+Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
@@ -49,6 +50,9 @@ class Profile(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
     slots: Count | None = None
+    # Trials that run at a time, on this machine or in a job, each on cores or GPUs of its own;
+    # auto: as many as there is room for. Verdicts are for those that have had the same company.
+    parallel: Parallel = 1
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
@@ -140,6 +144,20 @@ def load_profile(name: str) -> Profile:
     if profile.launcher == "slurm":
         _check_partitions(document, profile)
     return profile
+
+
+def with_parallel(profile: Profile, text: str) -> Profile:
+    """Return a profile with what `--parallel` says; raises BadInput.
+
+    An empty text leaves the profile as it is.
+    """
+    if not text:
+        return profile
+    if text == "auto":
+        return replace(profile, parallel="auto")
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise BadInput(f"--parallel: found {text!r}; allowed: auto, or a whole number from 1 on")
+    return replace(profile, parallel=int(text))
 
 
 def _keep_forkserver() -> float | None:

@@ -211,7 +211,7 @@ def build_trial(
         scaler=scaler,
         train_step=train_step,
         clock=clock,
-        telemetry=telemetry_for(mesh.device, warmup=cell.warmup),
+        telemetry=telemetry_for(mesh.device, warmup=cell.warmup, cores=assignment.lane.cores),
         memory=memory,
         workload_state=workload_state,
         custom=custom,

@@ -12,10 +12,11 @@ import io
 import os
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -79,24 +80,39 @@ class Ranks:
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def choose_device(requested: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
+def bind_to_cores(cores: Sequence[int]) -> None:
+    """Let this process run on these cores only, with all of its threads; on all if there are none.
+
+    Threads and processes that are started later inherit it.
+    """
+    if not cores:
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def choose_device(
+    requested: Literal["auto", "cpu", "cuda"], ranks: Ranks, gpus: Sequence[int] = ()
+) -> torch.device:
     """Return the rank's own device, and make it the current one.
 
-    Raises BadInput if a GPU is requested, or there are GPUs, and there is none for this rank.
+    `gpus` are those of the trial's lane, all of them if there are none. Raises BadInput if a GPU is
+    requested, or there are GPUs, and there is none for this rank.
     """
     if requested == "cpu":
         return torch.device("cpu")
     if requested == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
+    available = gpus or range(torch.cuda.device_count())
     # Slurm may bind each task to one GPU, which is then the only one that it sees.
-    is_bound = ranks.may_be_bound and visible == 1
+    is_bound = ranks.may_be_bound and len(available) == 1
     index = 0 if is_bound else ranks.local_rank
-    if index >= visible:
+    if index >= len(available):
         raise BadInput(
-            f"device: found {visible} GPUs; needed: one for local rank {ranks.local_rank}"
+            f"device: found {len(available)} GPUs; needed: one for local rank {ranks.local_rank}"
         )
-    device = torch.device("cuda", index)
+    device = torch.device("cuda", available[index])
     torch.cuda.set_device(device)
     return device
 

@@ -57,7 +57,7 @@ from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
-from harness.training.ranks import Ranks, choose_device, process_group
+from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
 from harness.training.train import Hooks, Trainer
@@ -165,10 +165,11 @@ def joined(
     check_interpreter(assignment)
     check_variables(assignment.trial.cell.environment)
     axes = assignment.trial.cell.axes
+    bind_to_cores(assignment.lane.cores)
     torch.set_num_threads(axes.num_threads)
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)
-    device = choose_device(assignment.device, ranks)
+    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
     needed = strategy_class(axes.strategy).needs_process_group
     with (
         naming_refusals(axes),

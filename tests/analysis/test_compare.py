@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare import Comparison, Rules, Side, compare, compare_by
+from harness.analysis.effects import attributions
 from harness.analysis.questions import throughput_difference
 from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
+from harness.records.company import Company, Lane
 from harness.spec.cell import Trial
 from harness.statistics.estimate import Drift
 from tests.factories import make_cell
@@ -360,3 +362,67 @@ class TestAccuracy:
         comparison = compare_cells(make_result(STEADY[:1]), make_result(STEADY[:1]))
         assert labels(comparison)[1] == "same"
         assert (comparison.matches[0].same_bits, comparison.matches[0].pairs) == (1, 1)
+
+
+class TestSideBySide:
+    ORDERS = (
+        # Of 2 lanes: four blocks are shuffled.
+        ("ABBABAAB", 2, True),
+        ("AABBABBA", 2, True),
+        ("AAAABBBB", 2, False),  # nothing tells the second half of the time from B
+        ("AABB" * 4, 2, True),
+        ("AAABBB" * 2 + "ABAB" + "AAABBB" * 2, 2, True),
+        ("A" * 8 + "B" * 8 + "AB", 2, False),  # no two blocks are so far apart
+        ("AABB" * 2, 1, False),  # alone, both of a pair come before the next pair
+    )
+
+    @pytest.mark.parametrize(("order", "lanes", "paired"), ORDERS)
+    def test_trials_are_pairs_where_their_order_was_drawn(
+        self, order: str, lanes: int, paired: bool
+    ) -> None:
+        a, b = [self.result(order, letter, lanes) for letter in "AB"]
+        difference = throughput_difference(a, b, 0.01, {})
+        assert difference is not None
+        assert difference.question.estimate.paired is paired
+
+    def result(self, order: str, letter: str, lanes: int) -> CellResult:
+        """Return a cell whose trials began where its letter stands in the order."""
+        starts = [1.7e9 + place for place, other in enumerate(order) if other == letter]
+        result = make_result([1000.0] * len(starts), started=starts)
+        return beside(result, lanes)
+
+    def test_other_company_is_noted(self) -> None:
+        comparison = compare_cells(make_result(STEADY), beside(make_result(faster(0.9)), 8))
+        assert labels(comparison)[0] == "slower"
+        assert any(
+            "other company: alone (A), 8 side by side (B): what ran beside" in note
+            for note in comparison.notes
+        )
+        alike = compare_cells(beside(make_result(STEADY), 8), beside(make_result(STEADY), 8))
+        assert alike.notes == []
+
+    def test_company_is_an_axis_of_the_attribution(self) -> None:
+        """Where trials of one block had other company: else it is part of the block."""
+        results = []
+        for number, (size, speed) in enumerate(((32, 1.0), (64, 1.5))):
+            shares = [0.8 if (seed + number) % 2 else 1.0 for seed in range(6)]
+            cell = make_result([1e3 * speed * x for x in shares], cell=make_cell(batch_size=size))
+            trials = []
+            for trial, share in zip(cell.trials, shares, strict=True):
+                trials.append(replace(trial, company="alone" if share == 1.0 else "4 side by side"))
+            results.append(replace(cell, trials=trials))
+        (attribution,) = attributions(side("A", *results)).values()
+        ratios = {tuple(effect.levels.items()): effect.ratio for effect in attribution.main_effects}
+        assert ratios == {
+            (("batch_size", 64),): pytest.approx(1.5),
+            (("company", "4 side by side"),): pytest.approx(0.8),
+        }
+
+
+def beside(result: CellResult, lanes: int) -> CellResult:
+    """Return a cell whose trials ran in so many lanes, all of them full; one is none."""
+    if lanes == 1:
+        return result
+    company = Company(lane=Lane(count=lanes), full=1.0).description
+    trials = [replace(trial, lanes=lanes, company=company) for trial in result.trials]
+    return replace(result, trials=trials)

@@ -11,7 +11,7 @@ from harness.launch import interrupt
 from harness.launch.interrupt import deferred_interrupts
 
 ANNOUNCEMENT = (
-    "Ctrl-C: the running trial saves its state and stops; press Ctrl-C again to end it at once"
+    "Ctrl-C: running trials save their state and stop; press Ctrl-C again to end them at once"
 )
 
 

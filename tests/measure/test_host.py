@@ -134,6 +134,15 @@ class TestCoreUse:
         assert use.waited == {11: 2.0, 12: 0.5}
         assert use.cpu == {os.getpid(): pytest.approx(time.process_time(), abs=1), 21: 3.0}
 
+    def test_of_a_lane_leaves_out_what_runs_on_the_cores_of_others(self, tmp_path: Path) -> None:
+        (tmp_path / "self" / "task").mkdir(parents=True)
+        hertz = os.sysconf("SC_CLK_TCK")
+        lines = [f"cpu  {9 * hertz} 0 0 0 0 0 0 0"]
+        for core, seconds in enumerate((1, 2, 6)):
+            lines.append(f"cpu{core} {seconds * hertz} 0 0 50 0 0 0 0")
+        (tmp_path / "stat").write_text("\n".join([*lines, "intr 5", ""]), encoding="ascii")
+        assert ThisHost(tmp_path, cores=[0, 1]).core_use().host == 3.0
+
     def test_counts_the_thread_that_waited_longest_and_the_cpu_of_all(self) -> None:
         totals = CoreUseTotals()
         assert totals.shares() == {}

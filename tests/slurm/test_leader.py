@@ -16,7 +16,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
-from harness.launch.runner import Runner
+from harness.launch.runner import Runner, StopRequest
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import Failure, RankResult, Record
@@ -58,7 +58,8 @@ def runner(tmp_path: Path, listener: JobListener) -> Runner:
     first_attempts = {trial.id: 1 for trial in sweep.trials()}
     first_attempts[sweep.trials()[4].id] = 2
     submitted = make_submission(sweep, first_attempts)
-    return leader.runner_of(SweepFolder(tmp_path / "sweep"), submitted, 1, listener)
+    folder, stop = SweepFolder(tmp_path / "sweep"), StopRequest(listener.stop_reason)
+    return leader.runner_of(folder, submitted, submitted.arrays[0], sweep.trials(), listener, stop)
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:

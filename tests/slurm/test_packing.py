@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from harness.slurm.packing import FILL_FRACTION, MAX_ARRAY_JOBS, Packing, pack
 from harness.spec.cell import Cell, Trial
+from harness.spec.cluster import Parallel
 from tests.factories import make_cell
 
 SINGLE = make_cell()
@@ -24,6 +27,7 @@ def pack_blocks(
     seconds: float | None = None,
     max_parallel_jobs: int = 4,
     ranks_per_node: int = 1,
+    parallel: Parallel = 1,
 ) -> Packing:
     """Pack blocks of trials that each take so many seconds, or take nobody knows how long."""
     estimates = {} if seconds is None else {SINGLE.id: seconds, DDP.id: seconds}
@@ -33,6 +37,7 @@ def pack_blocks(
         ranks_per_node=ranks_per_node,
         limit_seconds=LIMIT,
         max_parallel_jobs=max_parallel_jobs,
+        parallel=parallel,
     )
 
 
@@ -53,6 +58,30 @@ def test_ranks_fill_a_node_before_they_use_another() -> None:
     assert (array.nodes, array.ranks_per_node) == (2, 4)
     (array,) = pack_blocks([make_block(DDP)], ranks_per_node=4).arrays
     assert (array.nodes, array.ranks_per_node) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "parallel", "ranks"),
+    [
+        ([SINGLE] * 6, "auto", 4),  # the node is full
+        ([SINGLE] * 3, "auto", 3),  # no lane without a trial
+        ([SINGLE] * 6, 2, 2),
+        ([SINGLE, SINGLE, DDP], "auto", 2),
+        ([DDP, DDP], 3, 4),
+    ],
+)
+def test_a_job_has_room_for_trials_side_by_side(
+    cells: list[Cell], parallel: Parallel, ranks: int
+) -> None:
+    block = [Trial(cell=cell, seed=0, repeat=number) for number, cell in enumerate(cells)]
+    (array,) = pack_blocks([block], ranks_per_node=4, parallel=parallel).arrays
+    assert (array.nodes, array.ranks_per_node) == (1, ranks)
+
+
+def test_trials_side_by_side_share_the_time_of_their_job() -> None:
+    block = [Trial(cell=SINGLE, seed=0, repeat=number) for number in range(4)]
+    packing = pack_blocks([block], seconds=1800, ranks_per_node=4, parallel="auto")
+    assert [job.estimated_seconds for job in packing.arrays[0].jobs] == [1800]
 
 
 def test_blocks_of_unknown_duration_have_a_job_each() -> None:

@@ -18,7 +18,7 @@ from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
+from harness.spec.cluster import Parallel, Profile
 from harness.spec.validity import ValidityRules
 
 # Tests that share a small machine disturb each other; no trial must be invalid for that.
@@ -72,6 +72,7 @@ def run(
     environment: Mapping[str, str] = MappingProxyType({}),
     listener: TrialListener | None = None,
     validity: ValidityRules | None = None,
+    parallel: Parallel = 1,
 ) -> list[Record]:
     """Run the pending trials of a sweep on this machine and return the records of all its trials."""
     sweep = spec.load_sweep(path)
@@ -83,6 +84,7 @@ def run(
         forkserver=forkserver,
         keep_forkserver=0,  # so that it is a child of this process, where tests look for it
         validity=validity or ValidityRules(**NO_VALIDITY_LIMITS),
+        parallel=parallel,
     )
     listener = listener or RecordCollector()
     return runner.run(sweep, profile, folder, listener, redo=redo, fail_fast=fail_fast)

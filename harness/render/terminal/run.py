@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.stopping import summarize_stops
@@ -83,6 +83,8 @@ class RunView:
         )
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.bar = self.progress.add_task("trials", total=None, news="")
+        self.rows: dict[str, TaskID] = {}  # by running trial; seen where several run side by side
+        self.shares_done: dict[str, float] = {}  # of each running trial, from 0 to 1
 
     def __enter__(self) -> RunView:
         """Start to draw the bar."""
@@ -121,12 +123,16 @@ class RunView:
             )
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial beside the bar."""
+        """Name the trial beside the bar, or in a row of its own below it if others run too."""
         self.started_count += 1
         if self.started_count > self.planned_count:  # an invalid trial runs again
             self.planned_count = self.started_count
             self.progress.update(self.bar, total=self.planned_count)
+        self.shares_done[trial.id] = 0.0
+        row = self.progress.add_task(trial.cell.label, total=None, news="starting", visible=False)
+        self.rows[trial.id] = row
         self.progress.update(self.bar, description=trial.cell.label, news="starting")
+        self._show_rows()
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """Show the step, the throughput and the loss that rank 0 has reported, and the time left.
@@ -139,18 +145,35 @@ class RunView:
         news = f"step {progress['step']}/{progress['steps']}"
         if "rate" in progress:
             news += f" · {progress['rate']:,.0f} samples/s · loss {progress['loss']:.3f}"
-        share_done = progress["step"] / max(1, progress["steps"])
-        seconds_left = self._estimate_seconds_left(share_done)
-        self.progress.update(self.bar, news=f"{news} · {duration(seconds_left)} left")
+        self.shares_done[trial.id] = progress["step"] / max(1, progress["steps"])
+        time_left = f"{duration(self._estimate_seconds_left())} left"
+        row = self.rows[trial.id]
+        self.progress.update(row, completed=progress["step"], total=progress["steps"], news=news)
+        if len(self.rows) > 1:
+            self.progress.update(self.bar, news=time_left)
+        else:
+            self.progress.update(self.bar, news=f"{news} · {time_left}")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Print the trial's line, and deliver its record, unless deliveries took long lately."""
         self.finished_count += 1
         self.progress.advance(self.bar)
+        self.shares_done.pop(record.trial.id, None)
+        if record.trial.id in self.rows:
+            self.progress.remove_task(self.rows.pop(record.trial.id))
+            self._show_rows()
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
         self.undelivered[record.trial.id] = record
         if self.pace.is_due():
             self.deliver(list(self.undelivered.values()))
+
+    def _show_rows(self) -> None:
+        """Show a row for each running trial if there are several, and none for a single one."""
+        several = len(self.rows) > 1
+        for row in self.rows.values():
+            self.progress.update(row, visible=several)
+        if several:
+            self.progress.update(self.bar, description=f"{len(self.rows)} trials side by side")
 
     def on_message(self, text: str) -> None:
         """Print it above the bar."""
@@ -189,12 +212,12 @@ class RunView:
                 count += 1
         return count
 
-    def _estimate_seconds_left(self, share_done: float) -> float:
-        """Estimate the seconds until the sweep is done, from the mean duration of a trial so far.
+    def _estimate_seconds_left(self) -> float:
+        """Estimate the seconds until the sweep is done, from the time that its trials took so far.
 
-        `share_done` is the part of the running trial that is done, from 0 to 1.
+        Running trials count by the part of them that is done.
         """
-        trials_done = self.finished_count + share_done
+        trials_done = self.finished_count + sum(self.shares_done.values())
         if not trials_done:
             return 0.0
         seconds_per_trial = (time.monotonic() - self.start_time) / trials_done
@@ -461,14 +484,19 @@ def _describe_numbers(record: Record, summary: Summary) -> str:
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
-    These are when and why it was stopped, its interruptions, with the seconds that each cost,
-    checkpoints that it could not go on from, operations that may vary in spite of deterministic mode,
-    and a rank that slows all others.
+    These are when and why it was stopped, company that it lacked, its interruptions, with the
+    seconds that each cost, checkpoints that it could not go on from, operations that may vary in
+    spite of deterministic mode, and a rank that slows all others.
     """
     remarks: list[str] = []
     stop = stop_note(record)
     if stop is not None:
         remarks.append(stop)
+    if record.company is not None and record.company.fell_away:
+        remarks.append(
+            f"less company than others: all {record.company.lane.count} lanes were full for"
+            f" {record.company.full:.0%} of its time"
+        )
     for interruption in record.ranks.across.interruptions:
         remarks.append(interruption_note(interruption))
     for refusal in record.ranks.across.refused_checkpoints:

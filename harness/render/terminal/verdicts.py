@@ -15,6 +15,7 @@ from harness.analysis.cells import naming_axes
 from harness.analysis.compare import Row
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
+from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.terminal.compare import STYLES
 from harness.render.terminal.table import make_table
@@ -49,6 +50,17 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
         " (Holm, 5%)[/]",
         soft_wrap=True,
     )
+    others = [match for match in result.comparison.matches if match.has_other_company]
+    if others:
+        companies = sorted(
+            {text for match in others for text in (*match.a.companies, *match.b.companies)}
+        )
+        console.print(
+            f"[yellow]{counted(len(others), 'cell')} with other company than the cell that it is"
+            f" compared with[/] ({', '.join(companies)}): what ran beside the trials counts as a"
+            " difference; --parallel 1 measures each alone",
+            soft_wrap=True,
+        )
 
 
 def _metric_column(result: SweepResult) -> list[str]:

@@ -1,0 +1,188 @@
+"""Decides which trials run side by side: the lanes of a machine, and the order of the trials in them.
+
+Trials that run at the same time slow each other down, so what counts is that all trials of a
+comparison have the same company:
+
+- A lane has CPU cores, and GPUs, of its own. All lanes are of one size.
+- As soon as a lane is free, the next trial begins in it, so that every lane has a trial as long as
+  there are any. Trials that need another number of lanes wait until those have ended.
+- Trials of twice as many blocks as there are lanes are shuffled. In that order each cell runs beside
+  any other about as often, and nearly as often beside itself, whatever company these make. So many
+  blocks take as long side by side as two do alone: trials of a block still run close to each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.core.cores import usable_cores
+from harness.records.company import Lane
+from harness.spec.axes import Axes
+from harness.spec.cell import Trial
+from harness.spec.cluster import Parallel, Profile, available_slots
+
+# Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
+# run beside each other twice as often as beside themselves; of two, 4 times for every 3.
+BLOCKS_PER_LANE = 2
+TOPOLOGY = "/sys/devices/system/cpu/cpu{core}/topology/{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Trials that run in the same lanes, in the order in which they begin."""
+
+    lanes: Sequence[Lane]
+    trials: Sequence[Trial]
+
+
+# Returns the groups of some trials, which run one after the other.
+Arrange = Callable[[Sequence[Trial]], Sequence[Group]]
+
+
+class Room(Protocol):
+    """What trials run on."""
+
+    def capacity(self, axes: Axes) -> int:
+        """Return how many trials with these axes it holds at a time."""
+
+    def lanes(self, count: int) -> Sequence[Lane]:
+        """Return so many equal lanes of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRoom:
+    """This machine, whose lanes are bound to cores and GPUs."""
+
+    ranks: int  # that it holds
+    gpus: int  # that a process sees
+    cores: Sequence[int]  # threads of one physical core next to each other
+
+    @staticmethod
+    def of(profile: Profile) -> MachineRoom:
+        """Return this machine as a profile has it used."""
+        return MachineRoom(
+            ranks=available_slots(profile).ranks,
+            gpus=profile.gpus,
+            cores=sorted(usable_cores(), key=_position),
+        )
+
+    def capacity(self, axes: Axes) -> int:
+        """Return how many trials it has GPUs for, or cores for their threads and loader workers."""
+        devices, needed = self.gpus, axes.world_size
+        if not self.gpus:
+            devices = len(self.cores)
+            needed *= axes.num_threads + axes.num_workers
+        return min(self.ranks // axes.world_size, devices // needed)
+
+    def lanes(self, count: int) -> list[Lane]:
+        """Return lanes with equal shares of cores and GPUs."""
+        lanes = []
+        for number in range(count):
+            lane_cores = tuple(sorted(_share(self.cores, number, count)))
+            lane_gpus = tuple(_share(range(self.gpus), number, count))
+            lanes.append(Lane(number=number, count=count, cores=lane_cores, gpus=lane_gpus))
+        return lanes
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRoom:
+    """The first node of a Slurm job, on which Slurm itself binds the steps."""
+
+    ranks_per_node: int
+
+    def capacity(self, axes: Axes) -> int:
+        """Return how many trials the job asked for."""
+        return self.ranks_per_node // axes.world_size
+
+    def lanes(self, count: int) -> list[Lane]:
+        """Return lanes whose cores and GPUs are Slurm's to choose."""
+        return [Lane(number=number, count=count) for number in range(count)]
+
+
+def one_by_one(trials: Sequence[Trial]) -> list[Group]:
+    """Return trials as they are, each with the machine for itself."""
+    return [Group(lanes=[Lane()], trials=trials)]
+
+
+def side_by_side(room: Room, parallel: Parallel, planned: Sequence[Trial]) -> Arrange:
+    """Return how trials are arranged where as many as `parallel` says may run at a time.
+
+    `planned` are all that are ever to run there. A trial that is left of them has as many lanes as
+    the others had. No group has more lanes than there are trials for them.
+    """
+    if parallel == 1:
+        return one_by_one
+    capacities = {trial.id: room.capacity(trial.cell.axes) for trial in planned}
+    trials_by_lanes = Counter(lane_count(parallel, most) for most in capacities.values())
+
+    def arrange(pending: Sequence[Trial]) -> list[Group]:
+        """Return pending trials in groups by the number of their lanes, the fewest lanes first."""
+        by_count: dict[int, list[Trial]] = {}
+        for trial in pending:
+            lanes = lane_count(parallel, capacities[trial.id])
+            by_count.setdefault(min(lanes, trials_by_lanes[lanes]), []).append(trial)
+        groups = []
+        for count, trials in sorted(by_count.items()):
+            if count == 1:
+                groups += one_by_one(trials)
+            else:
+                groups.append(
+                    Group(
+                        lanes=room.lanes(count), trials=_shuffled(trials, BLOCKS_PER_LANE * count)
+                    )
+                )
+        return groups
+
+    return arrange
+
+
+def lane_count(parallel: Parallel, capacity: int) -> int:
+    """Return how many trials run at a time where there is room for `capacity`, at least one."""
+    if parallel == "auto":
+        return max(1, capacity)
+    return max(1, min(parallel, capacity))
+
+
+def _shuffled(trials: Sequence[Trial], block_count: int) -> list[Trial]:
+    """Return trials with those of each `block_count` blocks in an order that is drawn, always the same
+    one for the same blocks.
+    """
+    blocks: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        blocks.setdefault((trial.seed, trial.repeat), []).append(trial)
+    keys = list(blocks)
+    ordered: list[Trial] = []
+    for start in range(0, len(keys), block_count):
+        chunk = keys[start : start + block_count]
+        drawn = [trial for key in chunk for trial in blocks[key]]
+        random.Random(repr(chunk)).shuffle(drawn)
+        ordered += drawn
+    return ordered
+
+
+def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
+    """Return the share of one of `count` lanes; what does not divide is left over."""
+    size = len(items) // count
+    return items[number * size : (number + 1) * size]
+
+
+def _position(core: int) -> tuple[int, int, int]:
+    """Return where a logical core lies: threads of one physical core are next to each other.
+
+    Linux often numbers the second threads of all cores after the first ones. Lanes that share a
+    physical core would take its caches and units from each other.
+    """
+    return _topology(core, "physical_package_id"), _topology(core, "core_id"), core
+
+
+def _topology(core: int, name: str) -> int:
+    """Return a number that Linux has for a core, 0 where it has none."""
+    try:
+        return int(Path(TOPOLOGY.format(core=core, name=name)).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
