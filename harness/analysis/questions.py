@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
-from harness.launch.lanes import BLOCKS_PER_LANE
+from harness.records.company import BLOCKS_PER_LANE
 from harness.records.record import Target
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.trials import independent_values

@@ -21,14 +21,11 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.core.cores import usable_cores
-from harness.records.company import Lane
+from harness.records.company import BLOCKS_PER_LANE, Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile, available_slots
 
-# Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
-# run beside each other twice as often as beside themselves; of two, 4 times for every 3.
-BLOCKS_PER_LANE = 2
 TOPOLOGY = "/sys/devices/system/cpu/cpu{core}/topology/{name}"
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from harness.records.checks import Number, Ordinal, Share
 
+# Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
+# run beside each other twice as often as beside themselves; of two, 4 times for every 3.
+BLOCKS_PER_LANE = 2
 ALONE = "alone"  # the company of a trial that had the machine for itself
 # Share of a trial's time for which all lanes must have had a trial, or else it had less company than
 # others. The last trials of a sweep are the usual case.
