@@ -24,17 +24,18 @@ SLOW = {"dropout": 0.3, "noise": 0.1, "step_seconds": 0.03}
 
 
 class Interrupter(RecordCollector):
-    """Presses Ctrl-C once two trials have trained at the same time."""
+    """Presses Ctrl-C, once, when two trials have trained at the same time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.trained: set[str] = set()
+        self.has_pressed = False
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         if progress.get("step", 0) >= 2:
             self.trained.add(trial.id)
-        if len(self.trained) == 2:
-            self.trained.clear()
+        if len(self.trained) == 2 and not self.has_pressed:
+            self.has_pressed = True
             os.kill(os.getpid(), signal.SIGINT)
 
 
