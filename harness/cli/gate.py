@@ -28,6 +28,8 @@ from harness.cli.arguments import (
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
 
 if TYPE_CHECKING:
+    from harness.gate.bisect import BisectOutcome
+    from harness.gate.bisect_stacks import StackBisectOutcome
     from harness.gate.limits import Policy
     from harness.spec.cell import Cell
     from harness.spec.cluster import Profile
@@ -55,13 +57,22 @@ OrderOption = Annotated[
     epilog=examples(
         "harness gate --against origin/main sweep.yaml",
         "harness gate --against v1.0 sweep.yaml --summary gate.md --junit gate.xml",
+        "harness gate --against-stack torch-2.11 sweep.yaml",
     )
 )
 def gate(
     sweep: SweepArgument,
     against: Annotated[
         str, typer.Option("--against", metavar="REV", help="The git revision to compare with.")
-    ],
+    ] = "",
+    against_stack: Annotated[
+        str,
+        typer.Option(
+            "--against-stack",
+            metavar="NAME",
+            help="The stack to compare with instead, by its name in the sweep.",
+        ),
+    ] = "",
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
@@ -122,11 +133,13 @@ def gate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this working tree against another revision.
+    """Measure this working tree against another revision, or stacks against another one.
 
     Every cell of the sweep trains in pairs of fresh processes, one for each revision, which take
     turns until the difference is certain or the budget is spent. The other revision is checked out
     in a temporary worktree; the working tree is measured as it is, uncommitted changes included.
+    With --against-stack, the files are the same, and each cell trains under its own stack and under
+    that one.
 
     Exit code 1 if the working tree is slower, learns less or its
     sweep lost cells, 3 if the measurement is inconclusive.
@@ -136,13 +149,17 @@ def gate(
     from harness.gate.against import GateOptions
     from harness.gate.against import gate as measure
     from harness.gate.certify import describe_conditions
+    from harness.gate.stacks import gate_stacks
     from harness.render.terminal import gate as view
     from harness.render.terminal.console import TerminalConsole
 
+    if bool(against) == bool(against_stack):
+        raise BadInput("--against and --against-stack: found both or neither; allowed: one of them")
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     options = GateOptions(
         revision=against,
+        stack=against_stack,
         min_effect=parse_percentage(min_effect, "--min-effect"),
         budget_seconds=budget,
         compare_bits=bits,
@@ -168,9 +185,12 @@ def gate(
             """Show which cell is being measured and how far that is."""
             status.update(f"{cell.label}: {text}")
 
-        outcome = measure(
-            loaded, profile, options, conditions, _repository_folder(loaded), report_progress
-        )
+        if against_stack:
+            outcome = gate_stacks(loaded, profile, options, conditions, report_progress)
+        else:
+            outcome = measure(
+                loaded, profile, options, conditions, _repository_folder(loaded), report_progress
+            )
     if as_json:
         print(view.as_json(outcome))
     else:
@@ -188,12 +208,15 @@ def gate(
     epilog=examples(
         "harness bisect v1.0 main sweep.yaml",
         "harness bisect v1.0 main --cell mlp-45dbdb38d5",
+        "harness bisect torch-2.11 torch-2.13 sweep.yaml --stacks",
     )
 )
 def bisect(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before the change.")],
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help="A git revision, or a stack, before the change.")
+    ],
     bad: Annotated[
-        str, typer.Argument(metavar="BAD", help="A descendant of GOOD, after the change.")
+        str, typer.Argument(metavar="BAD", help="A descendant, or a later stack, of GOOD.")
     ],
     sweep: Annotated[
         str,
@@ -219,21 +242,29 @@ def bisect(
         bool,
         typer.Option("--first-parent", help="Treat a merge as one change, as git bisect does."),
     ] = False,
+    stacks: Annotated[
+        bool,
+        typer.Option(
+            "--stacks", help="Search the sweep's stacks from GOOD to BAD instead of commits."
+        ),
+    ] = False,
     order: OrderOption = None,
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the commit that made a cell slower.
+    """Find the commit, or the stack, that made a cell slower.
 
     Measures commits in turn with GOOD on this machine, in the order of `git bisect`, in temporary
     worktrees: the checkout and any bisection in it stay as they are. The first bad commit is
-    measured once more against its parent.
+    measured once more against its parent. With --stacks, GOOD and BAD name stacks of the sweep, and
+    those that it declares between them are searched in its order.
 
     Exit code 0 if
     the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if it is inconclusive.
     """
     from harness.gate.bisect import BisectOptions
     from harness.gate.bisect import bisect as search
+    from harness.gate.bisect_stacks import bisect_stacks
     from harness.render.terminal import bisect as view
 
     # The cell is one of a sweep file, or without SWEEP one that has run: then the recorded spec has
@@ -263,7 +294,11 @@ def bisect(
         machine_held(profile, f"measuring commits for {loaded.name}", no_wait=no_wait),
         view.Progress() as progress,
     ):
-        outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
+        outcome: BisectOutcome | StackBisectOutcome
+        if stacks:
+            outcome = bisect_stacks(loaded, chosen, profile, options, progress)
+        else:
+            outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
     if as_json:
         print(view.as_json(outcome))
     else:

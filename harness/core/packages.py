@@ -31,3 +31,13 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
     if name is None or version is None:  # of an older kind, as setuptools once left them
         return distribution.name, distribution.version
     return name[1], version[1]
+
+
+def installed_packages() -> dict[str, str]:
+    """Return the versions of all packages of this environment, by name."""
+    packages: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:  # None of a package whose metadata are damaged
+            packages.setdefault(name, distribution.version)
+    return packages

@@ -7,6 +7,7 @@ seeds, since one seed may be lucky. Both revisions train the same seeds, so that
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +21,12 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
+from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
-from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.gate.ranks import StackTree, end_fresh, start_fresh
+from harness.launch.forkserver import TORCH, ForkRequest, kill_all, shared_server
 from harness.launch.kept_forkserver import Setup
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
@@ -124,23 +127,18 @@ class RevisionTrainer:
             trial=trial,
             base_folder=str(tree.counterpart(self.base)),
             device=self.profile.device,
+            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
         )
         write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
         axes = trial.cell.axes
         launcher = Torchrun(environment=self.profile.environment)
         variables = launcher.variables(axes.num_threads, trial.cell.environment)
-        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-        server = shared_server(
-            variables,
-            Setup(preload=TORCH, refuse_threads=not on_gpus),
-            keep_seconds=self.profile.keep_forkserver,
-        )
-        processes = server.fork(_rank_requests(tree, folder, variables, axes.world_size))
-        try:
-            self._wait(processes)
-        finally:
-            kill_all(processes)
+        requests = _rank_requests(tree, folder, variables, axes.world_size)
+        if isinstance(tree, StackTree):
+            self._train_fresh(requests, tree)
+        else:
+            self._train_forked(requests, variables)
         results = []
         for rank in range(axes.world_size):
             with suppress(BadInput):  # a rank that was killed left nothing
@@ -151,14 +149,37 @@ class RevisionTrainer:
         reason = self._describe_failure(results, folder)
         raise HarnessError(f"{tree.name}: seed {trial.seed}: {reason}; log: {folder.launch_log}")
 
-    def _wait(self, processes: Sequence[ForkedProcess]) -> None:
+    def _train_forked(self, requests: Sequence[ForkRequest], variables: Mapping[str, str]) -> None:
+        """Fork the ranks of a trial, and wait until they have ended."""
+        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+        server = shared_server(
+            variables,
+            Setup(preload=TORCH, refuse_threads=not on_gpus),
+            keep_seconds=self.profile.keep_forkserver,
+        )
+        processes = server.fork(requests)
+        try:
+            self._wait(processes)
+        finally:
+            kill_all(processes)
+
+    def _train_fresh(self, requests: Sequence[ForkRequest], tree: StackTree) -> None:
+        """Start the ranks of a trial under a stack, and wait until they have ended."""
+        processes = start_fresh(requests, tree)
+        try:
+            self._wait(processes)
+        finally:
+            end_fresh(processes)
+
+    def _wait(self, processes: Sequence[Process]) -> None:
         """Wait until all ranks have ended, one has failed, or the time is over."""
         deadline = time.monotonic() + self.timeout
         while time.monotonic() < deadline:
             exit_codes = [process.poll() for process in processes]
             if any(exit_codes) or None not in exit_codes:
                 return
-            processes[exit_codes.index(None)].server.receive(POLL)
+            with suppress(subprocess.TimeoutExpired):
+                processes[exit_codes.index(None)].wait(POLL)
 
     def _describe_failure(self, results: Sequence[RankResult], folder: TrialFolder) -> str:
         """Return why a trial has failed: what a rank reports, or its last words."""

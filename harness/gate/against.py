@@ -5,7 +5,7 @@ revision of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,13 @@ from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.accuracy import AccuracyResult, RevisionTrainer, choose_seeds, judge_accuracy
 from harness.gate.limits import Policy
-from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.paired import (
+    FRESH_PAIRS_PER_BUDGET,
+    PAIRS_PER_BUDGET,
+    Budget,
+    PairedResult,
+    measure,
+)
 from harness.gate.sweep_changes import SweepChange, compare_with_revision
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
@@ -32,7 +38,8 @@ EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inc
 class GateOptions:
     """The options of `harness gate`, with the defaults of the command line."""
 
-    revision: str  # to measure against
+    revision: str = ""  # to measure against
+    stack: str = ""  # to measure against instead, by its name in the sweep
     min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
     budget_seconds: float = 30.0  # of measuring, for each cell
     compare_bits: bool = False  # whether other losses fail a cell
@@ -85,9 +92,11 @@ class GateOutcome:
 
     options: GateOptions
     conditions: Conditions
-    commit: str  # the full id of `options.revision`
+    commit: str  # the full id of `options.revision`; empty against a stack
     cells: Sequence[CellOutcome]
     sweep_changes: Sequence[SweepChange] = ()
+    # What differs between the packages of `options.stack` and of each stack that was measured.
+    package_changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def refused_changes(self) -> list[SweepChange]:
@@ -153,7 +162,7 @@ def gate(
         checked_out(repository, options.revision, scratch.path / "tree") as revision,
     ):
         compared = compare_with_revision(sweep, revision, options.settings, options.data)
-        gauge = _Gauge(sweep, len(compared.cells), profile, options, on_progress)
+        gauge = Gauge(sweep, len(compared.cells), profile, options, on_progress)
         for cell in compared.cells:
             control = None
             if options.control:
@@ -194,7 +203,7 @@ def _with_accuracy(
     return with_accuracy
 
 
-class _Gauge:
+class Gauge:
     """Measures cells of one sweep with the same options, each with its share of the error that all
     may make.
     """
@@ -215,6 +224,7 @@ class _Gauge:
             min_effect=options.min_effect,
             seconds=options.budget_seconds,
             alpha=ALPHA / max(1, cell_count),
+            pairs=FRESH_PAIRS_PER_BUDGET if options.stack else PAIRS_PER_BUDGET,
         )
 
     def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:

@@ -26,12 +26,14 @@ from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port, unix_socket_path
+from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
-from harness.launch.forkserver import TORCH, ForkedProcess, ForkRequest, kill_all, shared_server
+from harness.gate.ranks import StackTree, end_fresh, start_fresh
+from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, kill_all, shared_server
 from harness.launch.kept_forkserver import Setup
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
@@ -285,6 +287,7 @@ class PairStarter:
         self.trees = trees
         self.base = base
         self.profile = profile
+        self.server: ForkServer | None = None  # none for arms with stacks of their own
 
     def __enter__(self) -> PairStarter:
         with ExitStack() as stack:
@@ -326,19 +329,12 @@ class PairStarter:
             cores = self._draw_cores()
             # What drivers and libraries of GPUs start when they are loaded is not known.
             on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-            self.server = shared_server(
-                self.variables,
-                Setup(preload=TORCH, refuse_threads=not on_gpus),
-                keep_seconds=self.profile.keep_forkserver,
-            )
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
                 arms[key] = Arm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
-            forked = self.server.fork(list(requests.values()))
-            stack.callback(kill_all, forked)
-            processes = dict(zip(requests, forked, strict=True))
+            processes = self._start(requests, stack, on_gpus=on_gpus)
             self._accept_all(arms, processes, stack)
             for key, arm in arms.items():
                 for rank in arm.sockets:
@@ -351,11 +347,37 @@ class PairStarter:
                 arm.freeze()
             yield arms
 
+    def _start(
+        self, requests: Mapping[ArmRank, ForkRequest], stack: ExitStack, *, on_gpus: bool
+    ) -> dict[ArmRank, Process]:
+        """Start the ranks in the order of the requests; they are gone when `stack` is closed."""
+        self.server = None
+        if not any(isinstance(tree, StackTree) for tree in self.trees.values()):
+            self.server = shared_server(
+                self.variables,
+                Setup(preload=TORCH, refuse_threads=not on_gpus),
+                keep_seconds=self.profile.keep_forkserver,
+            )
+            forked = self.server.fork(list(requests.values()))
+            stack.callback(kill_all, forked)
+            return dict(zip(requests, forked, strict=True))
+        processes: dict[ArmRank, Process] = {}
+        for name, request in requests.items():
+            tree = self.trees[name.arm]
+            assert isinstance(tree, StackTree)
+            (processes[name],) = start_fresh([request], tree)
+            stack.callback(end_fresh, [processes[name]])
+        return processes
+
     def _can_tell_delays(self) -> bool:
         """Return whether a rank that waits for a core waits for other programs.
 
-        Not with loader workers, which are the arm's own. And a GPU works on while its rank waits.
+        Not with loader workers, which are the arm's own. And a GPU works on while its rank waits. In
+        a container the rank is another process than the one that was started.
         """
+        for tree in self.trees.values():
+            if isinstance(tree, StackTree) and tree.stack.prefix:
+                return False
         on_cpu = self.profile.device == "cpu" or not count_gpus()
         return on_cpu and self.cell.axes.num_workers == 0
 
@@ -394,6 +416,7 @@ class PairStarter:
             trial=Trial(cell=endless, seed=self.seed),
             base_folder=str(tree.counterpart(self.base)),
             device=self.profile.device,
+            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
         )
         write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
@@ -421,7 +444,7 @@ class PairStarter:
     def _accept_all(
         self,
         arms: Mapping[str, Arm],
-        processes: Mapping[ArmRank, ForkedProcess],
+        processes: Mapping[ArmRank, Process],
         stack: ExitStack,
     ) -> None:
         """Wait until every rank has connected.
@@ -438,7 +461,7 @@ class PairStarter:
                     f"the ranks did not start within {START_TIMEOUT:g} s; logs: {logs}"
                 )
             ended = [name for name, process in processes.items() if process.poll() is not None]
-            if self.server.has_ended:
+            if self.server is not None and self.server.has_ended:
                 raise self.server.error()
             # A rank that has ended may have connected before that, and its message says why it
             # ended.
@@ -446,7 +469,10 @@ class PairStarter:
                 connection, _ = self.listening.accept()
                 connect_rank(connection, names, arms, stack)
             check_connected(ended, arms)
-            select.select([self.listening.fileno(), self.server.fileno()], [], [], POLL)
+            waited_for = [self.listening.fileno()]
+            if self.server is not None:
+                waited_for.append(self.server.fileno())
+            select.select(waited_for, [], [], POLL)
 
 
 def connect_rank(
@@ -459,10 +485,12 @@ def connect_rank(
 
     The kernel says which process connected, and `names` which rank that is: the code of one arm
     could otherwise answer for the other one. Connections of other processes, and further ones of a
-    rank, are closed. The connection is closed with `stack`.
+    rank, are closed. The connection is closed with `stack`. In a container a rank is another process
+    than the one in `names`, of the same process group.
     """
     stack.enter_context(connection)
-    name = names.get(_peer_process_id(connection))
+    process_id = _peer_process_id(connection)
+    name = names.get(process_id) or names.get(_process_group(process_id))
     if name is None or name.rank in arms[name.arm].sockets:
         connection.close()
         return
@@ -481,6 +509,14 @@ def connect_rank(
             f"{arm.name}: its turn worker speaks protocol {protocol}; allowed: {PROTOCOL}"
         )
     arm.connect(name.rank, connection, lines)
+
+
+def _process_group(process_id: int) -> int:
+    """Return the group of a process, 0 of one that has ended."""
+    try:
+        return os.getpgid(process_id)
+    except ProcessLookupError:
+        return 0
 
 
 def _peer_process_id(connection: socket.socket) -> int:

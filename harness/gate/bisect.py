@@ -123,7 +123,8 @@ def bisect(
         search = _Search(repository, scratch.path, options, listener, reference, bad_tree)
         git = Bisection(reference.path, good.id, bad.id, first_parent=options.first_parent)
         judge_of_ends = make_judge(options, setup, comparisons=2 + git.commit_count.bit_length())
-        finding = search.compare_ends(judge_of_ends)
+        listener.on_comparison_start(f"{options.bad} against {options.good}")
+        finding = compare_ends(judge_of_ends, reference, bad_tree, options)
         judge = judge_of_ends.narrowed(finding)
         if options.compare_bits and judge.compare(reference, reference).mark == "bad":
             raise Inconclusive(
@@ -191,24 +192,6 @@ class _Search:
         self.steps.append(step)
         self.listener.on_step_end(step)
 
-    def compare_ends(self, judge: Judge) -> Finding:
-        """Return the finding on BAD, which is bad; see `bisect` for what is raised otherwise."""
-        options = self.options
-        self.listener.on_comparison_start(f"{options.bad} against {options.good}")
-        context = f"BAD {options.bad} against GOOD {options.good}"
-        try:
-            finding = judge.compare(self.reference, self.bad_tree)
-        except HarnessError as error:
-            raise HarnessError(f"{context}: {error}") from None
-        if finding.mark == "skip":
-            raise Inconclusive(
-                f"{context}: {finding.description}; allow more time (--budget) or use a quieter machine"
-            )
-        if finding.mark == "good":
-            change = "computes other losses" if options.compare_bits else "is slower"
-            raise BadInput(f"{context}: {finding.description}; allowed: a revision that {change}")
-        return finding
-
     def narrow_down(self, judge: Judge, git: Bisection) -> None:
         """Try the commits that git asks for until it names suspects.
 
@@ -218,7 +201,7 @@ class _Search:
             commit = describe_commit(self.repository, git.next_commit)
             self.listener.on_comparison_start(f"{commit.short} between the ends")
             with _check_out(self.repository, self.folder, commit) as tree:
-                finding = _finding_or_skip(
+                finding = finding_or_skip(
                     partial(judge.classify, self.reference, tree, self.bad_tree)
                 )
             git.mark(finding.mark)
@@ -237,10 +220,33 @@ class _Search:
             # BAD may be the suspect, and is checked out already.
             _check_out(self.repository, self.folder / "suspect", commit) as b,
         ):
-            return _finding_or_skip(partial(judge.compare, a, b))
+            return finding_or_skip(partial(judge.compare, a, b))
 
 
-def _finding_or_skip(find: Callable[[], Finding]) -> Finding:
+def compare_ends(
+    judge: Judge, good: Tree, bad: Tree, options: BisectOptions, kind: str = "revision"
+) -> Finding:
+    """Return the finding on BAD, which is bad; `kind` is what both are.
+
+    Raises BadInput for a BAD that is not, Inconclusive if that is not certain, HarnessError if one of
+    both fails.
+    """
+    context = f"BAD {options.bad} against GOOD {options.good}"
+    try:
+        finding = judge.compare(good, bad)
+    except HarnessError as error:
+        raise HarnessError(f"{context}: {error}") from None
+    if finding.mark == "skip":
+        raise Inconclusive(
+            f"{context}: {finding.description}; allow more time (--budget) or use a quieter machine"
+        )
+    if finding.mark == "good":
+        change = "computes other losses" if options.compare_bits else "is slower"
+        raise BadInput(f"{context}: {finding.description}; allowed: a {kind} that {change}")
+    return finding
+
+
+def finding_or_skip(find: Callable[[], Finding]) -> Finding:
     """Return the finding on a commit; one that fails is skipped, as a commit may be broken."""
     try:
         return find()

@@ -20,8 +20,6 @@ from statistics import fmean
 import numpy as np
 
 from harness.gate.paired import (
-    MIN_PAIR_SECONDS,
-    PAIRS_PER_BUDGET,
     Budget,
     PairSample,
     StartPair,
@@ -64,12 +62,11 @@ def classify(
     HarnessError if a rank fails.
     """
     samples: dict[str, list[PairSample]] = {GOOD: [], BAD: []}
-    seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
     spent = 0.0
     is_certain = False
     while not is_certain and spent < budget.seconds:
         for end in rng.permutation([GOOD, BAD]).tolist():
-            sample = _sample_against(end, cell, start_pair, seconds_per_pair, rng)
+            sample = _sample_against(end, cell, start_pair, budget.seconds_per_pair, rng)
             samples[end].append(sample)
             spent += sample.seconds
         distances = _distances(samples, by_whole_turns=by_whole_turns)

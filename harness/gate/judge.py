@@ -15,7 +15,7 @@ from harness.core.worktree import Tree
 from harness.gate.arms import PairStarter
 from harness.gate.classify import BAD, GOOD, REVISION, Classification, classify
 from harness.gate.history import Mark
-from harness.gate.paired import Budget, PairedResult, SpeedVerdict, measure
+from harness.gate.paired import PAIRS_PER_BUDGET, Budget, PairedResult, SpeedVerdict, measure
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 
@@ -54,6 +54,7 @@ class TrainingSetup:
     base: Path  # the folder that the cell's paths are relative to
     profile: Profile
     on_progress: Callable[[str], None]
+    pairs: int = PAIRS_PER_BUDGET  # of arms, that a budget is divided into
 
 
 class Judge(Protocol):
@@ -92,6 +93,7 @@ class SpeedJudge:
             seconds=self.seconds,
             alpha=self.alpha,
             certain_share=CERTAIN_SHARE,
+            pairs=setup.pairs,
         )
         measured = measure(
             setup.cell,
@@ -113,7 +115,10 @@ class SpeedJudge:
         """Measure a tree against both ends; raises HarnessError if a rank fails."""
         setup = self.setup
         budget = Budget(
-            min_effect=self.min_effect, seconds=EXTENSION * self.seconds, alpha=self.alpha
+            min_effect=self.min_effect,
+            seconds=EXTENSION * self.seconds,
+            alpha=self.alpha,
+            pairs=setup.pairs,
         )
         trees = {GOOD: good, REVISION: tree, BAD: bad}
         with PairStarter(setup.cell, setup.seed, trees, setup.base, setup.profile) as starter:

@@ -39,6 +39,8 @@ WARM_UP_SECONDS = 0.2  # that each arm trains at least before anything counts
 WARM_UP_STEPS = 5  # of one turn
 MAX_WARM_UP_STEPS = 200  # in all
 PAIRS_PER_BUDGET = 30  # how many pairs of arms a budget is divided into
+# The same of arms that are not forked, each of which loads torch for seconds.
+FRESH_PAIRS_PER_BUDGET = 12
 MIN_PAIR_SECONDS = 0.1  # of measuring; starting a pair takes ten times as long
 
 # The share of an arm's steps that are no slower than what it is compared by. Whatever disturbs a
@@ -80,6 +82,12 @@ class Budget:
     # How much of an estimated loss must be certain before measuring ends. Measuring stops soonest
     # where chance makes a loss look large; the size of it is known only if this is more than 0.
     certain_share: float = 0.0
+    pairs: int = PAIRS_PER_BUDGET
+
+    @property
+    def seconds_per_pair(self) -> float:
+        """Return how long each pair of arms is measured."""
+        return max(MIN_PAIR_SECONDS, self.seconds / self.pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +195,12 @@ def run_paired(
     verdict: SpeedVerdict = "inconclusive"
     is_done = False
     uncounted = uncounted_steps(cell)
-    seconds_per_pair = max(MIN_PAIR_SECONDS, budget.seconds / PAIRS_PER_BUDGET)
     spent = 0.0
     while not is_done and spent < budget.seconds:
         order: list[str] = rng.permutation(["a", "b"]).tolist()
         with start_pair(order) as arms:
             counted_steps = warm_up(arms)
-            sample = sample_pair(arms, uncounted, counted_steps, seconds_per_pair)
+            sample = sample_pair(arms, uncounted, counted_steps, budget.seconds_per_pair)
         samples.append(sample)
         spent += sample.seconds
         verdict = judge_pairs(samples, budget)

@@ -8,6 +8,7 @@ between two stacks is never one of the harness.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -269,6 +270,10 @@ def write_packages(stacks: Iterable[ReadyStack], folder: SweepFolder) -> None:
             write_atomically(path, stack.pins)
 
 
-def bound_command(command: Sequence[str]) -> list[str]:
-    """Return what runs a command so that it ends with this process, however that ends."""
-    return [*module_command(sys.executable, "harness.launch.bound"), *command]
+def bound_command(command: Sequence[str], cores: Sequence[int] = ()) -> list[str]:
+    """Return what runs a command so that it ends with this process, however that ends.
+
+    It uses `cores` only, if there are any.
+    """
+    listed = json.dumps(list(cores))
+    return [*module_command(sys.executable, "harness.launch.bound"), listed, *command]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 
 from harness.analysis.evidence import compare_evidence, evidence_of_record
@@ -87,16 +86,6 @@ def requirements(packages: Mapping[str, str]) -> str:
     """Return packages as the lines of a pinned requirements file, sorted."""
     lines = [f"{name}=={version}" for name, version in packages.items()]
     return "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
-
-
-def installed_packages() -> dict[str, str]:
-    """Return the versions of all packages of this environment, by name."""
-    packages: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # None of a package whose metadata are damaged
-            packages.setdefault(name, distribution.version)
-    return packages
 
 
 def check(folder: Path) -> Verdict:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from harness.core.errors import HarnessError, one_line
 from harness.core.import_path import module_command
 from harness.core.processes import run_command
+from harness.launch.stack import ReadyStack
 from harness.records.decode import FileFormat, decode_text
 from harness.records.environment import Environment, describe_environment
 from harness.spec.cell import Cell
@@ -32,17 +33,23 @@ class Wanted:
 
 
 def environment_of_ranks(
-    variables: Mapping[str, str], cell: Cell, packages: Sequence[str]
+    variables: Mapping[str, str],
+    cell: Cell,
+    packages: Sequence[str],
+    stack: ReadyStack | None = None,
 ) -> Environment:
     """Return the environment of a rank of a cell, in a process with these variables.
 
-    `packages` are distributions whose versions are wanted beside the usual ones. Raises
-    HarnessError if that process fails.
+    It runs under `stack`, if there is one. `packages` are distributions whose versions are wanted
+    beside the usual ones. Raises HarnessError if that process fails.
     """
     wanted = Wanted(
         threads=cell.axes.num_threads, packages=list(packages), axes=list(cell.environment)
     )
-    command = [*module_command(sys.executable, __name__), json.dumps(asdict(wanted))]
+    command = module_command(sys.executable, __name__)
+    if stack is not None:
+        command = stack.module_command(__name__)
+    command.append(json.dumps(asdict(wanted)))
     done = run_command(
         command,
         timeout=TIMEOUT,

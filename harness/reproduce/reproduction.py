@@ -7,7 +7,6 @@ numbers are far apart although the same is computed, a trial runs once more, in 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from harness.analysis.questions import ACCURACY_MARGIN
 from harness.analysis.result import CellResult, join, of_trial
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput
+from harness.core.packages import installed_packages
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
 from harness.records.differences import Difference, Value, differences
@@ -31,7 +31,6 @@ from harness.reproduce.bundle import (
     RECORD_SUFFIX,
     RECORDED_FOLDER,
     RESULTS_FOLDER,
-    installed_packages,
     requirements,
 )
 from harness.reproduce.conditions import (
@@ -46,6 +45,7 @@ from harness.reproduce.rerun import (
     Original,
     Prepared,
     Preparer,
+    read_packages,
     run_again,
 )
 from harness.reproduce.verdict import (
@@ -335,19 +335,3 @@ def write_environments(folder: Path, originals: Sequence[Original]) -> None:
             recorded |= original.environment.software.packages
     if recorded:
         write_atomically(folder / RECORDED_FILE, requirements(recorded))
-
-
-def read_packages(original: Original) -> str | None:
-    """Return the list of packages that were installed for a trial, None where it is gone.
-
-    The sweep's folder has it. One that is not what was recorded is not taken.
-    """
-    environment = original.environment
-    if environment is None or environment.installed is None or original.sweep_folder is None:
-        return None
-    try:
-        text = original.sweep_folder.packages_path(environment.installed).read_text("utf-8")
-    except (OSError, ValueError):
-        return None
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return text if digest == environment.installed else None

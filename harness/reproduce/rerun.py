@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -22,6 +23,7 @@ from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.runner import Runner, TrialListener
+from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code
 from harness.records.differences import Difference, trial_differences
@@ -49,7 +51,7 @@ from harness.reproduce.source import (
     recorded_workload,
     sources_checked_out,
 )
-from harness.spec.cell import Trial
+from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, check_fits
 from harness.spec.sweep import Sweep
 from workloads.catalog import BUILT_IN, imported_distributions
@@ -57,6 +59,7 @@ from workloads.importing import forget
 
 # Returns what shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
+MOST_PINS = 3  # of packages that an error lists
 COMPLETE = ("done", "invalid")  # statuses of trials that have a result to be compared
 
 
@@ -120,6 +123,7 @@ class Prepared:
     checked_out: CheckedOut
     profile: Profile
     differences: Sequence[Difference]
+    stack: ReadyStack | None = None  # that the trial runs under
 
 
 def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
@@ -179,6 +183,45 @@ def _is_chosen(trial: Trial, seeds: Sequence[int], cell: str) -> bool:
     return not cell or trial.cell.id.startswith(cell) or trial.cell.label == cell
 
 
+def read_packages(original: Original) -> str | None:
+    """Return the list of packages that were installed for a trial, None where it is gone.
+
+    The sweep's folder has it. One that is not what was recorded is not taken.
+    """
+    environment = original.environment
+    if environment is None or environment.installed is None or original.sweep_folder is None:
+        return None
+    try:
+        text = original.sweep_folder.packages_path(environment.installed).read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text if digest == environment.installed else None
+
+
+def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | None:
+    """Return the stack that a cell runs under here, None for the harness's own interpreter.
+
+    Raises BadInput for one that ranks can't run under, and for one whose packages are others than
+    those that were recorded: it would be another experiment under the same name.
+    """
+    if cell.stack is None:
+        return None
+    ready = ready_stack(cell, base)
+    environment = original.environment
+    if environment is None or environment.installed in (None, ready.installed):
+        return ready
+    recorded = (read_packages(original) or "").split()
+    present = ready.pins.split()
+    gone = [pin for pin in recorded if pin not in present]
+    new = [pin for pin in present if pin not in recorded] if recorded else []
+    found = ", ".join(new[:MOST_PINS]) or "other packages"
+    allowed = ", ".join(gone[:MOST_PINS]) or "those that were recorded"
+    raise BadInput(
+        f"{original.trial.id}: stack {ready.name} at {cell.stack}: found {found}; allowed: {allowed}"
+    )
+
+
 class Preparer:
     """Checks out code and finds out what is other here; each once for all trials that share it."""
 
@@ -204,13 +247,15 @@ class Preparer:
         trial = _with_code_of_ranks(trial, original, sources)
         profile = rebuild_profile(original.settings, trial.cell.axes.world_size)
         check_fits(profile, [trial.cell])
+        stack = recorded_stack(original, trial.cell, base)
         return Prepared(
             original=original,
             trial=trial,
             sources=sources,
             checked_out=checked_out,
             profile=profile,
-            differences=self._differences(original, trial, profile, sources),
+            differences=self._differences(original, trial, profile, sources, stack),
+            stack=stack,
         )
 
     def _base(self, original: Original) -> Path:
@@ -269,9 +314,10 @@ class Preparer:
         trial: Trial,
         profile: Profile,
         sources: Mapping[str, SourceChoice],
+        stack: ReadyStack | None,
     ) -> list[Difference]:
         """Return what is other than it was recorded."""
-        environment = self._environment(original, trial, profile, sources)
+        environment = self._environment(original, trial, profile, sources, stack)
         if original.record is None:
             device: Device = "cuda" if profile.gpus else "cpu"
             of_trial = trial_differences(original.trial, trial)
@@ -287,23 +333,26 @@ class Preparer:
         trial: Trial,
         profile: Profile,
         sources: Mapping[str, SourceChoice],
+        stack: ReadyStack | None,
     ) -> Environment:
         """Return the environment that rank 0 will have."""
         launched = self._describe_launch(original, trial, sources)
         uses, assigned = trial.cell.workload.uses, trial.cell.environment
         threads = trial.cell.axes.num_threads
-        key = (uses, threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
+        name = trial.cell.axes.stack
+        key = (uses, name, threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
         if key not in self._environments:
-            variables = Torchrun(environment=profile.environment).variables(threads, assigned)
+            launcher = Torchrun(environment=profile.environment, stack=stack)
+            variables = launcher.variables(threads, assigned)
             packages = launched.packages.get(uses, ())
-            self._environments[key] = environment_of_ranks(variables, trial.cell, packages)
+            self._environments[key] = environment_of_ranks(variables, trial.cell, packages, stack)
         recorded = original.environment
         return replace(
             self._environments[key],
             code=code_of_ranks(original, sources),
             mlflow=launched.mlflow,
             repository=launched.repository,
-            installed=launched.installed,
+            installed=launched.installed if stack is None else stack.installed,
             # Only ranks know which files they import by names that are computed.
             dynamic_files={} if recorded is None else recorded.dynamic_files,
         )
@@ -403,6 +452,7 @@ def _run_group(
             peaks={},
             rank_code=code_of_ranks(leader.original, leader.sources),
             stop_reason=stop_reason,
+            stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},
         )
         for record in runner.run(trials):
             records[record.trial.id] = record

@@ -9,7 +9,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -121,6 +123,7 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     with line_starter(tmp_path, strategy="ddp", world_size=2) as starter:
         for order in ("ab", "ba"):
             with starter.pair(order):
+                assert starter.server is not None
                 ranks = psutil.Process(starter.server.process.pid).children()
                 cores = Counter(tuple(rank.cpu_affinity()) for rank in ranks)
             assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
@@ -146,6 +149,7 @@ def test_a_side_stands_still_with_its_loader_workers_while_it_is_not_its_turn(
 PAIR = """
 import sys
 from pathlib import Path
+from typing import Any
 from tests.distributed.test_sides import line_starter
 
 with line_starter(Path(sys.argv[1]), num_workers=1) as starter, starter.pair("ab") as arms:
@@ -181,7 +185,7 @@ def group_of(process: psutil.Process) -> int:
         return 0
 
 
-def measured_against(mutant: str, folder: Path, **budget: float) -> PairedResult:
+def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
     """Measure a workload of which a mutant takes the place."""
     before, now = Repository(folder / "before"), Repository(folder / "now")
     now.write(0.0, more=mutant)
@@ -190,7 +194,7 @@ def measured_against(mutant: str, folder: Path, **budget: float) -> PairedResult
         "b": Tree(name="the working tree", top=before.path, path=now.path),
     }
     (cell,) = load_sweep(before.sweep).cells
-    limits = Budget(**{"min_effect": 0.2, "seconds": 20.0, "alpha": 0.05, **budget})
+    limits = replace(Budget(min_effect=0.2, seconds=20.0, alpha=0.05), **budget)
     profile = Profile(device="cpu")
     return measure(cell, 0, trees, before.path, profile, limits, np.random.default_rng())
 

@@ -145,9 +145,9 @@ def test_what_runs_in_a_container_is_bound_to_this_process_and_not_forked() -> N
     command = (
         Torchrun(environment={}, fork=True).in_stack(BOXED).command("m", TrialFolder(Path("t")), 2)
     )
-    bound = [sys.executable, "-P", "-m", "harness.launch.bound"]
-    assert command[:4] == bound
-    assert command[4:12] == [
+    bound = [sys.executable, "-P", "-m", "harness.launch.bound", "[]"]
+    assert command[:5] == bound
+    assert command[5:13] == [
         *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m",
     ]  # fmt: skip
     assert command[-5:] == ["python3", "-P", "-m", "m", "t"]  # torchrun is in there too

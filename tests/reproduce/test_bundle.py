@@ -12,6 +12,7 @@ import pytest
 
 from harness.analysis.evidence import compare_evidence, evidence_of_record
 from harness.core.errors import BadInput
+from harness.core.packages import installed_packages
 from harness.records.files import write_record
 from harness.records.seal import sealed_text
 from harness.reproduce import bundle
@@ -121,4 +122,4 @@ def test_requirements_are_pinned_and_sorted() -> None:
     assert (
         bundle.requirements({"torch": "2.13.0", "Jinja2": "3.1"}) == "Jinja2==3.1\ntorch==2.13.0\n"
     )
-    assert "torch" in bundle.installed_packages()
+    assert "torch" in installed_packages()

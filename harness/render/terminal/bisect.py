@@ -7,15 +7,19 @@ that scripts that read one can read the other.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Self
 
 from rich.markup import escape
 
 from harness.gate.bisect import BisectOutcome, Step
+from harness.gate.bisect_stacks import StackBisectOutcome
 from harness.gate.history import Commit
+from harness.gate.judge import Finding
 from harness.render.terminal.console import TerminalConsole
 
+MOST_PACKAGES = 12  # that a line lists; JSON has all
 STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}  # by the mark of a finding
 
 
@@ -52,19 +56,63 @@ class Progress:
 
     def on_step_end(self, step: Step) -> None:
         """Print a commit with its mark, and how much git says is left."""
-        commit, finding = step.commit, step.finding
-        mark = f"[{STYLES[finding.mark]}]{finding.mark:<4}[/]"
-        description = escape(finding.description)
-        subject = f"[dim]{escape(commit.subject)}[/]"
-        self.console.print(f"{mark}  {commit.short}  {description}  {subject}")
+        subject = f"[dim]{escape(step.commit.subject)}[/]"
+        self.console.print(f"{_describe_finding(step.commit.short, step.finding)}  {subject}")
         if step.remaining:
             self.console.print(f"[dim]{step.remaining}[/]")
 
+    def on_stack_end(self, name: str, finding: Finding) -> None:
+        """Print a stack with its mark."""
+        self.console.print(_describe_finding(escape(name), finding))
 
-def show(outcome: BisectOutcome) -> None:
+
+def _describe_finding(name: str, finding: Finding) -> str:
+    """Return what was found of a commit or a stack, in Rich's markup."""
+    mark = f"[{STYLES[finding.mark]}]{finding.mark:<4}[/]"
+    return f"{mark}  {name}  {escape(finding.description)}"
+
+
+def stack_lines(outcome: StackBisectOutcome) -> list[str]:
+    """Return the first bad stack with what is other there, or all that it may be."""
+    ends = f"{outcome.options.good} and {outcome.options.bad}"
+    summary = f"{outcome.cell.label}; each stack against {ends}"
+    if outcome.against_previous is None:
+        lines = [f"The first bad stack is one of these {len(outcome.suspects)}:"]
+        for name, changes in zip(outcome.suspects, outcome.package_changes, strict=True):
+            lines.append(f"  {name}: {_describe_changes(changes)}")
+        return [*lines, summary]
+    (name,), (changes,) = outcome.suspects, outcome.package_changes
+    doubt = ""
+    if outcome.against_previous.mark != "bad":
+        doubt = "; so it is not certain that this is the stack"
+    return [
+        f"{name} is the first bad stack",
+        f"packages that differ, {outcome.previous} → {name}: {_describe_changes(changes)}",
+        f"against {outcome.previous}: {outcome.against_previous.description}{doubt}",
+        summary,
+    ]
+
+
+def _describe_changes(changes: Sequence[str]) -> str:
+    """Return the packages that differ, as many as a line holds."""
+    listed = ", ".join(changes[:MOST_PACKAGES]) or "none"
+    if len(changes) > MOST_PACKAGES:
+        listed += f" and {len(changes) - MOST_PACKAGES} more"
+    return listed
+
+
+def stacks_as_json(outcome: StackBisectOutcome) -> str:
+    """Return all of the outcome of a bisect over stacks as JSON."""
+    content = asdict(outcome)
+    content["cell"], content["label"] = outcome.cell.id, outcome.cell.label
+    return json.dumps({"exit_code": outcome.exit_code, **content}, indent=1, allow_nan=False)
+
+
+def show(outcome: BisectOutcome | StackBisectOutcome) -> None:
     """Print the result; subjects of commits are escaped, as they may have any character."""
     console = TerminalConsole(soft_wrap=True)
-    for line in lines(outcome):
+    shown = lines(outcome) if isinstance(outcome, BisectOutcome) else stack_lines(outcome)
+    for line in shown:
         console.print(escape(line))
 
 
@@ -119,8 +167,10 @@ def _reason_of_skip(outcome: BisectOutcome, commit: Commit) -> str:
     return ""
 
 
-def as_json(outcome: BisectOutcome) -> str:
+def as_json(outcome: BisectOutcome | StackBisectOutcome) -> str:
     """Return all of the outcome as JSON, with commits by their full ids."""
+    if isinstance(outcome, StackBisectOutcome):
+        return stacks_as_json(outcome)
     against_parent = outcome.against_parent
     steps = []  # in the order in which they were measured
     for step in outcome.steps:

@@ -1,7 +1,8 @@
 """Shows `harness gate`: a table, JSON, Markdown for a pull request, and JUnit XML.
 
 All four are made from one `GateOutcome`, and the sentence on a cell is the same in each of them. In
-it A is the other revision and B the working tree, "before" and "now" in the tables.
+it A is the other revision, or the other stack, and B the working tree, or the cell's own stack:
+"before" and "now" in the tables.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "me
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
 BITS = {True: "same", False: "differ", None: "–"}  # by `PairedResult.same_bits`
 UNKNOWN = "–"
+MOST_PACKAGES = 12  # that a line lists; JSON has all
 SHORT_COMMIT = 7  # characters, as git abbreviates
 LONGEST_TEXT = 2000  # characters of a name or a sentence
 ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
@@ -50,6 +52,8 @@ def show_outcome(outcome: GateOutcome) -> None:
     show(console, table)
     console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
     console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
+    for line in describe_packages(outcome):
+        console.print(escape(line), soft_wrap=True)
     for cell_outcome in outcome.cells:
         if cell_outcome.accuracy is not None and not _is_problem(outcome, cell_outcome):
             console.print(escape(sentence(outcome, cell_outcome)), soft_wrap=True)
@@ -82,8 +86,9 @@ def _add_row(table: Table, label: str, paired: PairedResult) -> None:
 def _caption(outcome: GateOutcome) -> str:
     """Return what the numbers are, what they were measured on, and what the intervals mean."""
     conditions = outcome.conditions
+    measured = "the cells' own stacks" if outcome.options.stack else "the working tree"
     return (
-        f"samples/s of {_describe_revision(outcome)} and of the working tree,"
+        f"samples/s of {_describe_revision(outcome)} and of {measured},"
         f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
         f" smallest change that matters: {outcome.options.min_effect:.1%};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
@@ -92,8 +97,10 @@ def _caption(outcome: GateOutcome) -> str:
 
 
 def _describe_revision(outcome: GateOutcome) -> str:
-    """Return the revision with its commit: `main (f8fea52)`."""
+    """Return the revision with its commit: `main (f8fea52)`; a stack has none."""
     name = _revision_name(outcome)
+    if outcome.options.stack:
+        return name
     commit = outcome.commit[:SHORT_COMMIT]
     return name if name == commit else f"{name} ({commit})"
 
@@ -101,12 +108,26 @@ def _describe_revision(outcome: GateOutcome) -> str:
 def _revision_name(outcome: GateOutcome) -> str:
     """Return the revision as the user wrote it; a commit's id is abbreviated.
 
-    CI files often pass a full id, which makes sentences unreadable.
+    CI files often pass a full id, which makes sentences unreadable. A stack goes by its name.
     """
+    if outcome.options.stack:
+        return f"stack {_printable(outcome.options.stack)}"
     revision = _printable(outcome.options.revision)
     if outcome.commit.startswith(revision):
         return outcome.commit[:SHORT_COMMIT]
     return revision
+
+
+def describe_packages(outcome: GateOutcome) -> list[str]:
+    """Return what each measured stack has in other versions than the one before, a line each."""
+    lines = []
+    for name, changes in outcome.package_changes.items():
+        listed = ", ".join(changes[:MOST_PACKAGES]) or "none"
+        if len(changes) > MOST_PACKAGES:
+            listed += f" and {len(changes) - MOST_PACKAGES} more"
+        before = outcome.options.stack
+        lines.append(_printable(f"packages that differ, {before} → {name}: {listed}"))
+    return lines
 
 
 def headline(outcome: GateOutcome) -> str:
@@ -300,6 +321,7 @@ def as_json(outcome: GateOutcome) -> str:
         "conditions": asdict(outcome.conditions),
         "options": asdict(outcome.options),
         "sweep_changes": [asdict(change) for change in outcome.sweep_changes],
+        "package_changes": dict(outcome.package_changes),
         "cells": cells,
     }
     return json.dumps(content, indent=1, allow_nan=False)
@@ -328,6 +350,7 @@ def markdown(outcome: GateOutcome, name: str) -> str:
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
         *(_markdown_row(outcome, cell_outcome) for cell_outcome in outcome.cells),
         "",
+        *(f"{_escape_markdown(line)}\n" for line in describe_packages(outcome)),
         _escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
     ]
     return "\n".join(text) + "\n"

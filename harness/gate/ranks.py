@@ -1,0 +1,75 @@
+"""Starts the ranks of an arm: forked, or as fresh processes where the arms have stacks of their own.
+
+Arms of two trees are forked from one forkserver, so neither has its libraries in better places in
+memory. Arms of two stacks can't be. A forkserver for each would keep its places for as long as it
+lives, and with them one arm's luck. So every pair of such arms loads its libraries anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL
+
+from harness.core.processes import Process, parent_variables, signal_group, start_session
+from harness.core.worktree import Tree
+from harness.launch.forkserver import ForkRequest
+from harness.launch.stack import ReadyStack, bound_command, harness_path
+
+END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackTree(Tree):
+    """The working files, run under a stack; the harness is this one whatever they hold."""
+
+    stack: ReadyStack
+
+    @staticmethod
+    def of(stack: ReadyStack, base: Path) -> StackTree:
+        """Return the files at `base`, run under a stack."""
+        return StackTree(name=f"stack {stack.name}", top=base, path=base, stack=stack)
+
+    @property
+    def python_path(self) -> str:
+        """Return the PYTHONPATH of the stack's ranks."""
+        return self.stack.python_path
+
+
+def present_stack(name: str, packages: Mapping[str, str]) -> ReadyStack:
+    """Return the interpreter of this process as a stack; `packages` are those that it has."""
+    return ReadyStack(
+        name=name,
+        python=sys.executable,
+        prefix=(),
+        python_path=harness_path(),
+        executable=sys.executable,
+        packages=packages,
+    )
+
+
+def start_fresh(requests: Sequence[ForkRequest], tree: StackTree) -> list[Process]:
+    """Start what the requests describe as processes of their own, under the tree's stack.
+
+    Each leads a process group, and ends with this process, however that ends.
+    """
+    processes: list[Process] = []
+    for request in requests:
+        command = [*tree.stack.module_command(request.module), *request.arguments]
+        bound = bound_command(command, request.cores)
+        variables = {**tree.stack.variables(request.variables), **parent_variables()}
+        processes.append(start_session(bound, variables, Path(request.log), Path(request.folder)))
+    return processes
+
+
+def end_fresh(processes: Sequence[Process]) -> None:
+    """Kill processes and what they have started in their groups, stopped ones too, and wait."""
+    for process in processes:
+        signal_group(process.pid, SIGKILL)
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT)

@@ -1,0 +1,126 @@
+"""`harness gate --against-stack NAME`: measures cells under their own stack against another one.
+
+Both arms have the same files, the same harness and the same cell; what differs is what is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from harness.core.errors import BadInput, did_you_mean
+from harness.core.packages import installed_packages
+from harness.gate.accuracy import RevisionTrainer, choose_seeds, judge_accuracy
+from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome, Gauge
+from harness.gate.ranks import StackTree, present_stack
+from harness.launch.stack import ReadyStack, ready_stacks
+from harness.spec.cell import Cell
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+
+PRESENT = "of the harness"  # the stack of cells that name none
+# Distributions that are no part of a stack: ranks import the harness that starts them.
+HARNESS = "distributed-training-harness"
+
+
+def gate_stacks(
+    sweep: Sweep,
+    profile: Profile,
+    options: GateOptions,
+    conditions: Conditions,
+    on_progress: Callable[[Cell, str], None],
+) -> GateOutcome:
+    """Measure the cells of a sweep under their own stacks against `options.stack`.
+
+    Cells that have that stack themselves are left out. An arm that fails, fails its cell and no
+    other one. Raises BadInput for a stack that the sweep does not declare or that ranks can't run
+    under, and for a sweep without another one.
+    """
+    cells = [cell for cell in sweep.cells if cell.axes.stack != options.stack]
+    before = under_stack(sweep, cells or sweep.cells, options.stack, "--against-stack")
+    if not cells:
+        raise BadInput(
+            f"--against-stack {options.stack}: found no cell with another stack; allowed: a sweep"
+            " with cells of other stacks, or of none"
+        )
+    trees = stack_trees(sweep, [*before, *cells], profile)
+    reference = trees[options.stack]
+    gauge = Gauge(sweep, len(cells), profile, options, on_progress)
+    outcomes = []
+    for cell in cells:
+        control = None
+        if options.control:
+            control = gauge.measure(cell, reference, reference, "control")
+        measured = gauge.measure(cell, reference, trees[cell.axes.stack], "measuring")
+        outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
+    if options.accuracy_seeds:
+        outcomes = _with_accuracy(outcomes, trees, sweep, profile, options, on_progress)
+    used = dict.fromkeys(cell.axes.stack for cell in cells)
+    changes = {trees[name].stack.name: changed_packages(reference, trees[name]) for name in used}
+    return GateOutcome(
+        options=options,
+        conditions=replace(conditions, torch=reference.stack.packages.get("torch", "")),
+        commit="",
+        cells=outcomes,
+        package_changes=changes,
+    )
+
+
+def under_stack(sweep: Sweep, cells: Sequence[Cell], name: str, argument: str) -> list[Cell]:
+    """Return cells as they would be under a stack of the sweep; raises BadInput for an unknown one."""
+    if name not in sweep.stacks:
+        declared = did_you_mean(name, sweep.stacks) if sweep.stacks else "allowed: none is declared"
+        raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
+    moved = []
+    for cell in cells:
+        axes = replace(cell.axes, stack=name)
+        moved.append(replace(cell, axes=axes, stack=sweep.stacks[name]))
+    return moved
+
+
+def stack_trees(
+    sweep: Sweep, cells: Sequence[Cell], profile: Profile
+) -> dict[str | None, StackTree]:
+    """Return the sweep's files under each stack of some cells; None is the harness's own.
+
+    Raises BadInput for a stack that ranks can't run under.
+    """
+    stacks: dict[str | None, ReadyStack] = {None: present_stack(PRESENT, installed_packages())}
+    for name, stack in ready_stacks(sweep, cells, with_gpus=profile.gpus > 0).items():
+        stacks[name] = stack
+    return {name: StackTree.of(stack, sweep.base_folder) for name, stack in stacks.items()}
+
+
+def changed_packages(before: StackTree, now: StackTree) -> list[str]:
+    """Return the packages that two stacks don't have in one version: `numpy 2.2.0 → 2.3.1`."""
+    versions_before, versions = before.stack.packages, now.stack.packages
+    changes = []
+    for name in sorted({*versions_before, *versions}, key=str.lower):
+        old, new = versions_before.get(name, "none"), versions.get(name, "none")
+        if old != new and name != HARNESS:
+            changes.append(f"{name} {old} → {new}")
+    return changes
+
+
+def _with_accuracy(
+    outcomes: Sequence[CellOutcome],
+    trees: Mapping[str | None, StackTree],
+    sweep: Sweep,
+    profile: Profile,
+    options: GateOptions,
+    on_progress: Callable[[Cell, str], None],
+) -> list[CellOutcome]:
+    """Return the cells with what is learned of each under both stacks."""
+    trained = []
+    for outcome in outcomes:
+        cell = outcome.cell
+        arms = {"a": trees[options.stack], "b": trees[cell.axes.stack]}
+        with RevisionTrainer(arms, sweep.base_folder, profile, sweep.timeout) as trainer:
+            seeds = choose_seeds(sweep.seeds_of(cell), options.accuracy_seeds)
+            trained.append(trainer.train(cell, seeds, partial(on_progress, cell)))
+    results = judge_accuracy(trained, options.accuracy_margin)
+    with_accuracy = []
+    for outcome, result in zip(outcomes, results, strict=True):
+        with_accuracy.append(replace(outcome, accuracy=result))
+    return with_accuracy
