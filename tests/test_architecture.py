@@ -61,7 +61,11 @@ RANK_VARIABLES = {
 
 
 def files(package: str) -> list[Path]:
-    return sorted((TOP / package).rglob("*.py"))
+    """Return the modules of a package; the examples of the guide are packages of users' own."""
+    examples = TOP / "harness" / "guide" / "examples"
+    return sorted(
+        path for path in (TOP / package).rglob("*.py") if not path.is_relative_to(examples)
+    )
 
 
 def module_name(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""ResNet-50 on ImageNet, as a workload of the distributed training harness."""
