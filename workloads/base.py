@@ -87,6 +87,10 @@ class StreamSamples:
         self._stream: Iterator[Any] | None = None
         self._position = 0  # of the next sample in the stream
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have pickle leave out the open stream, which is no state of a training."""
+        return type(self), (self._read, self._length, self._collate)
+
     def __len__(self) -> int:
         return self._length
 

@@ -32,6 +32,13 @@ class MappedArray:
     blocks: Sequence[Rows]  # one after the other, each of shape (rows, ...)
     # Asks the system for some rows before they are touched; None where it reads ahead by itself.
     prefetch: Callable[[NDArray[np.int64]], None] | None = None
+    reopen: Callable[[], MappedArray] | None = None  # maps the same array again
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Have pickle take where the rows lie, and not the rows: they may be more than memory."""
+        if self.reopen is None:
+            return super().__reduce__()
+        return _call, (self.reopen,)
 
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
@@ -58,12 +65,18 @@ class MappedArray:
         return copy
 
 
+def _call(reopen: Callable[[], MappedArray]) -> MappedArray:
+    """Return what pickle has in place of an array."""
+    return reopen()
+
+
 def map_npy(path: Path, *, at_random: bool = True) -> MappedArray:
     """Return the array of a file that `numpy.save` has written; `at_random` as for `map_idx`.
 
     Raises ValueError for a file that is something else, or shorter than its header says.
     """
-    return _map_array(path, read_npy_header(path), at_random)
+    reopen = partial(map_npy, path, at_random=at_random)
+    return _map_array(path, read_npy_header(path), at_random, reopen)
 
 
 def map_idx(path: Path, *, at_random: bool = True) -> MappedArray:
@@ -72,10 +85,13 @@ def map_idx(path: Path, *, at_random: bool = True) -> MappedArray:
     With `at_random`, no more is read than what is touched. Otherwise the system reads ahead, which
     is for rows that are wanted one after the other. Raises ValueError as `map_npy` does.
     """
-    return _map_array(path, read_idx_header(path), at_random)
+    reopen = partial(map_idx, path, at_random=at_random)
+    return _map_array(path, read_idx_header(path), at_random, reopen)
 
 
-def _map_array(path: Path, header: ArrayHeader, at_random: bool) -> MappedArray:
+def _map_array(
+    path: Path, header: ArrayHeader, at_random: bool, reopen: Callable[[], MappedArray]
+) -> MappedArray:
     """Return the array that a file has behind its header."""
     mapping = _map_file(path, at_random)
     flat = np.frombuffer(mapping, header.dtype, math.prod(header.shape), header.offset)
@@ -84,7 +100,7 @@ def _map_array(path: Path, header: ArrayHeader, at_random: bool) -> MappedArray:
     if at_random and hasattr(mmap, "MADV_WILLNEED"):
         row_bytes = (header.end - header.offset) // len(rows)
         prefetch = partial(_prefetch, mapping, header.offset, row_bytes)
-    return MappedArray(path, [rows], prefetch)
+    return MappedArray(path, [rows], prefetch, reopen)
 
 
 def _prefetch(mapping: mmap.mmap, offset: int, row_bytes: int, rows: NDArray[np.int64]) -> None:
@@ -115,7 +131,8 @@ def map_arrow(path: Path, column: str, *, at_random: bool = True) -> MappedArray
     chunks = [chunk for chunk in table.column(column).chunks if len(chunk)]
     if not chunks:
         raise ValueError(f"{path}: found no rows; allowed: at least one")
-    return MappedArray(path, [_arrow_rows(path, column, chunk) for chunk in chunks])
+    blocks = [_arrow_rows(path, column, chunk) for chunk in chunks]
+    return MappedArray(path, blocks, reopen=partial(map_arrow, path, column, at_random=at_random))
 
 
 def _arrow_rows(path: Path, column: str, chunk: Any) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,10 @@ class ShardSamples:
         self._transform = transform
         self._ends = np.cumsum(self.sizes)
         self._loaded: OrderedDict[int, Batch] = OrderedDict()  # by number; the last used is last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have pickle leave out the shards in memory, which are no state of a training."""
+        return type(self), (self.paths, self.sizes, self._read, self.window, self._transform)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from harness.core.errors import NotApplied
@@ -15,8 +18,12 @@ from harness.records.record import RankResult
 from harness.spec import sweep as spec
 from harness.training import worker
 from harness.training.state import TrainingState
-from tests.support.training import SINGLE_RANK
+from tests.support.training import SINGLE_RANK, make_assignment, make_trainer
 from tests.workloads.test_mapped import COUNTS, FORMATS
+from workloads.mapped import map_npy
+from workloads.mlp import MLP
+from workloads.options import MLPOptions
+from workloads.sources import Mapped
 
 
 def run(folder: Path, data: dict[str, Any], **axes: Any) -> RankResult:
@@ -62,6 +69,25 @@ def test_loader_workers_change_nothing(tmp_path: Path, form: str, order: str) ->
         len(files),
         sum(path.stat().st_size for path in files),
     )
+
+
+@pytest.mark.parametrize("form", ["npy", "arrow", "shards"])
+def test_what_is_in_memory_of_files_is_no_state_of_the_training(tmp_path: Path, form: str) -> None:
+    """Otherwise a trial would not go on after an interruption, and all of a file would be digested."""
+    for split in COUNTS:
+        FORMATS[form](tmp_path, split)
+    workload = MLP(MLPOptions(hidden=(4,)), Mapped(path=tmp_path, window=1))
+    trainer = make_trainer(make_assignment(steps=8, batch_size=8), workload, tmp_path / "trial")
+    trainer.run()
+    assert trainer.parts.workload_state.missing_from_checkpoints() is None
+    samples = trainer.parts.splits.train
+    copy = pickle.loads(pickle.dumps(samples))
+    assert torch.equal(copy.batch([3, 30])[0], samples.batch([3, 30])[0])
+
+
+def test_the_rows_of_a_mapped_file_are_not_pickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((1000, 100)))
+    assert len(pickle.dumps(map_npy(tmp_path / "rows.npy"))) < 1000
 
 
 def test_the_page_cache_of_samples_in_memory_is_not_asked_for(tmp_path: Path) -> None:
