@@ -20,7 +20,8 @@ CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 DEVICE ?= cuda
 
-.PHONY: demo test fuzz campaign mutants bench bench-scale bench-gate gpu setup setup-test lint clean
+.PHONY: demo test test-together test-alone fuzz campaign mutants bench bench-scale bench-gate gpu setup setup-test \
+	system-packages lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -28,14 +29,23 @@ demo: setup
 	@$(BIN)/harness run quickstart
 	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 
-# Tests that measure time come last and one at a time: beside others they would measure those too. pytest exits with 5
-# where PYTEST_ARGS leaves a stage without a test.
-test: setup-test lint
+# Packages of the system are installed beside those of Python, and types are checked beside tests: no test of the first
+# stage measures time.
+test:
+	@$(MAKE) --no-print-directory --jobs 2 setup-test
+	@$(MAKE) --no-print-directory --jobs 2 lint test-together
+	@$(MAKE) --no-print-directory test-alone
+
+# pytest exits with 5 where PYTEST_ARGS leaves a stage without a test.
+test-together: setup-test
 	@echo "==> Tests, in four processes"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "not alone" $(PYTEST_ARGS) || test $$? -eq 5
+
+# Beside others, these would measure the others too.
+test-alone: setup-test
 	@echo "==> Tests that measure time, one at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(PYTEST_ARGS) || test $$? -eq 5
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(or $(PYTEST_ARGS),tests/alone) || test $$? -eq 5
 
 # One test generates all of its inputs, so it has no time limit.
 fuzz: setup-test
@@ -79,7 +89,8 @@ lint: setup-test
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/mypy
 
 setup: $(VENV)/.installed
-setup-test: $(VENV)/.installed-test
+setup-test: $(VENV)/.installed-test system-packages
+system-packages:
 	@sh tests/system_packages.sh
 
 $(VENV)/.python:
@@ -93,10 +104,13 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
 	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	@echo "==> Installing what the tests need"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	@touch $@
+# The import compiles most of what tests import: processes that start together would each do so for themselves.
+$(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "==> Installing the harness and what its tests need into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[test]'
+	@$(BIN)/python -W ignore -c 'import harness.launch.preload, mlflow.store.tracking.sqlalchemy_store, \
+		hypothesis, matplotlib.pyplot, pandas, scipy.stats, sklearn, torch._inductor.compile_fx, transformers'
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

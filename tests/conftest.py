@@ -25,7 +25,9 @@ from tests.support.forkservers import end_servers
 # one of them at the end. Tests that measure time come last; `make test` runs them in a second
 # stage, in one process, with nothing beside. Of a test with several marks the first one here
 # counts.
-ALONE = "alone"
+ALONE = (
+    "alone"  # the mark, and the folder of the tests that have it: the second stage reads no other
+)
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 # Files without such a mark that take more than half a minute, by the beginnings of their names.
@@ -56,8 +58,15 @@ def kind_rank(item: pytest.Item) -> int:
     return len(LONG_KINDS) + int(not item.nodeid.startswith(LONG_FILES))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests in the order of their kinds; within a kind they stay as they were collected."""
+    """Mark the tests that measure time, before `-m` selects, and put all in the order of their kinds.
+
+    Within a kind they stay as they were collected.
+    """
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent / ALONE):
+            item.add_marker(ALONE)
     items.sort(key=kind_rank)
 
 
