@@ -282,7 +282,6 @@ def test_an_address_leads_back_to_its_fault() -> None:
 # Few, as each kind runs the sweep several times before its first fault.
 ADDRESSES = (
     "calls/harness/rename/1/kill-before/results/runs/campaign/*-s1-r0/record.json",
-    "calls/rank0/rename/1/kill-after/results/runs/campaign/*-s1-r0/best/step-*",
     "damage/interrupted/zeros/1/runs/campaign/*-s1-r0/trial.json",
 )
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.gate import paired
+from harness.gate import bisect, paired
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below
@@ -24,9 +24,13 @@ BROKEN = "\n\nimport a_module_that_nobody_has\n"
 
 
 @pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let arms start to count while they still become a little faster."""
+def few_short_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let arms count while they still become a little faster, and fewer pairs decide.
+
+    An error is still unlikely: a change must be as large as the least effect, too.
+    """
     monkeypatch.setattr(paired, "WARM_UP_SECONDS", 0.1)
+    monkeypatch.setattr(bisect, "ALPHA", 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
         "b": Tree(name="the working tree", top=before.path, path=now.path),
     }
     (cell,) = load_sweep(before.sweep).cells
-    limits = replace(Budget(min_effect=0.2, seconds=20.0, alpha=0.05), **budget)
+    limits = replace(Budget(min_effect=0.2, seconds=20.0, alpha=0.5), **budget)
     profile = Profile(device="cpu")
     return measure(cell, 0, trees, before.path, profile, limits, np.random.default_rng())
 
