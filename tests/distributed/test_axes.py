@@ -2,127 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from covertable import make
 
 from harness.core.paths import TrialFolder
 from harness.measure.clock import Phase
 from harness.records.record import Record
-from harness.spec.axes import DEFAULTS, NEEDS, Axes, Requirement, find_conflict
+from harness.spec.axes import Axes, find_conflict
+from tests.distributed import covering
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed
 
-VALUES: dict[str, list[Any]] = {
-    "strategy": ["ddp", "fsdp2"],
-    "execution": ["eager", "compile"],
-    "precision": ["fp32", "bf16", "fp16", "bf16:fsdp2"],
-    "grad_accum_steps": [1, 2],
-    "input": ["loader", "resident"],
-    "num_workers": [0, 2],
-    "persistent_workers": [True, False],
-    "prefetch_factor": [2, 1],
-    "bucket_cap_mb": [None, 1e-4],  # 104 bytes: the model's gradients have 644
-    "gradient_as_bucket_view": [False, True],
-    "static_graph": [False, True],
-    "fsdp_wrap": ["layers", "root"],
-    "reshard_after_forward": ["auto", "always", "never"],
-    "dynamic": ["auto", "never"],
-    "fullgraph": [False, True],
-    "activation_checkpointing": [False, True],
-    "max_grad_norm": [None, 1e6],
-    "optimizer_impl": ["for-loop", "foreach", "fused"],
-}
 # Of the loss, against one process in fp32: bf16 has 8 bits of mantissa, fp16 11.
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2, "bf16": 5e-2, "bf16:fsdp2": 5e-2}
 
 
-def rule_of(need: Requirement, dependent: str) -> dict[str, Any]:
-    """Return the rule that an axis has its default unless what it needs is there."""
-
-    def evaluate(row: dict[str, Any]) -> bool:
-        return bool(row[dependent] == DEFAULTS[dependent] or need.met(row[need.axis]))
-
-    return rule(need.axis, dependent, holds=evaluate)
-
-
-def rule(*axes: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return a constraint over `axes` as covertable takes it."""
-    return {"operator": "fn", "requires": list(axes), "evaluate": holds}
-
-
-# Each over few axes, as covertable needs them. That they are those of `find_conflict` is tested
-# below.
-CONSTRAINTS = [
-    rule_of(need, dependent)
-    for need in NEEDS
-    for dependent in need.dependents
-    if dependent in VALUES
-]
-CONSTRAINTS += [
-    rule(
-        "precision",
-        "strategy",
-        holds=lambda row: row["precision"] != "bf16:fsdp2" or row["strategy"] == "fsdp2",
-    ),
-    rule(
-        "execution",
-        "bucket_cap_mb",
-        holds=lambda row: row["execution"] == "eager" or row["bucket_cap_mb"] is None,
-    ),
-    rule(
-        "static_graph",
-        "grad_accum_steps",
-        holds=lambda row: not row["static_graph"] or row["grad_accum_steps"] == 1,
-    ),
-    rule(
-        "strategy",
-        "fullgraph",
-        "fsdp_wrap",
-        holds=lambda row: (
-            not row["fullgraph"] or (row["strategy"], row["fsdp_wrap"]) == ("fsdp2", "root")
-        ),
-    ),
-]
-# Of ninety that were tried, the one with the fewest rows that compile, as those take several times
-# as long.
-SALT = "55"
-COVERING: list[dict[str, Any]] = [
-    {"world_size": 2, **row} for row in make(VALUES, constraints=CONSTRAINTS, salt=SALT)
-]
+COVERING = [{"world_size": 2, **row} for row in covering.read()]
 
 
 def test_every_pair_that_makes_sense_is_covered() -> None:
-    for axis, other_axis in itertools.combinations(VALUES, 2):
-        covered = {(row[axis], row[other_axis]) for row in COVERING}
-        for value, other_value in itertools.product(VALUES[axis], VALUES[other_axis]):
-            pair = {axis: value, other_axis: other_value}
-            if is_possible(pair):
-                assert (value, other_value) in covered, pair
+    assert covering.missing_pairs(COVERING) == set(), "python -m tests.distributed.covering"
 
 
 def test_every_row_makes_sense() -> None:
     assert [find_conflict(Axes(batch_size=32, **row)) for row in COVERING] == [None] * len(COVERING)
-
-
-def is_possible(pair: dict[str, Any]) -> bool:
-    """Return whether a pair of settings goes with some choice of the axes that others need."""
-    needed = ("strategy", "fsdp_wrap", "execution", "input", "num_workers", "grad_accum_steps")
-    free = [axis for axis in needed if axis not in pair]
-    return any(
-        find_conflict(
-            Axes(batch_size=32, world_size=2, **pair, **dict(zip(free, choice, strict=True)))
-        )
-        is None
-        for choice in itertools.product(*(VALUES[axis] for axis in free))
-    )
 
 
 def train(folder: Path, axes: dict[str, Any]) -> Record:
