@@ -16,9 +16,8 @@ import pytest
 
 from harness.core.paths import Results
 from harness.spec.cluster import SHARED_HOST
-from harness.tracking import Tracker
 from harness.tracking.connect import quiet
-from harness.tracking.ui import server
+from tests.support import shared_server
 from tests.support.forkservers import end_servers
 
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
@@ -29,23 +28,31 @@ ALONE = (
     "alone"  # the mark, and the folder of the tests that have it: the second stage reads no other
 )
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
+PID_FILE = "pid"  # of the process that all others of a run belong to
+MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 # Files without such a mark that take more than half a minute, by the beginnings of their names.
 LONG_FILES = ("tests/tracking/test_tracking", "tests/tracking/test_ui", "tests/training/test_inter")
 
 
 def pytest_configure() -> None:
-    """Let the commands of this run of pytest share forkservers, and no other command of this user."""
+    """Let this run of pytest share forkservers and an MLflow server, and no command beside it."""
     if WORKER not in os.environ:
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="harness-tests-")
+        (run_folder() / PID_FILE).write_text(str(os.getpid()), encoding="ascii")
 
 
 def pytest_unconfigure() -> None:
-    """End these forkservers once all processes of pytest have ended."""
+    """End these servers once all processes of pytest have ended."""
     if WORKER not in os.environ:
-        folder = Path(os.environ["XDG_RUNTIME_DIR"])
-        end_servers(folder / "harness-forkservers")
-        shutil.rmtree(folder)
+        shared_server.end(run_folder() / MLFLOW)
+        end_servers(run_folder() / "harness-forkservers")
+        shutil.rmtree(run_folder())
+
+
+def run_folder() -> Path:
+    """Return a folder that all processes of this run of pytest share, with a short path."""
+    return Path(os.environ["XDG_RUNTIME_DIR"])
 
 
 def kind_rank(item: pytest.Item) -> int:
@@ -95,11 +102,10 @@ def results(tmp_path: Path) -> Results:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a real MLflow server and yield its address; it has ended when the tests have."""
-    results = Results(tmp_path_factory.mktemp("server"))
-    with server(Tracker(results), port=free_port()) as address:
-        yield address
+def mlflow_server() -> str:
+    """Return the address of a real MLflow server, which each test has another sweep in."""
+    owner = int((run_folder() / PID_FILE).read_text(encoding="ascii"))
+    return shared_server.address(run_folder() / MLFLOW, owner)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from harness.analysis.classes import class_scores, join_confusions, matrix, mistakes
 from harness.records.record import Confusions, Record
@@ -18,6 +19,12 @@ from workloads.options import MLPOptions
 from workloads.sources import Digits
 
 CLASSES = 6
+
+
+@pytest.fixture
+def sklearn_metrics() -> Any:
+    """Return `sklearn.metrics`, which takes a second to import in each process that collects tests."""
+    return import_module("sklearn.metrics")
 
 
 def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,10 +49,12 @@ def record_of(confusions: Confusions) -> Record:
     return replace(record, rank0=replace(record.rank0, confusions=confusions))
 
 
-def test_scores_are_those_of_scikit_learn() -> None:
+def test_scores_are_those_of_scikit_learn(sklearn_metrics: Any) -> None:
     labels, predicted = draw(0)
     scores = class_scores(count(0))
-    expected = precision_recall_fscore_support(labels, predicted, zero_division=np.nan)
+    expected = sklearn_metrics.precision_recall_fscore_support(
+        labels, predicted, zero_division=np.nan
+    )
     for score, precision, recall, f1, support in zip(scores, *expected, strict=True):
         assert (score.recall, score.f1) == pytest.approx((recall, f1))
         assert score.support == support
@@ -53,14 +62,14 @@ def test_scores_are_those_of_scikit_learn() -> None:
             assert score.precision is None
         else:
             assert score.precision == pytest.approx(precision)
-    assert matrix(count(0)) == confusion_matrix(labels, predicted).tolist()
+    assert matrix(count(0)) == sklearn_metrics.confusion_matrix(labels, predicted).tolist()
 
 
-def test_trials_are_counted_together() -> None:
+def test_trials_are_counted_together(sklearn_metrics: Any) -> None:
     joined = join_confusions([record_of(count(0)), record_of(count(1))])
     assert joined is not None
     both = [np.concatenate(parts) for parts in zip(draw(0), draw(1), strict=True)]
-    assert matrix(joined) == confusion_matrix(*both).tolist()
+    assert matrix(joined) == sklearn_metrics.confusion_matrix(*both).tolist()
     counts = [mistake.count for mistake in mistakes(joined)]
     assert counts == sorted(counts, reverse=True)
     other = replace(count(1), classes=list("abcdef"))

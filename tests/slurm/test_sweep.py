@@ -89,7 +89,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     failing: dict[str, dict[str, Any]] = {
         "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
         "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": DDP},
-        "fine": {"axes": DDP},
+        "fine": {},
     }
     hanging = {"hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP}}
     results = tmp_path / "results"

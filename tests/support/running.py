@@ -121,7 +121,7 @@ def wait_until(condition: Any, seconds: float = 300.0, every: float = 0.05) -> N
     """Wait until `condition()` is true; raises TimeoutError after so many seconds.
 
     The default is ample on a slow machine too. The condition is looked at every so many seconds, but
-    a look that takes long, such as a command, gets at most a fifth of the time: others need the cores.
+    a look that takes long, such as a command, gets at most a tenth of the time: others need the cores.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -131,4 +131,4 @@ def wait_until(condition: Any, seconds: float = 300.0, every: float = 0.05) -> N
         now = time.monotonic()
         if now > deadline:
             raise TimeoutError(f"waited {seconds} s")
-        time.sleep(max(every, 4 * (now - before)))
+        time.sleep(max(every, 9 * (now - before)))

@@ -2,10 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-
 from workloads.data import load_texts
 from workloads.sources import Tickets
 from workloads.tickets import tickets
@@ -30,6 +26,11 @@ def test_hardly_any_ticket_occurs_twice() -> None:
 
 
 def test_a_good_classifier_gets_most_tickets_right_but_not_all() -> None:
+    # Imported here, because every process that collects tests would spend a second on it.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
     texts = load_texts(Tickets(rows=1500))
     classifier = make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=500)

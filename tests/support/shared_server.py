@@ -1,0 +1,85 @@
+"""An MLflow server that all processes of a run of the tests share: each takes 10 s of CPU time.
+
+Run as a program, `python -m tests.support.shared_server FOLDER PID`, the module is the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from harness.core.paths import Results, write_atomically
+from harness.core.ports import LOOPBACK, listen
+from harness.tracking import Tracker
+from harness.tracking.ui import server
+from tests.support.running import wait_until
+from tests.support.tree import TOP
+
+POLL = 0.5  # seconds between two looks at whether the run has ended
+END_TIMEOUT = 60.0  # seconds that the server may take to end
+
+
+def address(folder: Path, owner: int) -> str:
+    """Return the address of the server in a folder; whoever asks first starts it.
+
+    It ends with the process `owner`, or when `end` is called.
+    """
+    folder.mkdir(exist_ok=True)
+    address_path = folder / "address"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address_path.exists():
+            start(folder, owner, address_path)
+    return address_path.read_text(encoding="utf-8")
+
+
+def start(folder: Path, owner: int, address_path: Path) -> None:
+    """Start the server and return once it answers; raises RuntimeError with its log if it ends."""
+    command = [sys.executable, "-m", "tests.support.shared_server", str(folder), str(owner)]
+    log_path = folder / "log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=TOP,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # it outlives the process that has started it
+        )
+    wait_until(lambda: address_path.exists() or process.poll() is not None)
+    if not address_path.exists():
+        raise RuntimeError(f"no MLflow server: {log_path.read_text(errors='replace')}")
+
+
+def end(folder: Path) -> None:
+    """End the server in a folder, if there is one, and wait until it has ended."""
+    pid_path = folder / "pid"
+    if not pid_path.exists():
+        return
+    (folder / "address").unlink()
+    try:
+        psutil.Process(int(pid_path.read_text(encoding="ascii"))).wait(END_TIMEOUT)
+    except psutil.NoSuchProcess:
+        return
+
+
+def main() -> None:
+    """Serve until the address is removed, or until the process that owns the server has ended."""
+    folder, owner = Path(sys.argv[1]), int(sys.argv[2])
+    (folder / "results").mkdir()
+    with listen(LOOPBACK, 0) as listening:
+        port = listening.getsockname()[1]
+    with server(Tracker(Results(folder / "results")), port=port) as base:
+        write_atomically(folder / "pid", str(psutil.Process().pid))
+        write_atomically(folder / "address", base)
+        while (folder / "address").exists() and psutil.pid_exists(owner):
+            time.sleep(POLL)
+
+
+if __name__ == "__main__":
+    main()
