@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.gate import against, paired
+from harness.gate import paired
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below
@@ -22,13 +22,9 @@ LOUDER = ("--min-effect", "90%", "--budget", "8")
 
 
 @pytest.fixture(autouse=True)
-def few_short_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let arms count while they still become a little faster, and fewer pairs decide.
-
-    An error is still unlikely: a change must be as large as the least effect, too.
-    """
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let arms start to count while they still become a little faster."""
     monkeypatch.setattr(paired, "WARM_UP_SECONDS", 0.1)
-    monkeypatch.setattr(against, "ALPHA", 0.5)
 
 
 def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -> None:
