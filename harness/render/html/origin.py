@@ -241,6 +241,9 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
     trial_path = report.folder.trial_folder(last_record.trial.id).path
     ranks = last_record.trial.cell.axes.world_size
     torchrun = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+    stack = last_record.trial.cell.stack
+    if stack is not None:
+        torchrun[:1] = [*stack.command, "-m", "torch.distributed.run"]
     worker = shlex.join([*torchrun, "-m", "harness.training.worker", str(trial_path)])
     # Otherwise folders called `harness` or `torch` in the current one would be imported.
     commands.append(f"PYTHONSAFEPATH=1 {worker}")
