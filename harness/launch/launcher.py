@@ -12,7 +12,9 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process
 from harness.launch.stack import ReadyStack
 from harness.records.record import Failure
+from harness.spec.cell import Cell
 from harness.spec.environment import Variables
+from workloads.catalog import heavy_modules
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
@@ -43,6 +45,14 @@ def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
         message = f"{result}: could not be written; {storage.free_space(result)}"
         return Failure(kind=StorageError.__name__, message=message, rank=rank)
     return Failure(kind="Exited", message=f"with code {code}", rank=rank)
+
+
+def modules_to_preload(cell: Cell) -> list[str]:
+    """Return the modules that a process loads once for all ranks of such cells that it forks."""
+    modules = heavy_modules(cell.workload.uses)
+    if cell.axes.execution != "eager":
+        modules.append("harness.launch.preload_compiler")
+    return modules
 
 
 # The name by which `agent` registers its rendezvous with torchrun.

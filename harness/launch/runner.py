@@ -20,7 +20,7 @@ from harness.core.processes import Process, end_process_group
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, one_by_one
-from harness.launch.launcher import Launcher
+from harness.launch.launcher import Launcher, modules_to_preload
 from harness.launch.logs import scrub_logs
 from harness.launch.occupancy import Occupancy
 from harness.launch.provenance import Provenance, describe_launch
@@ -43,7 +43,6 @@ from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
-from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
@@ -277,7 +276,7 @@ class Runner:
             command,
             variables,
             folder.launch_log,
-            preload=heavy_modules(cell.workload.uses),
+            preload=modules_to_preload(cell),
         )
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         occupancy.enter(trial.id, started)

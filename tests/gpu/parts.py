@@ -36,7 +36,7 @@ class Part:
     shows: str
     module: str
     arguments: Sequence[str] = ()
-    seconds: float = 60.0  # the limit
+    seconds: float = 90.0  # the limit
     needs: Sequence[str] = ()  # packages besides REQUIRED
     gpu_only: bool = False
     goals: Mapping[str, float] = field(default_factory=dict)  # figure -> the least that is wanted
@@ -123,7 +123,7 @@ def _trial(
     steps: int,
     *,
     workload: str = "cnn",
-    seconds: float = 60.0,
+    seconds: float = 90.0,
     gpu_only: bool = False,
     times: int = 1,
     **axes: Any,
@@ -155,7 +155,7 @@ def _races(device: str, *, small: bool) -> list[Part]:
                 shows=f"samples/s of the {workload} beside the same loop written bare",
                 module="tests.gpu.race",
                 arguments=["--workload", workload, "--against", "bare", *windows],
-                seconds=60,
+                seconds=90,
                 needs=DIGITS,
                 goals={"harness : bare": 0.98},
             )
