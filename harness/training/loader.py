@@ -7,6 +7,7 @@ what it was meant to train on.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import random
 import secrets
@@ -34,6 +35,8 @@ from workloads.shards import ShardSamples
 Fetched = tuple[list[int], int, Batch]
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
+M_MMAP_THRESHOLD = -3  # glibc's number of the setting
+LARGE_BLOCK = 2**20  # bytes
 # The most samples that are permuted in memory unless the axis asks for it: 1 GiB at every rank.
 MAX_PERMUTED = 2**27
 
@@ -139,9 +142,21 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
+    _return_large_blocks()
     if sys.platform == "linux":
         # multiprocessing has no setting for it.
         connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
+
+
+def _return_large_blocks() -> None:
+    """Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt).
+
+    Otherwise a worker grows by the size of a batch with each batch of some megabytes, which torch
+    copies to shared memory and frees in another thread. Other C libraries do nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def _socket_name(family: str) -> str:
