@@ -4,6 +4,7 @@
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-scale: how commands grow with the trials of a sweep, and assembling a record with its ranks and steps.
+# make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
 # DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
@@ -20,7 +21,7 @@ CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 DEVICE ?= cuda
 
-.PHONY: demo test test-together test-alone fuzz campaign mutants bench bench-scale bench-gate gpu setup setup-test \
+.PHONY: demo test test-together test-alone fuzz campaign mutants bench bench-scale bench-gate bench-parallel gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -83,6 +84,9 @@ bench-gate: setup-test
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
 	@$(PYTHON) -m tests.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
+
+bench-parallel: setup-test
+	@$(BIN)/python -m tests.perf.side_by_side
 
 lint: setup-test
 	@echo "==> ruff and mypy"

@@ -91,6 +91,8 @@ def _bounds_check(bounds: Between, inner: Check | None) -> Check:
     high = float("inf") if bounds.high is None else bounds.high
 
     def check_bounds(value: Any, key: str) -> None:
+        if isinstance(value, str):
+            return  # the word of a union, as in `Count | Literal["auto"]`, which msgspec has checked
         if not low <= value <= high:
             raise ValueError(f"{key}: found {value}; allowed: {bounds}")
         if inner is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.records.decode import FileFormat, decode_file, decode_text, decode_value
+from harness.spec.cluster import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,3 +161,21 @@ class TestSchema:
     def test_that_is_missing_is_refused(self, content: object) -> None:
         with pytest.raises(BadInput, match=r"schema: found .*; allowed: 2\.x; plant a new one$"):
             decode_text(Tree, json.dumps(content), "tree.json", TREE_FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("auto", None),
+        (2, None),
+        (0, "parallel: found 0; allowed: 1 or more"),
+        ("all", "parallel: "),
+    ],
+)
+def test_a_number_with_bounds_or_a_word(value: object, problem: str | None) -> None:
+    content = {**asdict(Profile()), "parallel": value}
+    if problem is None:
+        assert decode_value(Profile, content).parallel == value
+        return
+    with pytest.raises(ValueError, match=problem):
+        decode_value(Profile, content)

@@ -11,6 +11,7 @@ import pytest
 from harness.core.errors import BadInput, CodeChanged, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
+from harness.render.terminal import axes as axes_view
 from harness.reproduce.rebuild import rebuild_cell
 from harness.spec import custom as custom_spec
 from harness.spec import sweep as spec
@@ -127,3 +128,14 @@ def test_a_mistake_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: st
         load(tmp_path, **keys)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_axes_lists_those_of_installed_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = {"scale": f"{own_axes.__name__}:Scale", "gone": "nowhere:Axis"}
+    monkeypatch.setattr(axes_view, "installed_axes", lambda: installed)
+    axes_view.show()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "custom.scale 0.5 to 4 default 1.0 Multiplies the loss, and the learning rate" in shown
+    assert "custom.gone of nowhere:Axis, which can't be loaded: " in shown

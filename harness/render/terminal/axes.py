@@ -1,20 +1,24 @@
 """Shows `harness axes`: what a sweep can vary.
 
-All that is shown comes from the declarations in `harness.spec.axes`, so that the list is complete
-by itself when an axis is added.
+All that is shown comes from the declarations in `harness.spec.axes` and from the classes of axes that
+packages declare, so that the list is complete by itself when an axis is added.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from rich.table import Table
 from rich.text import Text
 
+from harness.core.errors import one_line
 from harness.render.terminal.console import TerminalConsole
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
+from workloads.catalog import installed_axes, load_axis
 from workloads.options import Between
 
 # Axes whose names are not the harness's own: the name, its values, its effect.
@@ -29,7 +33,20 @@ OPEN_AXES = (
         "what the workload allows: see harness workloads",
         "an option of the workload, or a setting of its data",
     ),
+    (
+        "custom.NAME",
+        "what the axis allows",
+        "an axis of your own, a class that the sweep's key custom names: see harness guide sweeps",
+    ),
 )
+PLAIN_TYPES = {
+    bool: "false, true",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
 
 
 def show() -> None:
@@ -47,7 +64,24 @@ def show() -> None:
         table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
     for axis, allowed_text, does in OPEN_AXES:
         table.add_row(axis, f"{allowed_text}\n{does}")
+    for name, uses in installed_axes().items():
+        table.add_row(f"custom.{name}", describe_installed(uses))
     TerminalConsole().print(table)
+
+
+def describe_installed(uses: str) -> Text:
+    """Return the values, the default and the effect of an axis that an installed package declares.
+
+    One whose class can't be loaded says why.
+    """
+    try:
+        axis = load_axis(uses, Path.cwd())
+    except ValueError as error:
+        return Text(f"of {uses}, which can't be loaded: {one_line(error)}", style="yellow")
+    allowed = Text(describe_type(axis.Value))
+    allowed.append(f"  default {as_yaml(axis.default)}", style="dim")
+    does = (axis.__doc__ or f"of {uses}").strip().partition("\n")[0]
+    return Text.assemble(allowed, "\n", does)
 
 
 def as_yaml(value: Any) -> str:
@@ -75,6 +109,23 @@ def allowed_values(axis: str) -> str:
                 return describe_range(argument)
         types = arguments
     return "a number"
+
+
+def describe_type(kind: Any) -> str:
+    """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for bounds in arguments[1:]:
+            if isinstance(bounds, Between) and bounds.low is not None:
+                return describe_range(bounds)
+        return describe_type(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(member) for member in arguments)
+    if origin is Literal:
+        return ", ".join(as_yaml(value) for value in arguments)
+    if origin in (tuple, list) and arguments:
+        return f"a list of {describe_type(arguments[0])}"
+    return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def describe_range(bounds: Between) -> str:

@@ -6,31 +6,19 @@ All of it comes from the classes that declare the settings, and is what sweep fi
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from rich.table import Table
 from rich.text import Text
 
-from harness.render.terminal.axes import as_yaml, describe_range
+from harness.render.terminal.axes import as_yaml, describe_type
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.settings import SOURCE, plain
 from workloads.catalog import Declaration
-from workloads.options import Between
-
-PLAIN_TYPES = {
-    bool: "false, true",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    type(None): "null",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,23 +82,6 @@ def _settings(kind: Any) -> list[SettingHelp]:
             )
         )
     return settings
-
-
-def describe_type(kind: Any) -> str:
-    """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        for bounds in arguments[1:]:
-            if isinstance(bounds, Between) and bounds.low is not None:
-                return describe_range(bounds)
-        return describe_type(arguments[0])
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe_type(member) for member in arguments)
-    if origin is Literal:
-        return ", ".join(as_yaml(value) for value in arguments)
-    if origin in (tuple, list) and arguments:
-        return f"a list of {describe_type(arguments[0])}"
-    return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def show_all(workloads: Sequence[WorkloadHelp], installed: Sequence[str], *, as_json: bool) -> None:
