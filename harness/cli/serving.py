@@ -10,6 +10,7 @@ import typer
 
 from harness.cli.arguments import (
     ClusterOption,
+    NoWaitOption,
     ResultsOption,
     check_launcher,
     examples,
@@ -117,6 +118,7 @@ def export(
         ),
     ] = None,
     cluster: ClusterOption = "local",
+    no_wait: NoWaitOption = False,
     results: ResultsOption = Path("results"),
 ) -> None:
     """Export a trained model, prove that it computes the same, and measure its latency.
@@ -142,14 +144,14 @@ def export(
     trial_folder = TrialFolder(folder)
     if formats:
         from harness.render.terminal import serving as view
-        from harness.serving.exporting import find_parameters
+        from harness.serving.exporting import find_checkpoint
         from harness.spec.cluster import load_profile
 
         profile = load_profile(cluster)
         check_launcher(cluster, profile, "torchrun")
-        kept = find_parameters(record, folder)
-        with machine_held(profile, f"harness export {record.trial.id}", no_wait=False):
-            exported = view.run(kept, _format_names(formats), plan, tolerance, profile)
+        checkpoint = find_checkpoint(record, folder)
+        with machine_held(profile, f"harness export {record.trial.id}", no_wait=no_wait):
+            exported = view.run(checkpoint, _format_names(formats), plan, tolerance, profile)
     else:
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.errors import BadInput, HarnessError
+from harness.core.errors import BadFile, BadInput, HarnessError
 from harness.core.packages import installed_version
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
@@ -56,7 +57,7 @@ class LatencyPlan:
 
 
 @dataclass(frozen=True)
-class KeptParameters:
+class TrialCheckpoint:
     """The checkpoint of a trial that is on record and done."""
 
     record: Record
@@ -70,20 +71,20 @@ class KeptParameters:
         return self.manifest.files[WEIGHTS_FILE].sha256
 
 
-def find_parameters(record: Record, folder: Path) -> KeptParameters:
+def find_checkpoint(record: Record, folder: Path) -> TrialCheckpoint:
     """Return the checkpoint that a trial has kept; `folder` is the trial's.
 
     Every file of it is read. Raises BadInput for a trial that has kept none, and BadFile for one
     that is damaged.
     """
-    checkpoint = None if record.rank0 is None else record.rank0.checkpoint
-    if checkpoint is None:
+    relative_path = None if record.rank0 is None else record.rank0.checkpoint
+    if relative_path is None:
         raise BadInput(
             f"{record.trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
             f" harness run SWEEP --set checkpoint=best --force, which trains it again"
         )
-    path = folder / checkpoint
-    return KeptParameters(
+    path = folder / relative_path
+    return TrialCheckpoint(
         record=record,
         folder=TrialFolder(folder),
         path=path,
@@ -92,7 +93,7 @@ def find_parameters(record: Record, folder: Path) -> KeptParameters:
 
 
 def export_trial(
-    kept: KeptParameters,
+    checkpoint: TrialCheckpoint,
     formats: Sequence[FormatName],
     plan: LatencyPlan,
     tolerance: float | None,
@@ -107,42 +108,43 @@ def export_trial(
     Raises BadInput for a format that can't hold the model, and HarnessError for a file that
     computes something else: what was exported before stays.
     """
-    export = _begin(kept, profile)
+    export = _begin(checkpoint, profile)
     for name in formats:
         on_progress(f"exporting to {name}")
-        model, device = _export(kept, name, tolerance, profile, scratch)
-        kept_models = [before for before in export.models if before.format != name]
+        model, device = _export(checkpoint, name, tolerance, profile, scratch)
+        remaining = [before for before in export.models if before.format != name]
         export = replace(
-            export, models=[*kept_models, model], at=time.time(), device=device, latency=()
+            export, models=[*remaining, model], at=time.time(), device=device, latency=()
         )
-        write_export(kept.folder, export)
+        write_export(checkpoint.folder, export)
+    check_files(checkpoint.folder, export)
     groups: list[LatencyGroup] = []
     for threads in plan.threads if plan.calls else ():
         on_progress(f"measuring latency with {threads} threads")
-        groups += _measure(kept, export, plan, threads, profile, scratch)
+        groups += _measure(checkpoint, export, plan, threads, profile, scratch)
     export = replace(export, latency=groups, at=time.time())
-    write_export(kept.folder, export)
+    write_export(checkpoint.folder, export)
     return export
 
 
-def _begin(kept: KeptParameters, profile: Profile) -> TrialExport:
+def _begin(checkpoint: TrialCheckpoint, profile: Profile) -> TrialExport:
     """Return the exports of a trial so far; those of other parameters do not count."""
-    rank0 = kept.record.rank0
+    rank0 = checkpoint.record.rank0
     assert rank0 is not None  # it has named the checkpoint
     metrics: Mapping[str, float] = {}
     for evaluation in rank0.evaluations:
-        if evaluation.step == kept.manifest.step:
+        if evaluation.step == checkpoint.manifest.step:
             metrics = evaluation.metrics
-    before = read_export(kept.folder)
+    before = read_export(checkpoint.folder)
     models: Sequence[ExportedModel] = ()
-    if before is not None and before.weights == kept.weights:
+    if before is not None and before.weights == checkpoint.weights:
         models = before.models
     versions = {name: installed_version(name) for name in PACKAGES}
     return TrialExport(
-        trial=kept.record.trial.id,
+        trial=checkpoint.record.trial.id,
         at=time.time(),
-        step=kept.manifest.step,
-        weights=kept.weights,
+        step=checkpoint.manifest.step,
+        weights=checkpoint.weights,
         recorded_metrics=metrics,
         target=rank0.target.name,
         device=profile.device,
@@ -153,7 +155,7 @@ def _begin(kept: KeptParameters, profile: Profile) -> TrialExport:
 
 
 def _export(
-    kept: KeptParameters,
+    checkpoint: TrialCheckpoint,
     name: FormatName,
     tolerance: float | None,
     profile: Profile,
@@ -165,15 +167,49 @@ def _export(
     """
     target = Path(tempfile.mkdtemp(dir=scratch)) / name
     order = ExportOrder(
-        checkpoint=str(kept.path.absolute()), format=name, target=str(target), tolerance=tolerance
+        checkpoint=str(checkpoint.path.absolute()),
+        format=name,
+        target=str(target),
+        tolerance=tolerance,
     )
-    folder = _run("harness.serving.export_worker", kept, order, 1, profile, scratch)
+    folder = _run("harness.serving.export_worker", checkpoint, order, 1, profile, scratch)
     answer = read_export_answer(folder)
     parity = checked_parity(name, answer)
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    _replace_folder(target, kept.folder.exported_model(name))
-    model = ExportedModel(format=name, bytes=size, seconds=answer.seconds, parity=parity)
+    _replace_folder(target, checkpoint.folder.exported_model(name))
+    model = ExportedModel(
+        format=name,
+        bytes=sum(path.stat().st_size for path in _files_below(target)),
+        files=digest_files(target),
+        seconds=answer.seconds,
+        parity=parity,
+    )
     return model, answer.device
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files of a folder and of the folders in it, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def digest_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below a folder, by its path in the folder."""
+    digests = {}
+    for path in _files_below(folder):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digests[path.relative_to(folder).as_posix()] = digest
+    return digests
+
+
+def check_files(folder: TrialFolder, export: TrialExport) -> None:
+    """Raise BadFile unless the models in a trial's folder are those that were compared."""
+    for model in export.models:
+        path = folder.exported_model(model.format)
+        if digest_files(path) != model.files:
+            raise BadFile(
+                f"{path}: found other files than those that were held against eager mode; needed:"
+                f" harness export {export.trial} --to {model.format}, which writes them again"
+            )
 
 
 def checked_parity(name: str, answer: ExportAnswer) -> Parity:
@@ -200,7 +236,7 @@ def checked_parity(name: str, answer: ExportAnswer) -> Parity:
 
 
 def _measure(
-    kept: KeptParameters,
+    checkpoint: TrialCheckpoint,
     export: TrialExport,
     plan: LatencyPlan,
     threads: int,
@@ -209,9 +245,9 @@ def _measure(
 ) -> Sequence[LatencyGroup]:
     """Measure the latency of all exported models with one number of threads."""
     order = LatencyOrder(
-        checkpoint=str(kept.path.absolute()),
+        checkpoint=str(checkpoint.path.absolute()),
         models={
-            model.format: str(kept.folder.exported_model(model.format).absolute())
+            model.format: str(checkpoint.folder.exported_model(model.format).absolute())
             for model in export.models
         },
         tolerances={model.format: model.parity.tolerance for model in export.models},
@@ -220,22 +256,22 @@ def _measure(
         calls=plan.calls,
         seconds=plan.seconds,
     )
-    folder = _run("harness.serving.latency_worker", kept, order, threads, profile, scratch)
+    folder = _run("harness.serving.latency_worker", checkpoint, order, threads, profile, scratch)
     return read_latency_answer(folder).groups
 
 
 def _run(
     module: str,
-    kept: KeptParameters,
+    checkpoint: TrialCheckpoint,
     order: ExportOrder | LatencyOrder,
     threads: int,
     profile: Profile,
     scratch: Path,
 ) -> TrialFolder:
     """Run a process that works on the trial's model, and return its folder."""
-    trial = kept.record.trial
+    trial = checkpoint.record.trial
     cell = served_cell(trial.cell, threads)
-    settings = kept.record.settings
+    settings = checkpoint.record.settings
     assignment = Assignment(
         trial=Trial(cell=cell, seed=trial.seed),
         base_folder="" if settings is None else settings.base_folder,

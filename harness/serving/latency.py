@@ -54,9 +54,9 @@ def measure(
     """
     synchronize = torch.cuda.synchronize if device.type == "cuda" else _do_nothing
     pause = PAUSE if threads > 1 else 0.0
-    first = {}
+    first_seconds = {}
     for arm in arms:
-        first[arm.name] = _time_call(arm.call, batches[0], synchronize) / 1e9
+        first_seconds[arm.name] = _time_call(arm.call, batches[0], synchronize) / 1e9
     times: dict[str, list[int]] = {arm.name: [] for arm in arms}
     order = list(arms)
     draw = random.Random(SEED)
@@ -77,7 +77,7 @@ def measure(
             ArmTimes(
                 arm=arm.name,
                 load_seconds=arm.load_seconds,
-                first_call_seconds=first[arm.name],
+                first_call_seconds=first_seconds[arm.name],
                 nanoseconds=times[arm.name],
             )
             for arm in arms

@@ -60,6 +60,7 @@ class ExportedModel:
 
     format: FormatName
     bytes: Number  # of all its files
+    files: Mapping[str, str]  # the SHA-256 of each, by its path in the format's folder
     seconds: Amount  # that the export took
     parity: Parity
 

@@ -229,3 +229,20 @@ def test_exports_that_were_changed_by_hand_are_refused(
     ended = command(trained.record.trial.id)
     assert ended.code == 2
     assert "harness export makes it anew" in ended.err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_was_changed_since_it_was_compared_is_not_timed(
+    trained: TrainedTrial, command: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trained.record.trial.id
+    assert command(trial, "--to", "torch-export", "--calls", "0").code == 0
+    model = trained.folder.exported_model("torch-export") / "model.pt2"
+    model.write_bytes(model.read_bytes() + b"x")
+    monkeypatch.setitem(EXPORTERS, "onnx", EXPORTERS["torch-export"])
+    ended = command(trial, "--to", "onnx", "--calls", "1")
+    assert ended.code == 2
+    assert (
+        "torch-export: found other files than those that were held against eager mode" in ended.err
+    )
+    assert f"harness export {trial} --to torch-export, which writes them again" in ended.err

@@ -26,13 +26,13 @@ def test_a_high_quantile_of_few_values_has_no_upper_bound(count: int, has_bound:
 def test_bounds_hold_the_true_quantile_as_often_as_they_say(share: float) -> None:
     draws = np.random.default_rng(0).exponential(size=(600, 200))
     truth = -np.log(1 - share)
-    held = 0
+    covered = 0
     for values in draws:
         bounds = quantile(values, share)
         assert bounds.low is not None
         assert bounds.high is not None
-        held += bounds.low <= truth <= bounds.high
-    assert 0.935 <= held / len(draws) <= 0.99
+        covered += bounds.low <= truth <= bounds.high
+    assert 0.935 <= covered / len(draws) <= 0.99
 
 
 def test_no_values_are_refused() -> None:

@@ -16,14 +16,14 @@ from harness.render.serving import (
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import make_table, show
-from harness.serving.exporting import KeptParameters, LatencyPlan, export_trial
+from harness.serving.exporting import LatencyPlan, TrialCheckpoint, export_trial
 from harness.serving.record import FormatName, TrialExport
 from harness.serving.summary import summarize_groups
 from harness.spec.cluster import Profile
 
 
 def run(
-    kept: KeptParameters,
+    checkpoint: TrialCheckpoint,
     formats: Sequence[FormatName],
     plan: LatencyPlan,
     tolerance: float | None,
@@ -33,8 +33,8 @@ def run(
 
     Raises HarnessError as `export_trial` does; a log that it names stays.
     """
-    with scratch_run("export", f"{kept.record.trial.id}:") as (folder, on_progress):
-        return export_trial(kept, formats, plan, tolerance, profile, folder, on_progress)
+    with scratch_run("export", f"{checkpoint.record.trial.id}:") as (folder, on_progress):
+        return export_trial(checkpoint, formats, plan, tolerance, profile, folder, on_progress)
 
 
 def show_export(export: TrialExport, folder: str) -> None:
