@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from harness.core import storage
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process
-from harness.launch.stack import ReadyStack
 from harness.records.record import Failure
 from harness.spec.cell import Cell
 from harness.spec.environment import Variables
 from workloads.catalog import heavy_modules
+
+if TYPE_CHECKING:  # it reads sweep files, which a rank does not
+    from harness.launch.stack import ReadyStack
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
