@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import ROOT, WORKLOADS, module_command
@@ -25,8 +26,10 @@ from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
 from harness.spec.cell import Cell
 from harness.spec.stack import Stack
-from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
+
+if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
+    from harness.spec.sweep import Sweep
 
 PROGRAM = Path(__file__).with_name("stack_probe.py")
 TIMEOUT = 120.0  # seconds; a container may have to be unpacked
