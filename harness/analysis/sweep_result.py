@@ -143,8 +143,16 @@ class SweepResult:
 
     def ranking(self, workload: str) -> list[CellResult]:
         """Return the measured cells of a workload from the fastest to the slowest."""
-        measured = [cell for cell in self.workloads[workload] if cell.throughput]
-        return sorted(measured, key=_mean_throughput, reverse=True)
+        return self._rankings[workload]
+
+    @cached_property
+    def _rankings(self) -> dict[str, list[CellResult]]:
+        """The measured cells from the fastest to the slowest, by workload."""
+        rankings = {}
+        for workload, cells in self.workloads.items():
+            measured = [cell for cell in cells if cell.throughput]
+            rankings[workload] = sorted(measured, key=_mean_throughput, reverse=True)
+        return rankings
 
     def most_accurate(self, workload: str) -> CellResult | None:
         """Return the cell with the best mean target metric, the first among equals.

@@ -53,10 +53,10 @@ def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.spines[["left", "bottom"]].set_color(SPINE)
 
 
-def save_png(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path, dpi: int = DPI) -> None:
     """Write a figure as a PNG file that is there whole or not at all."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=DPI)
+    figure.savefig(content, format="png", dpi=dpi)
     write_atomically(path, content.getvalue())
 
 

@@ -195,12 +195,16 @@ def cell_contents(
     result: SweepResult | None = None,
     parity: Parity | None = None,
     search: RateSearch | None = None,
+    error_bar: str | None = None,
+    picture: str | None = None,
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
     Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
-    was not measured, and `search` where no learning rate was searched.
+    was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
+    `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
+    verdicts.
     """
     cell = outlines[-1].cell
     (cell_result,) = _join_results(outlines)
@@ -216,6 +220,9 @@ def cell_contents(
     if result is not None:
         metrics |= verdict_metrics(result, cell)
         tags |= verdict_tags(result, cell)
+        tags["harness.interval"] = error_bar
+        notes = [tags.get("mlflow.note.content"), picture]
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, notes)) or None
     metrics |= numbers
     for name, value in metrics.items():
         metrics[name] = rounded(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
+from harness.core.paths import safe_folder_name
 from harness.render import chart
 from harness.render.format import verdict_label
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+BOARD_FOLDER = "figures"  # among the artifacts of a sweep's run
+WIDTH = 9.0  # inches
+DPI = 100  # descriptions show a picture as wide as it is, and have 960 pixels at a window of 1,280
 MAX_CELLS = 40  # of the fastest cells that are drawn
 OUTCOME_COLORS = {
     "better": chart.COLORS[0],
@@ -24,6 +28,11 @@ OUTCOME_COLORS = {
 }
 
 
+def board_path(workload: str) -> str:
+    """Return where a workload's leader board is among the artifacts of its sweep's run."""
+    return f"{BOARD_FOLDER}/{safe_folder_name(workload)}.png"
+
+
 def draw_board(result: SweepResult, workload: str, path: Path) -> None:
     """Draw the throughput of a workload's cells with 95% intervals into a PNG file.
 
@@ -31,12 +40,12 @@ def draw_board(result: SweepResult, workload: str, path: Path) -> None:
     on throughput; the reference is black.
     """
     fastest = result.ranking(workload)[:MAX_CELLS]
-    chart.save_png(_draw(result, list(reversed(fastest))), path)
+    chart.save_png(_draw(result, list(reversed(fastest))), path, DPI)
 
 
 def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
     """Return a figure whose height grows with the number of cells; the throughput begins at 0."""
-    figure = chart.new_figure(9.0, 1.1 + 0.26 * len(from_the_bottom))
+    figure = chart.new_figure(WIDTH, 1.1 + 0.26 * len(from_the_bottom))
     axes = figure.subplots()
     for height, cell_result in enumerate(from_the_bottom):
         _draw_cell(axes, result, cell_result, height)

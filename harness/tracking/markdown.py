@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from harness.analysis.compare import Row
 from harness.analysis.sweep_result import SweepResult
 from harness.render import format as fmt
-from harness.render.findings import findings
+from harness.render.findings import Finding, findings
 from harness.statistics.attribution import Attribution
+from harness.statistics.verdict import ALPHA
+from harness.tracking.figures import board_path
 
 GAP = "&emsp;"  # MLflow's pages leave no room between the columns of a table
 NO_BREAK = "&nbsp;"
+PARAGRAPH = "\n\n"  # parts two of them
 MAX_ROWS = (100, 30, 16, 8, 4, 2, 1, 0)  # of each table, tried until a description fits
 WINNER_SENTENCES = 2  # of a finding: which cell is fastest, and whether that is certain
 BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "95% interval", "verdict")
@@ -36,6 +40,43 @@ def describe(description: str, result: SweepResult, max_length: int) -> str:
         if len(text) <= max_length:
             break
     return text
+
+
+def headline(result: SweepResult, run_id: str, max_length: int) -> str:
+    """Return the description of a sweep's experiment: which cells are fastest, and how certainly.
+
+    MLflow shows little more than its first line, above the table of runs. Unfolded, it goes on with
+    the winners in detail and with the pictures of the leader boards, which the sweep's run `run_id`
+    has. It has at most `max_length` characters.
+    """
+    answers, paragraphs = [], []
+    for finding in findings(result, lambda cell: cell.label):
+        workload = f"**{escape_markdown(finding.workload)}**"
+        answers.append(f"{workload}: {escape_markdown(_answer(finding))}.")
+        winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
+        paragraphs += [f"{workload}: {winner}", picture(finding.workload, run_id)]
+    text = " ".join(answers)[:max_length]
+    for paragraph in paragraphs:
+        if len(text) + len(PARAGRAPH) + len(paragraph) <= max_length:
+            text += PARAGRAPH + paragraph
+    return text
+
+
+def _answer(finding: Finding) -> str:
+    """Return which cell of a workload is fastest and whether that is certain, in a few words."""
+    if finding.is_certain is None:
+        return f"only {finding.winner} was measured"
+    certainty = f"certain at {1 - ALPHA:.0%}" if finding.is_certain else "not certain"
+    return f"fastest is {finding.winner}, {certainty}"
+
+
+def picture(workload: str, run_id: str) -> str:
+    """Return the picture of a workload's leader board, which is stored with the sweep's run.
+
+    The address is relative, so that it holds wherever MLflow's server is.
+    """
+    address = f"get-artifact?path={quote(board_path(workload), safe='')}&run_uuid={run_id}"
+    return f"![leader board of {escape_markdown(workload)}]({address})"
 
 
 def _describe(description: str, result: SweepResult, max_rows: int) -> str:

@@ -6,6 +6,7 @@ address that names it. The format is not documented, so that a browser test open
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,30 +15,48 @@ from urllib.parse import quote
 from harness.analysis.scalars import RATE
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params
+from harness.tracking.error_bars import LETTERS
 
 VIEW = "harness"
+DESCRIPTION_TAG = "mlflow.note.content"
+OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that we have written
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
 INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.count")
-VERDICT_COLUMNS = {
+INTERVAL_COLUMN = "tags.`harness.interval`"
+# The answer to which cell is fastest, and whether that is certain. It fits beside the name at 1,280
+# pixels, so that nobody has to scroll for it.
+ANSWER_COLUMNS = {
     "tags.`harness.verdict`": "harness.verdict",
     "metrics.`harness.speedup`": "harness.speedup",
+    INTERVAL_COLUMN: "harness.interval",
+    f"metrics.`{RATE}`": RATE,
 }
 PARITY_COLUMN = {"tags.`harness.parity`": "harness.parity"}
 LAST_METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
 CHARTED_METRICS = ("step_time_p50_ms", "data_wait_share")
 RUNS_IN_CHARTS = 20
 NAME_COLUMN = "attributes.`Run Name`"
+CREATED_COLUMN = "runDateAndNestInfo"  # stays beside the name; its icon is that of the status
+CREATED_WIDTH = 40  # pixels: the icon alone
 LETTER_WIDTH = 7  # pixels of a column for each letter
 MARGIN = 40  # pixels of a column besides its letters
+BAR_WIDTH = MARGIN + 10 * LETTERS  # letters of Braille are wider
 
 
-def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
+def page(
+    experiment_id: str,
+    run_id: str | None = None,
+    base: str = "http://127.0.0.1:5000",
+    path: str = "",
+) -> str:
     """Return the address of a sweep's cells in MLflow's pages, or of one run.
 
-    `base` is the address of the server. Without `run_id`, the page opens on the view that
-    `experiment_tags` has stored with the experiment.
+    `base` is the address of the server, and `path` that of the page by which `harness ui` opens
+    others. Without `run_id`, the page opens on the view that `experiment_tags` has stored with the
+    experiment.
     """
-    runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
+    root = f"{base.rstrip('/')}{path or '/'}"
+    runs = f"{root}#/experiments/{quote(experiment_id)}/runs"
     workflow = "workflowType=machine_learning"
     if run_id is not None:
         return f"{runs}/{quote(run_id)}?{workflow}"
@@ -51,8 +70,8 @@ def experiment_tags(
 
     `has_parity` is whether cells have a rung, which then has a column.
 
-    The view is sorted by name, because MLflow folds runs under their parents as long as they are
-    sorted by time. Its filter leaves out the runs of trials and of the sweep.
+    The view is sorted by throughput, the fastest cell first. Its filter leaves out the runs of trials
+    and of the sweep.
     """
     cells: dict[str, Cell] = {}
     for outline in outlines:
@@ -62,10 +81,10 @@ def experiment_tags(
     widths = _column_widths(columns, list(cells.values()))
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
-        "orderByKey": "tags.`mlflow.runName`",
-        "orderByAsc": True,
+        "orderByKey": f"metrics.`{RATE}`",
+        "orderByAsc": False,
         "selectedColumns": list(columns),
-        "columnOrder": [NAME_COLUMN, *columns],
+        "columnOrder": [NAME_COLUMN, CREATED_COLUMN, *columns],
         "columnWidths": widths,
         "runsHiddenMode": f"FIRST_{RUNS_IN_CHARTS}_RUNS",
         "compareRunSections": [
@@ -80,6 +99,26 @@ def experiment_tags(
     return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}
 
 
+def description_tags(tags: Mapping[str, str], description: str) -> dict[str, str]:
+    """Return the tags that give an experiment its description, none if somebody has written another.
+
+    `tags` are those that the experiment has. The digests of the description that we have written and
+    of the one that replaces it are a tag too, written before it: so a delivery that dies between the
+    two leaves a description that is known to be ours.
+    """
+    digests = {_digest(description)}
+    present = tags.get(DESCRIPTION_TAG)
+    if present:
+        if _digest(present) not in tags.get(OUR_DESCRIPTION_TAG, ""):
+            return {}
+        digests.add(_digest(present))
+    return {OUR_DESCRIPTION_TAG: " ".join(sorted(digests)), DESCRIPTION_TAG: description}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _target_metrics(outlines: Sequence[TrialOutline]) -> list[str]:
     """Return the names of what trials ended at, sorted: the target metrics and the loss."""
     names = set().union(*(outline.scalars for outline in outlines))
@@ -89,10 +128,9 @@ def _target_metrics(outlines: Sequence[TrialOutline]) -> list[str]:
 def _columns(cells: Sequence[Cell], targets: Sequence[str], *, has_parity: bool) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order.
 
-    First comes what was measured, then the verdicts, then the params in which the cells differ.
+    First come verdict and ratio, then what was measured, then the params in which the cells differ.
     """
-    columns = _metric_columns((RATE, *INTERVAL))
-    columns |= VERDICT_COLUMNS
+    columns = ANSWER_COLUMNS | _metric_columns(INTERVAL)
     if has_parity:
         columns |= PARITY_COLUMN
     columns |= _metric_columns(targets)
@@ -111,6 +149,8 @@ def _column_widths(columns: Mapping[str, str], cells: Sequence[Cell]) -> dict[st
     for column, name in columns.items():
         widths[column] = MARGIN + LETTER_WIDTH * len(name)
     longest_label = max(cells, key=lambda cell: len(cell.label)).label
+    widths[INTERVAL_COLUMN] = BAR_WIDTH
+    widths[CREATED_COLUMN] = CREATED_WIDTH
     widths[NAME_COLUMN] = 2 * MARGIN + LETTER_WIDTH * len(longest_label)
     return widths
 

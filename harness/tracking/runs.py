@@ -22,7 +22,7 @@ from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
 from harness.analysis.scalars import metric_name
 from harness.analysis.sweep_result import SweepResult
-from harness.core.paths import SweepFolder, safe_folder_name
+from harness.core.paths import SweepFolder
 from harness.core.redaction import redact_text, secret_values
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
@@ -34,6 +34,7 @@ from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_files, staging
 from harness.tracking.contents import (
+    VALUE_LENGTH,
     RunContents,
     TrialOutline,
     cell_contents,
@@ -42,9 +43,10 @@ from harness.tracking.contents import (
     trial_contents,
     trials_csv,
 )
+from harness.tracking.error_bars import error_bars
 from harness.tracking.exports import collect_export, export_metrics
-from harness.tracking.figures import MAX_CELLS, draw_board
-from harness.tracking.markdown import leader_board
+from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
+from harness.tracking.markdown import headline, leader_board, picture
 from harness.tracking.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -54,11 +56,12 @@ if TYPE_CHECKING:
 PAGE_SIZE = 250  # runs in one answer to a search
 BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
-BOARD_TAG = "harness.board"  # on a cell's or the sweep's run: the digest of its leader board
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
+BOARD_TAG = "harness.board"  # on a sweep's run: the digest of its leader boards
 RATES_TAG = "harness.rates"  # on a cell's run: when the search was made that its picture shows
 TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
 TABLE_FILE = "trials.csv"
+UNFINISHED = "The sweep is not complete. Verdicts appear once all of its trials have ended."
 SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stored with it
 # On a trial's run: the command that runs it again wherever this MLflow can be reached.
 REPRODUCE_TAG = "harness.reproduce"
@@ -136,7 +139,8 @@ class SweepRuns:
         # The runs that MLflow has, by kind (sweep, cell, trial) and key within the kind. There are
         # several for one key where a delivery died or somebody copied a run.
         self.existing: defaultdict[tuple[str, str], list[KnownRun]] = defaultdict(list)
-        self.basis_of_view: tuple[int, bool, bool] | None = None  # what the experiment's tags show
+        self.basis_of_view: tuple[int, bool, str] | None = None  # what the experiment's tags show
+        self.headline = UNFINISHED  # the description of the experiment
         self.knows_all = False  # whether `existing` has the runs of all cells
         self.knows_sweep = False  # otherwise, whether it has those of the sweep,
         self.known_cells: set[str] = set()  # and the cells whose runs it has
@@ -194,12 +198,15 @@ class SweepRuns:
             parity = with_seeds(parity, join([outline.result for outline in outlines]))
         search = read_search(self.folder)
         by_cell = _by_cell(outlines)
+        bars = _error_bars(result)
+        self.headline = UNFINISHED
+        if result is not None:
+            self.headline = self._clean(headline(result, sweep_run.id, VALUE_LENGTH))
         # The last trial of a sweep brings the verdicts on all cells.
         changed = outlines if result else chosen
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
-        cell_runs: defaultdict[str, list[KnownRun]] = defaultdict(list)  # by workload
         for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
             cell_outlines = by_cell[cell_id]
             contents = cell_contents(
@@ -208,9 +215,10 @@ class SweepRuns:
                 result=result,
                 parity=parity,
                 search=search,
+                error_bar=bars.get(cell_id),
+                picture=picture(cell_outlines[0].cell.workload.label, sweep_run.id),
             )
             cell_run = self._update(contents, sweep_run.id)
-            cell_runs[cell_outlines[0].cell.workload.label].append(cell_run)
             self._update_rates(search, cell_outlines[0].cell, cell_run)
             writes.checkpoint()
             for outline in self._find_incomplete(cell_outlines, cell_run, chosen_trials):
@@ -221,38 +229,30 @@ class SweepRuns:
                 if outline.trial in chosen_trials:
                     self._update_export(outline.trial)
         if result is not None:
-            self._update_boards(result, sweep_run, cell_runs)
+            self._update_boards(result, sweep_run)
             self._update_table(outlines, sweep_run)
         return sweep_run.id, written
 
-    def _update_boards(
-        self,
-        result: SweepResult,
-        sweep_run: KnownRun,
-        cell_runs: Mapping[str, Sequence[KnownRun]],
-    ) -> None:
-        """Attach the picture of each workload's leader board to its cells' runs and the sweep's.
+    def _update_boards(self, result: SweepResult, sweep_run: KnownRun) -> None:
+        """Attach the picture of each workload's leader board to the sweep's run.
 
-        A picture is drawn only where a run does not have it yet, as its tag says. The sweep's run
-        has the pictures of all workloads, and the digests of all as its tag.
+        It has one copy, however many cells there are, to which descriptions refer. Pictures are drawn
+        only where the run does not have them yet, as its tag says.
         """
-        digests: dict[str, str] = {}  # by workload
-        for label in cell_runs:
+        boards = {}
+        for label in result.workloads:
             text = leader_board(result, label, MAX_CELLS)
             if text:
-                digests[label] = _digest(text)
-        sweep_digest = " ".join(digests.values())
+                boards[label] = text
+        digest = _digest("\0".join(boards.values()))
+        if not boards or sweep_run.tags.get(BOARD_TAG) == digest:
+            return
         with staging(self.folder.delivery_folder) as aside:
-            pictures = Pictures(result, aside)
-            for label, digest in digests.items():
-                for run in cell_runs[label]:
-                    if run.tags.get(BOARD_TAG) != digest:
-                        self._store_file(run, pictures.path(label), "figures")
-                        self._set_tag(run, BOARD_TAG, digest)
-            if digests and sweep_run.tags.get(BOARD_TAG) != sweep_digest:
-                for label in digests:
-                    self._store_file(sweep_run, pictures.path(label), "figures")
-                self._set_tag(sweep_run, BOARD_TAG, sweep_digest)
+            for label in boards:
+                path = aside / Path(board_path(label)).name
+                draw_board(result, label, path)
+                self._store_file(sweep_run, path, BOARD_FOLDER)
+        self._set_tag(sweep_run, BOARD_TAG, digest)
 
     def _update_rates(self, search: RateSearch | None, cell: Cell, run: KnownRun) -> None:
         """Attach the picture of the cell's learning rates, unless its run has it already."""
@@ -491,19 +491,13 @@ class SweepRuns:
         return redact_text(text, self.secrets)
 
 
-class Pictures:
-    """Draws a workload's leader board when it is first asked for; drawing takes 0.2 s each."""
-
-    def __init__(self, result: SweepResult, folder: Path) -> None:
-        self.result = result
-        self.folder = folder
-
-    def path(self, label: str) -> Path:
-        """Return the path of a workload's picture, drawn if it is not there."""
-        path = self.folder / f"{safe_folder_name(label)}.png"
-        if not path.exists():
-            draw_board(self.result, label, path)
-        return path
+def _error_bars(result: SweepResult | None) -> Mapping[str, str]:
+    """Return the error bars of all cells by their ids; those of a workload share a scale."""
+    bars: dict[str, str] = {}
+    if result is not None:
+        for cells in result.workloads.values():
+            bars |= error_bars(cells)
+    return bars
 
 
 def _by_cell(outlines: Sequence[TrialOutline]) -> Mapping[str, list[TrialOutline]]:

@@ -33,7 +33,7 @@ from harness.tracking.connect import (
     quiet,
 )
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
-from harness.tracking.pages import VIEW_TAG, experiment_tags, page
+from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns, search
 from harness.tracking.transaction import transaction
@@ -142,8 +142,8 @@ class Tracker:
         ):
             self._connect()
 
-    def pages(self, base: str) -> dict[str, str]:
-        """Return the address of each sweep's page below `base`, by the sweep's name.
+    def pages(self, base: str, path: str = "") -> dict[str, str]:
+        """Return the address of each sweep's page below `base` and `path`, by the sweep's name.
 
         Raises TrackerDown.
         """
@@ -151,9 +151,10 @@ class Tracker:
             experiments = self._connect().search_experiments(
                 filter_string=f"tags.`{VIEW_TAG}` LIKE '%'", order_by=["name"]
             )
-        return {
-            experiment.name: page(experiment.experiment_id, base=base) for experiment in experiments
-        }
+        addresses = {}
+        for experiment in experiments:
+            addresses[experiment.name] = page(experiment.experiment_id, base=base, path=path)
+        return addresses
 
     def recall(self, run_id: str) -> list[Record]:
         """Return the records that a run was made from.
@@ -237,15 +238,17 @@ class Tracker:
     ) -> None:
         """Set the tags that decide how MLflow's pages open on the sweep, where they differ.
 
-        They follow from the cells, so that they are put together again only after a new one, and
-        when the sweep is complete.
+        They follow from the cells and the verdicts, so that they are put together again only after a
+        new one of them. A description that somebody has written in MLflow stays.
         """
         has_parity = runs.folder.parity_path.exists()
         cells = {outline.cell_id for outline in outlines}
-        basis = (len(cells), has_parity, is_complete(outlines, runs.spec.get("trials", ())))
+        basis = (len(cells), has_parity, runs.headline)
         if runs.basis_of_view == basis:
             return
-        for name, value in experiment_tags(outlines, has_parity=has_parity).items():
+        tags = experiment_tags(outlines, has_parity=has_parity)
+        tags |= description_tags(experiment.tags, runs.headline)
+        for name, value in tags.items():
             if experiment.tags.get(name) != value:
                 client.set_experiment_tag(experiment.experiment_id, name, value)
         runs.basis_of_view = basis

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from typing import IO
 from urllib.error import URLError
 
@@ -28,6 +29,7 @@ from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
 DEFAULT_PORT = 5000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OPENING_PATH = "/open"  # of the page that sets up the browser and goes on to MLflow's
 STARTUP_TIMEOUT = 90.0  # seconds within which the server has to answer
 
 
@@ -48,7 +50,7 @@ def serve(
         return
     try:
         with server(tracker, host, port) as base:
-            _print_addresses(tracker, base)
+            _print_addresses(tracker, base, OPENING_PATH if _has_opening_page() else "")
             print("Press Ctrl-C to end.", flush=True)
             signal.pause()
     except KeyboardInterrupt:
@@ -76,6 +78,7 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
         sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", host, "--port", str(port),
+        *(["--app-name", "harness"] if _has_opening_page() else []),
     ]  # fmt: skip
     variables = {
         **SETTINGS,
@@ -114,11 +117,22 @@ def _address(host: str, port: int) -> str:
     return f"http://{host}:{port}"
 
 
-def _print_addresses(tracker: Tracker, base: str) -> None:
-    """Print the address of the server at `base` and of each sweep's page on it."""
+def _has_opening_page() -> bool:
+    """Return whether MLflow can find `harness.tracking.server_app`, as it does once we are installed.
+
+    A checkout that is only on Python's path has no entry points; its pages open as MLflow's do.
+    """
+    return bool(metadata.entry_points(group="mlflow.app", name="harness"))
+
+
+def _print_addresses(tracker: Tracker, base: str, path: str = "") -> None:
+    """Print the address of the server at `base` and of each sweep's page on it.
+
+    `path` is that of the page by which they are opened, nothing for a server that has none.
+    """
     shown_base = shown_uri(base)
-    print(f"MLflow shows {tracker.results.path}: {shown_base}")
-    for sweep, address in tracker.pages(shown_base).items():
+    print(f"MLflow shows {tracker.results.path}: {shown_base}{path}")
+    for sweep, address in tracker.pages(shown_base, path).items():
         print(f"  {sweep}: {address}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ WRITES = (
     "create_experiment", "create_run", "delete_run", "log_artifact", "log_artifacts", "log_batch", "log_inputs",
     "log_text", "restore_experiment", "set_experiment_tag", "set_tag", "set_terminated", "update_run",
 )  # fmt: skip
+RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 
 class Killed(BaseException):
@@ -76,9 +78,11 @@ def everything(uri: str, sweep: str) -> dict[str, Any]:
 
 def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str, Any]:
     """Return all that one run shows; `names` are those of the runs by id."""
-    tags = {name: tag.replace(run.info.run_id, "RUN") for name, tag in run.data.tags.items()}
+    tags = dict(run.data.tags)
     tags.pop("harness.origin")
     parent = tags.pop("mlflow.parentRunId", None)
+    for name, tag in tags.items():
+        tags[name] = RUN_ID.sub(lambda match: names.get(match[0], match[0]), tag)
     trial = tags["harness.kind"] == "trial"
     history = {
         key: [

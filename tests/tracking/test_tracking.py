@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
+from mlflow import MlflowClient
 
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
@@ -20,6 +21,7 @@ from harness.records.record import Record
 from harness.tracking import Tracker, runs
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
+from harness.tracking.pages import DESCRIPTION_TAG
 from harness.tracking.transaction import Transaction
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_name, everything, runs_of
@@ -158,8 +160,28 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert fast["metrics"]["harness.speedup"][0][1] == pytest.approx(2, rel=0.02)
     assert slow["tags"]["harness.verdict"] == "reference"
     assert "mlp eager bf16 single" in shown["demo"]["tags"]["mlflow.note.content"]
-    for name in ("demo", "mlp eager bf16 single w0 b64 t1", "mlp eager fp32 single w0 b64 t1"):
-        assert "figures/mlp.png" in shown[name]["artifacts"]
+    assert "figures/mlp.png" in shown["demo"]["artifacts"]
+    for cell in (fast, slow):
+        assert "figures/mlp.png" not in cell["artifacts"]
+        assert (
+            "get-artifact?path=figures%2Fmlp.png&run_uuid=" in cell["tags"]["mlflow.note.content"]
+        )
+    assert "**mlp**: fastest is mlp eager bf16 single" in description_of(uri)
+
+
+def test_a_description_that_somebody_wrote_stays(results: Results, folder: SweepFolder) -> None:
+    small_sweep(folder)
+    uri = f"sqlite:///{results.database}"
+    delivered = Tracker(results).deliver(folder)
+    client = MlflowClient(uri)
+    client.set_experiment_tag(delivered.experiment_id, DESCRIPTION_TAG, "Ours, for the paper.")
+    Tracker(results).deliver(folder)
+    assert description_of(uri) == "Ours, for the paper."
+
+
+def description_of(uri: str) -> str:
+    """Return the description of the experiment `demo`."""
+    return str(MlflowClient(uri).get_experiment_by_name("demo").tags[DESCRIPTION_TAG])
 
 
 def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) -> None:

@@ -20,7 +20,13 @@ from harness.tracking.contents import (
     evenly_spaced,
     trial_contents,
 )
-from harness.tracking.pages import VIEW_TAG, experiment_tags, page
+from harness.tracking.pages import (
+    DESCRIPTION_TAG,
+    VIEW_TAG,
+    description_tags,
+    experiment_tags,
+    page,
+)
 from tests.factories import BEGUN, make_cell, make_record
 from tests.support.parity import OTHER, REFERENCE, make_parity
 
@@ -183,11 +189,21 @@ def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
     two_cells = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
     view = json.loads(experiment_tags(two_cells)[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]] == [
-        "throughput_samples_per_s", "harness.ci_low", "harness.ci_high", "harness.count", "harness.verdict",
-        "harness.speedup", "final_accuracy", "final_loss", "precision", "num_workers", "step_time_p50_ms",
-        "data_wait_share", "trials_done", "trials_failed",
+        "harness.verdict", "harness.speedup", "harness.interval", "throughput_samples_per_s", "harness.ci_low",
+        "harness.ci_high", "harness.count", "final_accuracy", "final_loss", "precision", "num_workers",
+        "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed",
     ]  # fmt: skip
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`throughput_samples_per_s`", False)
+
+
+def test_only_a_description_of_ours_is_replaced() -> None:
+    tags = description_tags({}, "first")
+    replaced = tags | description_tags(tags, "second")
+    assert replaced[DESCRIPTION_TAG] == "second"
+    died_between = {**replaced, DESCRIPTION_TAG: "first"}
+    assert description_tags(died_between, "second")[DESCRIPTION_TAG] == "second"
+    assert description_tags({**replaced, DESCRIPTION_TAG: "a user's"}, "third") == {}
 
 
 def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:

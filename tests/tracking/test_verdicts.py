@@ -9,8 +9,9 @@ import pytest
 
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
+from harness.tracking.error_bars import error_bars
 from harness.tracking.figures import draw_board
-from harness.tracking.markdown import GAP, describe, leader_board
+from harness.tracking.markdown import GAP, describe, headline, leader_board
 from harness.tracking.verdicts import interval_metrics, verdict_metrics, verdict_tags
 from tests.factories import make_cell
 from tests.support.results import make_result
@@ -111,6 +112,31 @@ def test_texts_of_users_have_no_meaning_to_markdown_or_html() -> None:
     assert "a\\|b&lt;script>\\`\\*" in text
 
 
+def test_error_bars_share_a_scale() -> None:
+    wide = make_result([90.0, 100.0, 110.0], cell=make_cell(batch_size=8))
+    narrow = make_result([99.9, 100.0, 100.1], cell=make_cell(batch_size=16))
+    fast = make_result([150.0, 150.1, 149.9], cell=make_cell(batch_size=32))
+    bars = error_bars([wide, narrow, fast])
+    columns = [[at for at, letter in enumerate(bar) if letter != "\u2800"] for bar in bars.values()]
+    assert {len(bar) for bar in bars.values()} == {16}
+    assert (min(columns[0]), max(columns[2])) == (0, 15)
+    assert len(columns[1]) <= 2
+    assert set(columns[1]) < set(columns[0])
+    assert error_bars([make_result([], cell=make_cell())]) == {}
+    assert len(set(error_bars([make_result([100.0], cell=make_cell())]).values())) == 1
+
+
+def test_the_headline_says_which_cell_is_fastest_and_whether_that_is_certain() -> None:
+    certain = headline(make_sweep_result(100.0, 150.0), "abc", 5000)
+    assert certain.splitlines()[0].endswith("b65 t1, certain at 95%.")
+    assert "get-artifact?path=figures%2Fmlp.png&run_uuid=abc" in certain
+    uncertain = headline(make_sweep_result(100.0, 100.0), "abc", 5000)
+    assert uncertain.splitlines()[0].endswith("b64 t1, not certain.")
+    alone = headline(make_sweep_result(100.0), "abc", 60)
+    assert alone.startswith("**mlp**: only mlp eager fp32")
+    assert len(alone) <= 60
+
+
 def test_the_picture_has_every_cell(tmp_path: Path) -> None:
     heights = []
     for count in (2, 12):
@@ -118,4 +144,4 @@ def test_the_picture_has_every_cell(tmp_path: Path) -> None:
         speeds = [100.0 + number for number in range(count)]
         draw_board(make_sweep_result(*speeds, label="$x_{"), "$x_{", path)
         heights.append(matplotlib.image.imread(path).shape[0])
-    assert heights[1] > heights[0] + 300
+    assert heights[1] > heights[0] + 200
