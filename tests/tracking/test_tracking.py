@@ -181,7 +181,9 @@ def test_a_description_that_somebody_wrote_stays(results: Results, folder: Sweep
 
 def description_of(uri: str) -> str:
     """Return the description of the experiment `demo`."""
-    return str(MlflowClient(uri).get_experiment_by_name("demo").tags[DESCRIPTION_TAG])
+    experiment = MlflowClient(uri).get_experiment_by_name("demo")
+    assert experiment is not None
+    return str(experiment.tags[DESCRIPTION_TAG])
 
 
 def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) -> None:
