@@ -341,6 +341,11 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     return decoded
 
 
+def decode_checked(kind: type[T], value: Any) -> T:
+    """Return a value as a `kind` that `decode_value` has accepted before; raises ValueError."""
+    return msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
+
+
 def prepare_decoding(kind: Any) -> None:
     """Look at the types of a kind's fields, as its first decoding does for some 10 ms."""
     msgspec.json.Decoder(kind, dec_hook=_decode_custom)

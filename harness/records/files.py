@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from harness.records.consistency import header_problem, rank_problem, record_pro
 from harness.records.decode import (
     FileFormat,
     OpenedFile,
+    decode_checked,
     decode_value,
     open_content,
     parse_json,
@@ -43,7 +45,7 @@ from harness.records.decode import (
 )
 from harness.records.record import SCHEMA, AcrossRanks, RankResult, Ranks, Record
 from harness.records.series import Numbers, Series
-from harness.records.shared import share_parts
+from harness.records.shared import put_parts, share_parts, without_parts
 from harness.spec.cell import Trial
 
 FIRST_MAJOR = 5  # of the schemas that can be read; its records hold their series themselves
@@ -64,6 +66,14 @@ TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's f
 # Columns beside those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedHeader:
+    """The header of a record of our schema that was read and has passed all checks."""
+
+    content: dict[str, Any]  # without its schema, its seal and its shared parts
+    parts: tuple[bytes | None, ...]  # those parts, as `without_parts` returns them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +120,30 @@ def read_record(path: Path) -> Record:
     are missing or other than the header says, and for figures that they contradict.
     """
     return _record_of(read_json(path, RECORD_FORMAT), path, beside(path))
+
+
+def read_checked(path: Path) -> tuple[Record, CheckedHeader | None]:
+    """Read a record as `read_record` does, and return its header to be kept as well.
+
+    There is none to keep of a record of another schema than ours.
+    """
+    content = read_json(path, RECORD_FORMAT)
+    header = None
+    # Before it is decoded, which replaces parts of it.
+    if isinstance(content, dict) and content.get("schema") == SCHEMA:
+        with suppress(OverflowError):  # MessagePack has no whole numbers beyond 64 bits
+            rest, parts = without_parts(content)
+            del rest["schema"]
+            rest.pop(seal.KEY, None)
+            header = CheckedHeader(content=rest, parts=parts)
+    return _record_of(content, path, beside(path)), header
+
+
+def header_of(header: CheckedHeader, path: Path) -> Record:
+    """Return the record of a header that was kept, whose columns lie beside `path`."""
+    content = {"schema": SCHEMA, **header.content}
+    put_parts(content, header.parts)
+    return _with_parts(content, path, beside(path), is_checked=True)
 
 
 def read_record_if_exists(path: Path) -> Record | None:
@@ -160,10 +194,26 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
     content = with_our_schema(Record, opened.content, SCHEMA)
     if not opened.is_later_minor:
         share_parts(content)
+    return _with_parts(content, source, open_file, is_later_minor=opened.is_later_minor)
+
+
+def _with_parts(
+    content: dict[str, Any],
+    source: Path | str,
+    open_file: Opener,
+    *,
+    is_later_minor: bool = False,
+    is_checked: bool = False,
+) -> Record:
+    """Return the record of a header whose shared parts are decoded; raises ValueError.
+
+    With `is_checked`, the content has passed all checks before.
+    """
+    decode = partial(decode_value, ignore_unknown_fields=is_later_minor)
+    if is_checked:
+        decode = decode_checked
     entries = {name: content.pop(name) for name in ("ranks", "columns") if name in content}
-    parts: ColumnParts = decode_value(
-        ColumnParts, entries, ignore_unknown_fields=opened.is_later_minor
-    )
+    parts: ColumnParts = decode(ColumnParts, entries)
     described, across = parts.columns, parts.ranks
     columns = described.columns if described is not None else {}
 
@@ -182,7 +232,7 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
         names = [name for name in columns if name != MEAN_LOSS]
         results = []
         if RANKS in columns:
-            results = _rank_results(read(names), source, is_later_minor=opened.is_later_minor)
+            results = _rank_results(read(names), source, is_later_minor=is_later_minor)
         whole = replace(record, ranks=Ranks.of(results))
         problem = record_problem(whole) or _across_problem(across, whole.ranks.across)
         if problem is not None:
@@ -195,7 +245,7 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
         column = columns[MEAN_LOSS]
         load_loss = partial(_load_column, read, MEAN_LOSS)
         content["loss"] = Series(column.dtype, column.count, load_loss)
-    record: Record = decode_value(Record, content, ignore_unknown_fields=opened.is_later_minor)
+    record: Record = decode(Record, content)
     return record
 
 

@@ -6,6 +6,7 @@ decoded parts are shared, which saves most of the time and the memory of reading
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,11 +32,45 @@ def share_parts(content: dict[str, Any]) -> None:
     What can't be decoded is left as it is, for an error that says where it is in the record.
     """
     for path, kind in PARTS:
-        holder: Any = content
-        for key in path[:-1]:
-            holder = holder.get(key) if isinstance(holder, dict) else None
-        if isinstance(holder, dict) and isinstance(holder.get(path[-1]), dict):
+        holder = _holder(content, path)
+        if holder is not None and isinstance(holder.get(path[-1]), dict):
             holder[path[-1]] = share(kind, holder[path[-1]])
+
+
+def without_parts(content: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes | None, ...]]:
+    """Return the JSON of a record without its parts, and these as MessagePack, None if one lacks.
+
+    `put_parts` puts them back. Raises OverflowError for whole numbers beyond 64 bits.
+    """
+    rest = dict(content)
+    parts: list[bytes | None] = []
+    for path, _ in PARTS:
+        part = None
+        holder: Any = rest
+        for key in path[:-1]:
+            if isinstance(holder.get(key), dict):
+                holder[key] = dict(holder[key])
+            holder = holder.get(key)
+        if isinstance(holder, dict) and isinstance(holder.get(path[-1]), dict):
+            part = msgspec.msgpack.encode(holder.pop(path[-1]))
+        parts.append(part)
+    return rest, tuple(parts)
+
+
+def put_parts(content: dict[str, Any], parts: Sequence[bytes | None]) -> None:
+    """Put decoded parts into the JSON of a record from which `without_parts` has taken them."""
+    for (path, kind), part in zip(PARTS, parts, strict=True):
+        holder = _holder(content, path)
+        if part is not None and holder is not None:
+            holder[path[-1]] = _decoded(kind, part)
+
+
+def _holder(content: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    """Return the JSON object that has the last key of a path, None where there is none."""
+    holder: Any = content
+    for key in path[:-1]:
+        holder = holder.get(key) if isinstance(holder, dict) else None
+    return holder if isinstance(holder, dict) else None
 
 
 def share(kind: type, value: Any) -> Any:

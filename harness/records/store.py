@@ -30,7 +30,8 @@ from harness.records.decode import (
     read_json,
     unsealed,
 )
-from harness.records.files import read_record, read_record_if_exists
+from harness.records.files import read_record
+from harness.records.headers import Headers
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.records.shared import share
@@ -264,16 +265,17 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     folder = results.sweep_folder(name)
     trials = {trial.id: None for trial in sweep.trials()}
     trials |= {trial.id: None for trial in recorded_trials(folder, sweep.cells)}
+    headers = Headers(folder)
     records = []
     unreadable = []
     for trial_id in trials:
+        path = folder.trial_folder(trial_id).record_path
         try:
-            record = read_record_if_exists(folder.trial_folder(trial_id).record_path)
+            if path.exists():
+                records.append(headers.read(path))
         except BadInput as error:
             unreadable.append(str(error))
-            continue
-        if record is not None:
-            records.append(record)
+    headers.save()
     return RecordedSweep(
         sweep=sweep,
         records=records,

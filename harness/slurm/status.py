@@ -26,7 +26,9 @@ from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
-from harness.records.files import RECORD_FORMAT, read_record
+from harness.records.files import RECORD_FORMAT
+from harness.records.headers import Headers
+from harness.records.record import Record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
@@ -356,10 +358,12 @@ def _read_status(
             trials[trial.id] = trial
     for trial in recorded_trials(sweep_folder, sweep.cells):  # of other seeds, or further repeats
         trials.setdefault(trial.id, trial)
+    headers = Headers(sweep_folder)
     files = {}
     for trial_id, trial in trials.items():
         trial_folder = sweep_folder.trial_folder(trial_id)
-        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size)
+        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size, headers)
+    headers.save()
     # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
@@ -401,7 +405,7 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     return counts
 
 
-def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
+def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Headers) -> TrialFiles:
     """Read what counts for the status from the folder of a trial of so many ranks.
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
@@ -415,7 +419,7 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     unreadable = None
     try:
         recorded_at = path.stat().st_mtime_ns
-        record = _read_header(path, recorded_at)
+        record = _read_header(path, recorded_at, headers)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -442,14 +446,23 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     )
 
 
-@cache
-def _read_header(path: Path, _modified_ns: int) -> RecordHeader:
+# Kept for as long as the process lives, so that `harness status --watch` reads each record once.
+_summaries: dict[tuple[Path, int], RecordHeader] = {}
+
+
+def _read_header(path: Path, modified_ns: int, headers: Headers) -> RecordHeader:
     """Read what counts of a record, once for each time that it was written.
 
-    `harness status --watch` looks at all of them again and again. The time of the last change, in
-    nanoseconds, is only part of the cache's key.
+    `harness status --watch` looks at all of them again and again.
     """
-    record = read_record(path)
+    key = (path, modified_ns)
+    if key not in _summaries:
+        _summaries[key] = _summary(headers.read(path))
+    return _summaries[key]
+
+
+def _summary(record: Record) -> RecordHeader:
+    """Return what counts of a record for the status of its trial."""
     failures = list(record.previous_failures)
     detail = "; ".join(record.violations)
     if record.failure is not None:
