@@ -50,6 +50,7 @@ IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
+KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Differences that say that the code is another, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
 FIELDS_OF_STACK = "software."  # the beginning of those that another stack is meant to change
@@ -318,7 +319,8 @@ def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--
             raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
 
 
-def identity_settings(cell: Cell) -> dict[str, Any]:
+@cached_by_identity(KEPT_CELLS)
+def identity_settings(cell: Cell) -> Mapping[str, Any]:
     """Return all that decides a cell's result, by the name that --across knows it by.
 
     What stands in the cell's id is here and nothing else: the label of a workload is the sweep's
@@ -346,10 +348,10 @@ def identity_settings(cell: Cell) -> dict[str, Any]:
 
 def matching_key(cell: Cell, across: Sequence[str]) -> str:
     """Return text that is equal for cells which differ in nothing but `across`."""
-    settings = identity_settings(cell)
-    for name in list(settings):
-        if _is_across(cell, name, across):
-            del settings[name]
+    settings = {}
+    for name, value in identity_settings(cell).items():
+        if not _is_across(cell, name, across):
+            settings[name] = value
     return json.dumps(settings, sort_keys=True)
 
 

@@ -35,7 +35,8 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
     for cell_result in result.cells:
         if cell_result.planned > 1:
             repeated.append(cell_result)
-    result = SweepResult(name=result.name, cells=repeated)
+    if len(repeated) < len(result.cells):  # else its comparison may have been made already
+        result = SweepResult(name=result.name, cells=repeated)
     if result.comparison is None or not result.comparison.rows:
         return
     metric_column = _metric_column(result)
