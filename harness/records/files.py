@@ -209,7 +209,7 @@ def _with_parts(
 
     With `is_checked`, the content has passed all checks before.
     """
-    decode = partial(decode_value, ignore_unknown_fields=is_later_minor)
+    decode: Callable[[Any, Any], Any] = partial(decode_value, ignore_unknown_fields=is_later_minor)
     if is_checked:
         decode = decode_checked
     entries = {name: content.pop(name) for name in ("ranks", "columns") if name in content}
