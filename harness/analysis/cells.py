@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from harness.records.record import Record
 from harness.spec.axes import AXES
@@ -42,7 +43,9 @@ def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
         if len({getattr(cell.axes, axis) for cell in sample}) > 1:
             varying.add(axis)
     others = [axis for axis in AXES if axis not in varying]
-    combinations = {tuple(map(vars(cell.axes).__getitem__, others)) for cell in cells}
+    # Not by `vars`: of an axis that a recorded sweep does not have, decoded cells have the default as
+    # an attribute of the class only.
+    combinations = {tuple(map(partial(getattr, cell.axes), others)) for cell in cells}
     for axis, levels in zip(others, zip(*combinations, strict=True), strict=True):
         if len(set(levels)) > 1:
             varying.add(axis)
