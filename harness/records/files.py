@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -36,6 +36,7 @@ from harness.records.consistency import header_problem, rank_problem, record_pro
 from harness.records.decode import (
     FileFormat,
     OpenedFile,
+    check_schema,
     decode_checked,
     decode_value,
     open_content,
@@ -125,18 +126,28 @@ def read_record(path: Path) -> Record:
 def read_checked(path: Path) -> tuple[Record, CheckedHeader | None]:
     """Read a record as `read_record` does, and return its header to be kept as well.
 
-    There is none to keep of a record of another schema than ours.
+    There is none to keep of a record of another major schema than ours, or of a later minor one.
     """
     content = read_json(path, RECORD_FORMAT)
     header = None
     # Before it is decoded, which replaces parts of it.
-    if isinstance(content, dict) and content.get("schema") == SCHEMA:
+    if isinstance(content, dict) and _is_read_whole(content, path):
         with suppress(OverflowError):  # MessagePack has no whole numbers beyond 64 bits
             rest, parts = without_parts(content)
             del rest["schema"]
             rest.pop(seal.KEY, None)
             header = CheckedHeader(content=rest, parts=parts)
     return _record_of(content, path, beside(path)), header
+
+
+def _is_read_whole(content: Mapping[str, Any], path: Path) -> bool:
+    """Return whether a record's keys are those of our schema or an earlier one of the same major.
+
+    Raises BadFile for a schema that can't be read.
+    """
+    if check_schema(content, str(path), RECORD_FORMAT):
+        return False
+    return str(content["schema"]).partition(".")[0] == SCHEMA.partition(".")[0]
 
 
 def header_of(header: CheckedHeader, path: Path) -> Record:
