@@ -5,6 +5,7 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-scale: how commands grow with the trials of a sweep, and assembling a record with its ranks and steps.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
+# make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
 # DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
@@ -87,6 +88,19 @@ gpu:
 
 bench-parallel: setup-test
 	@$(BIN)/python -m tests.perf.side_by_side
+
+# Where the figures of the guide's page on measurement come from. Results lie in build/tables.
+.PHONY: tables
+tables: setup-test
+	@echo "==> Seconds an epoch: a textbook's loop, the harness, torch.compile and JAX, in turn"
+	@$(BIN)/python -m tests.perf.tables
+	@echo "==> Activation checkpointing and gradient accumulation: memory and time"
+	@$(BIN)/harness run memory --results build/tables
+	@$(BIN)/harness show memory --results build/tables --format markdown --columns \
+		seed,activation_checkpointing,grad_accum_steps,throughput_samples_per_s,memory_training_mib
+	@echo "==> Optimizers and schedules: curves in the report"
+	@$(BIN)/harness run optimizers --results build/tables
+	@$(BIN)/harness report optimizers --results build/tables
 
 lint: setup-test
 	@echo "==> ruff and mypy"

@@ -83,22 +83,21 @@ class TimedTrial:
         report = record.rank0
         if report is None:
             raise _no_log(record, f"is {record.status}; allowed: done or invalid")
-        starts = [evaluation.started_at for evaluation in report.evaluations]
-        known_starts = [start for start in starts if start is not None]
-        if not starts:
+        if not report.evaluations:
             raise _no_log(record, "has no evaluation; allowed: at least one")
-        if (
-            report.began_at is None
-            or report.training_began_at is None
-            or len(known_starts) < len(starts)
-        ):
+        evaluation_starts = []
+        for evaluation in report.evaluations:
+            if evaluation.started_at is not None:
+                evaluation_starts.append(evaluation.started_at)
+        has_all_starts = len(evaluation_starts) == len(report.evaluations)
+        if report.began_at is None or report.training_began_at is None or not has_all_starts:
             raise _no_log(record, "was recorded without moments; harness run --force runs it anew")
         return TimedTrial(
             record=record,
             report=report,
             began_at=report.began_at,
             training_began_at=report.training_began_at,
-            evaluation_starts=known_starts,
+            evaluation_starts=evaluation_starts,
         )
 
 
