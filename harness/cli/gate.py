@@ -133,7 +133,7 @@ def gate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this working tree against another revision, or stacks against another one.
+    """Measure this working tree, or a stack, against another.
 
     Every cell of the sweep trains in pairs of fresh processes, one for each revision, which take
     turns until the difference is certain or the budget is spent. The other revision is checked out

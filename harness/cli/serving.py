@@ -121,7 +121,7 @@ def export(
     no_wait: NoWaitOption = False,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Export a trained model, prove that it computes the same, and measure its latency.
+    """Export a trained model, check it, and time its calls.
 
     Takes the parameters of the best evaluation (checkpoint: best in the sweep). The exported model
     is held against eager mode over the whole test set, and refused if an output of any sample is

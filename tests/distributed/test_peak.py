@@ -90,7 +90,10 @@ def test_products(machine: Machine) -> None:
         (dtype, threads) for dtype in ("fp32", "bf16") for threads in {1, CORES}
     }
     for one in machine.matmuls:
-        assert 1e7 < one.work / one.timing.best < 1e13 * CORES
+        rate = one.work / one.timing.best
+        assert rate < 1e13 * CORES
+        # A smaller product takes microseconds: where other tests have a core, threads wait longer.
+        assert rate > 1e7 or one.size < 128
     single_thread = {
         one.size: one for one in machine.matmuls if (one.dtype, one.threads) == ("fp32", 1)
     }

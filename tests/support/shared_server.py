@@ -23,6 +23,8 @@ from tests.support.tree import TOP
 POLL = 0.5  # seconds between two looks at whether the run has ended
 END_TIMEOUT = 60.0  # seconds that the server may take to end
 
+_started: list[subprocess.Popen[bytes]] = []  # Python warns of one that runs and is forgotten
+
 
 def address(folder: Path, owner: int) -> str:
     """Return the address of the server in a folder; whoever asks first starts it.
@@ -51,6 +53,7 @@ def start(folder: Path, owner: int, address_path: Path) -> None:
             stderr=log,
             start_new_session=True,  # it outlives the process that has started it
         )
+    _started.append(process)
     wait_until(lambda: address_path.exists() or process.poll() is not None)
     if not address_path.exists():
         raise RuntimeError(f"no MLflow server: {log_path.read_text(errors='replace')}")

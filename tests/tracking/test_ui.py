@@ -19,7 +19,7 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.tracking import Tracker
-from harness.tracking.ui import serve, server
+from harness.tracking.ui import OPENING_PATH, serve, server
 from tests.conftest import free_port
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import runs_of
@@ -91,9 +91,8 @@ def test_the_server_ends_with_all_its_processes(results: Results) -> None:
     delivery = Tracker(results).deliver(results.sweep_folder("demo"))
     port = free_port()
     with harness_ui(results, port) as (process, output):
-        assert (
-            f"demo: http://127.0.0.1:{port}/#/experiments/{delivery.experiment_id}/runs" in output
-        )
+        page = f"#/experiments/{delivery.experiment_id}/runs"
+        assert f"demo: http://127.0.0.1:{port}{OPENING_PATH}{page}" in output
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
             assert answer.status == 200
         with urllib.request.urlopen(record_address(results, port), timeout=30) as answer:
