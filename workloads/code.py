@@ -154,8 +154,8 @@ def _absolute_name(name: str, importer: Path) -> str:
     if not level:
         return name
     package = importer.parent.parts
-    kept = package[: len(package) - (level - 1)]
-    return ".".join([*kept, module])
+    parents = package[: len(package) - (level - 1)]
+    return ".".join([*parents, module])
 
 
 def _module_files(root: Path, parts: list[str]) -> Iterator[Path]:

@@ -69,10 +69,10 @@ class ShardSamples:
         parts: list[Batch] = []
         positions = []
         for shard in self._in_reading_order(np.unique(shards).tolist()):
-            (here,) = np.nonzero(shards == shard)
-            offsets = torch.from_numpy(rows[here] - self._start(shard))
+            (in_shard,) = np.nonzero(shards == shard)
+            offsets = torch.from_numpy(rows[in_shard] - self._start(shard))
             parts.append(tuple(tensor[offsets] for tensor in self._load(shard)))
-            positions.append(here)
+            positions.append(in_shard)
         # Where each sample of the batch is among the parts, one after the other.
         back = torch.from_numpy(np.argsort(np.concatenate(positions)))
         batch = tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))

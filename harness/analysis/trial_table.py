@@ -132,11 +132,11 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
     for row in rows:
         present.update(dict.fromkeys(name for name, value in row.items() if value is not None))
     axes = [_axis_column(axis, rows) for axis in axis_names(cells)]
-    first = [*IDENTITY, *axes, *COURSE]
+    leading = [*IDENTITY, *axes, *COURSE]
     last = [column for column in ORIGIN if column.name in present]
-    others = {column.name for column in (*first, *last)}
-    numbers = _number_columns([name for name in present if name not in others])
-    return TrialTable(columns=[*first, *numbers, *last], rows=rows)
+    labels = {column.name for column in (*leading, *last)}
+    numbers = _number_columns([name for name in present if name not in labels])
+    return TrialTable(columns=[*leading, *numbers, *last], rows=rows)
 
 
 def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> Column:

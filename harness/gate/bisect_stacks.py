@@ -172,10 +172,10 @@ def stacks_between(sweep: Sweep, good: str, bad: str) -> list[str]:
         if name not in names:
             declared = did_you_mean(name, names) if names else "allowed: none is declared"
             raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
-    first, last = names.index(good), names.index(bad)
-    if first >= last:
+    start, end = names.index(good), names.index(bad)
+    if start >= end:
         raise BadInput(
             f"BAD {bad}: found no later stack than GOOD {good} in {sweep.source}; allowed: one that"
             " the key stacks declares after it"
         )
-    return names[first : last + 1]
+    return names[start : end + 1]

@@ -74,12 +74,12 @@ class Occupancy:
         return overlaps
 
 
-def _seconds_with(others: int, overlaps: Sequence[_Overlap]) -> float:
+def _seconds_with(neighbors: int, overlaps: Sequence[_Overlap]) -> float:
     """Return for how many seconds so many other trials ran at the same time, or more."""
     moments = sorted({moment for overlap in overlaps for moment in (overlap.start, overlap.end)})
     seconds = 0.0
     for start, end in pairwise(moments):
         present = sum(overlap.start <= start and end <= overlap.end for overlap in overlaps)
-        if present >= others:
+        if present >= neighbors:
             seconds += end - start
     return seconds

@@ -93,8 +93,8 @@ class ReadyStack:
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return an environment with what the interpreter imports from."""
-        kept = {name: value for name, value in variables.items() if name != PYTHON_HOME}
-        return {**kept, "PYTHONPATH": self.python_path}
+        passed_on = {name: value for name, value in variables.items() if name != PYTHON_HOME}
+        return {**passed_on, "PYTHONPATH": self.python_path}
 
 
 def ready_stacks(

@@ -64,7 +64,7 @@ class Headers:
         ] = {}  # by the name of the trial's folder
 
     @cached_property
-    def kept(self) -> Kept:
+    def cached(self) -> Kept:
         """The headers that are kept; none if the file is missing or damaged."""
         return _read(self.folder.headers_path)
 
@@ -74,7 +74,7 @@ class Headers:
             identity = _identity(path)
         except OSError:
             return read_checked(path)[0]  # whose error says what to do
-        entry = self.kept.entries.get(path.parent.name)
+        entry = self.cached.entries.get(path.parent.name)
         if entry is not None and entry.identity == identity:
             return header_of(self._header(entry), path)
         record, header = read_checked(path)
@@ -88,7 +88,7 @@ class Headers:
         """Return the header of an entry with its shared parts."""
         parts = []
         for index in entry.parts:
-            parts.append(None if index is None else self.kept.parts[index])
+            parts.append(None if index is None else self.cached.parts[index])
         return CheckedHeader(content=msgspec.msgpack.decode(entry.content), parts=tuple(parts))
 
     def save(self) -> None:
@@ -99,7 +99,7 @@ class Headers:
         if len(self.new) < MIN_NEW:
             return
         with suppress(StorageError, OSError):
-            _write(self.folder.headers_path, _merged(self.kept, self.new))
+            _write(self.folder.headers_path, _merged(self.cached, self.new))
 
 
 def _identity(path: Path) -> Identity:
@@ -108,11 +108,11 @@ def _identity(path: Path) -> Identity:
     return stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _merged(kept: Kept, new: Mapping[str, tuple[Identity, CheckedHeader]]) -> Kept:
+def _merged(cached: Kept, new: Mapping[str, tuple[Identity, CheckedHeader]]) -> Kept:
     """Return what is kept with what was read anew, which replaces it."""
-    parts = list(kept.parts)
+    parts = list(cached.parts)
     index_by_part = {part: index for index, part in enumerate(parts)}
-    entries = dict(kept.entries)
+    entries = dict(cached.entries)
     for name, (identity, header) in new.items():
         indexes: list[int | None] = []
         for part in header.parts:
@@ -143,13 +143,13 @@ def _read(path: Path) -> Kept:
     if xxhash.xxh3_128_digest(content) != digest:
         return nothing
     try:
-        kept = msgspec.msgpack.decode(content, type=Kept)
+        cached = msgspec.msgpack.decode(content, type=Kept)
     except msgspec.DecodeError:
         return nothing
-    return kept if kept.format == FORMAT else nothing
+    return cached if cached.format == FORMAT else nothing
 
 
-def _write(path: Path, kept: Kept) -> None:
+def _write(path: Path, cached: Kept) -> None:
     """Write the file; it need not survive a loss of power, as its digest tells."""
-    content = msgspec.msgpack.encode(kept)
+    content = msgspec.msgpack.encode(cached)
     write_atomically(path, xxhash.xxh3_128_digest(content) + content, durable=False)

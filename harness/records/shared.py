@@ -42,11 +42,11 @@ def without_parts(content: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes 
 
     `put_parts` puts them back. Raises OverflowError for whole numbers beyond 64 bits.
     """
-    rest = dict(content)
+    remaining = dict(content)
     parts: list[bytes | None] = []
     for path, _ in PARTS:
         part = None
-        holder: Any = rest
+        holder: Any = remaining
         for key in path[:-1]:
             if isinstance(holder.get(key), dict):
                 holder[key] = dict(holder[key])
@@ -54,7 +54,7 @@ def without_parts(content: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes 
         if isinstance(holder, dict) and isinstance(holder.get(path[-1]), dict):
             part = msgspec.msgpack.encode(holder.pop(path[-1]))
         parts.append(part)
-    return rest, tuple(parts)
+    return remaining, tuple(parts)
 
 
 def put_parts(content: dict[str, Any], parts: Sequence[bytes | None]) -> None:

@@ -225,8 +225,8 @@ def checked_parity(name: str, answer: ExportAnswer) -> Parity:
         return parity
     named = []
     for sample in parity.disagreements[:SHOWN]:
-        apart = "not finite" if sample.difference is None else f"{sample.difference:.2g}"
-        named.append(f"{sample.index} ({apart})")
+        gap = "not finite" if sample.difference is None else f"{sample.difference:.2g}"
+        named.append(f"{sample.index} ({gap})")
     hidden = parity.disagreeing - len(named)
     more = f" and {hidden} more" if hidden else ""
     raise HarnessError(

@@ -130,11 +130,11 @@ def check_outputs(
     for inputs in batches:
         outputs, expected = arm.call(*inputs), tree_leaves(eager(*inputs))
         for output, reference in zip(outputs, expected, strict=True):
-            apart = float(sample_differences(output, reference, 1).max())
-            if not apart <= tolerance:
+            gap = float(sample_differences(output, reference, 1).max())
+            if not gap <= tolerance:
                 raise NotApplied(
                     f"{arm.name} computes something else at batch size {batch_size}: outputs differ"
-                    f" by {apart:.2g}; allowed: {tolerance:.2g}"
+                    f" by {gap:.2g}; allowed: {tolerance:.2g}"
                 )
 
 

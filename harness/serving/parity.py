@@ -60,8 +60,8 @@ class Compared(nn.Module):
         expected, structure = tree_flatten(comparison.eager(*inputs))
         outputs = comparison.served(*inputs)
         for output, reference in zip(outputs, expected, strict=True):
-            apart = sample_differences(output, reference, len(self.differences))
-            self.differences = np.maximum(self.differences, apart)
+            gap = sample_differences(output, reference, len(self.differences))
+            self.differences = np.maximum(self.differences, gap)
         if comparison.exact is not None:
             exact_outputs = tree_leaves(comparison.exact(*map(_to_fp64, inputs)))
             for reference, exact in zip(expected, exact_outputs, strict=True):
@@ -81,14 +81,12 @@ def sample_differences(output: Tensor, reference: Tensor, samples: int) -> Numbe
         return np.full(samples, math.inf)
     left, right = output.detach().double(), reference.detach().double()
     is_same = (left == right) | (left.isnan() & right.isnan())
-    apart = torch.where(is_same, 0.0, (left - right).abs()).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    )
-    if not apart.numel():
+    gap = torch.where(is_same, 0.0, (left - right).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    if not gap.numel():
         return np.zeros(samples)
-    if apart.ndim == 0 or len(apart) != samples:
-        return np.full(samples, float(apart.max()))
-    by_sample: Numbers = apart.reshape(samples, -1).amax(1).cpu().numpy()
+    if gap.ndim == 0 or len(gap) != samples:
+        return np.full(samples, float(gap.max()))
+    by_sample: Numbers = gap.reshape(samples, -1).amax(1).cpu().numpy()
     return by_sample
 
 

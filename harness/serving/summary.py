@@ -46,10 +46,10 @@ def summarize_group(group: LatencyGroup) -> list[ArmLatency]:
     """
     seconds = {arm.arm: np.asarray(arm.nanoseconds, dtype=np.float64) / 1e9 for arm in group.arms}
     steady = {name: find_steady(values) for name, values in seconds.items()}
-    first = max(part.first_step for part in steady.values())
+    steady_from = max(part.first_step for part in steady.values())
     rows = []
     for arm in group.arms:
-        rows.append(_summarize(group, arm, seconds, steady[arm.arm], first))
+        rows.append(_summarize(group, arm, seconds, steady[arm.arm], steady_from))
     return rows
 
 
@@ -62,13 +62,17 @@ def summarize_groups(groups: Sequence[LatencyGroup]) -> list[ArmLatency]:
 
 
 def _summarize(
-    group: LatencyGroup, arm: ArmTimes, seconds: dict[str, Numbers], steady: Steady, first: int
+    group: LatencyGroup,
+    arm: ArmTimes,
+    seconds: dict[str, Numbers],
+    steady: Steady,
+    steady_from: int,
 ) -> ArmLatency:
     """Return the latency of one arm from round `first` on."""
-    measured = seconds[arm.arm][first:]
+    measured = seconds[arm.arm][steady_from:]
     speedup = None
     if arm.arm != EAGER:
-        speedup = quantile(seconds[EAGER][first:] / measured, 0.5)
+        speedup = quantile(seconds[EAGER][steady_from:] / measured, 0.5)
     return ArmLatency(
         arm=arm.arm,
         batch_size=group.batch_size,
@@ -76,7 +80,7 @@ def _summarize(
         quantiles={name: quantile(measured, share) for name, share in QUANTILES.items()},
         speedup=speedup,
         calls=len(measured),
-        warmup=first,
+        warmup=steady_from,
         settled=steady.settled,
         load_seconds=arm.load_seconds,
         first_call_seconds=arm.first_call_seconds,

@@ -51,13 +51,13 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
         " (Holm, 5%)[/]",
         soft_wrap=True,
     )
-    others = [match for match in result.comparison.matches if match.has_other_company]
-    if others:
+    unlike = [match for match in result.comparison.matches if match.has_other_company]
+    if unlike:
         companies = sorted(
-            {text for match in others for text in (*match.a.companies, *match.b.companies)}
+            {text for match in unlike for text in (*match.a.companies, *match.b.companies)}
         )
         console.print(
-            f"[yellow]{counted(len(others), 'cell')} with other company than the cell that it is"
+            f"[yellow]{counted(len(unlike), 'cell')} with other company than the cell that it is"
             f" compared with[/] ({', '.join(companies)}): what ran beside the trials counts as a"
             " difference; --parallel 1 measures each alone",
             soft_wrap=True,

@@ -61,10 +61,10 @@ class ResNet50Workload(Classifier):
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return SGD with momentum, which decays matrices and kernels only."""
         decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        undecayed = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
         groups = [
             {"params": decayed, "weight_decay": self.options.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": undecayed, "weight_decay": 0.0},
         ]
         return torch.optim.SGD(groups, lr=self.options.lr, momentum=0.9)
 
@@ -78,5 +78,5 @@ class ResNet50Workload(Classifier):
 
     def flops_per_sample(self) -> float:
         """Return 24.5 GFLOP for 224 pixels: three times forward, without a gradient of the pixels."""
-        forward, first = forward_flops(self.data.side, self.classes)
-        return 3 * forward - first
+        forward, stem = forward_flops(self.data.side, self.classes)
+        return 3 * forward - stem
