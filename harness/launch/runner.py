@@ -357,9 +357,11 @@ class Runner:
 
     def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
-        stack = None
-        if trial.cell.axes.stack is not None:
-            stack = self.stacks.get(trial.cell.axes.stack)
+        installed, interpreter = self.provenance.installed, None
+        stack = self.stacks.get(trial.cell.axes.stack or "")
+        if stack is not None:
+            installed, interpreter = stack.installed, stack.executable
+        shared_data = None if self.shared_data is None else str(self.shared_data)
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
@@ -372,9 +374,9 @@ class Runner:
             code=self.rank_code or self.provenance.code,
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
-            installed=self.provenance.installed if stack is None else stack.installed,
-            interpreter=None if stack is None else stack.executable,
-            shared_data=None if self.shared_data is None else str(self.shared_data),
+            installed=installed,
+            interpreter=interpreter,
+            shared_data=shared_data,
             packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 

@@ -134,6 +134,7 @@ def test_a_server_ends_once_its_folder_is_gone(
     runtime_folder.rmdir()
     server.close()
     shared.wait(30)
+    assert not shared.is_running()
 
 
 @pytest.mark.parametrize("change", ["killed", "stopped", "edited", "another version"])

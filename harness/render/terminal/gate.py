@@ -341,16 +341,19 @@ def markdown(outcome: GateOutcome, name: str) -> str:
     heading = headline(outcome).removeprefix("is ")
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
+    bullets = [f"- {_escape_markdown(line)}" for line in lines(outcome)]
+    rows = [_markdown_row(outcome, cell_outcome) for cell_outcome in outcome.cells]
+    packages = [f"{_escape_markdown(line)}\n" for line in describe_packages(outcome)]
     text = [
         f"### Training speed of {_escape_markdown(name)}: {_escape_markdown(heading)}",
         "",
-        *(f"- {_escape_markdown(line)}" for line in lines(outcome)),
+        *bullets,
         "",
         "| cell | before | now | change | interval | verdict | bits |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
-        *(_markdown_row(outcome, cell_outcome) for cell_outcome in outcome.cells),
+        *rows,
         "",
-        *(f"{_escape_markdown(line)}\n" for line in describe_packages(outcome)),
+        *packages,
         _escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
     ]
     return "\n".join(text) + "\n"
