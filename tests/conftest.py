@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,6 +20,7 @@ from harness.spec.cluster import SHARED_HOST
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from tests.support.forkservers import end_servers
+from workloads.importing import forget
 
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Tests that measure time come last; `make test` runs them in a second
@@ -106,6 +108,18 @@ def mlflow_server() -> str:
     """Return the address of a real MLflow server, which each test has another sweep in."""
     owner = int((run_folder() / PID_FILE).read_text(encoding="ascii"))
     return shared_server.address(run_folder() / MLFLOW, owner)
+
+
+@pytest.fixture(autouse=True)
+def no_module_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forget the workloads that a test wrote and imported, which no later trial has to do with."""
+    if "tmp_path" not in request.fixturenames:
+        yield
+        return
+    folder: Path = request.getfixturevalue("tmp_path")
+    yield
+    if any(entry.startswith(str(folder)) for entry in sys.path):
+        forget(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

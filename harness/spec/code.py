@@ -20,6 +20,7 @@ from workloads.importing import user_files
 
 REMEDY = "harness run plans it anew"
 SHOWN_DIGITS = 12  # of a digest
+MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
 
 
 def describe_workload_code(
@@ -47,13 +48,17 @@ def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
     """Return users' files that this process has imported and the workload's code does not have.
 
     They were imported by names that were computed. Paths relative to the folder that they are
-    imported from, to SHA-256.
+    imported from, to SHA-256. One that is gone by now does not fail the trial that is about to end.
     """
     planned = reference.code.files if reference.code else {}
     digests: dict[str, str] = {}
     for name, path in user_files().items():
-        if name not in planned:
+        if name in planned:
+            continue
+        try:
             digests[name] = read_source(path).sha256
+        except FileNotFoundError:
+            digests[name] = MISSING
     return digests
 
 

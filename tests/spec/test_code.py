@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,12 @@ from harness.records.files import write_record
 from harness.records.store import read_recorded_sweep, write_spec
 from harness.render.terminal.run import left_out_lines
 from harness.spec.cell import WorkloadCode
-from harness.spec.code import check_code, describe_workload_code
+from harness.spec.code import (
+    MISSING,
+    check_code,
+    describe_dynamic_files,
+    describe_workload_code,
+)
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -37,12 +42,11 @@ class Spiral(Classifier):
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[Sweep]:
+def sweep(tmp_path: Path) -> Sweep:
     """A sweep of a user's workload in two files, planned."""
     (tmp_path / "spiral.py").write_text(SPIRAL, encoding="utf-8")
     (tmp_path / "layers.py").write_text("WIDTH = 32\n", encoding="utf-8")
-    yield planned(tmp_path)
-    importing.forget(tmp_path)
+    return planned(tmp_path)
 
 
 def planned(folder: Path) -> Sweep:
@@ -103,6 +107,19 @@ def test_code_that_was_edited_after_the_plan_is_refused_by_file(
     with pytest.raises(CodeChanged, match=r"^layers\.py: found SHA-256 none; allowed: \w{12}, as"):
         check_code(reference, tmp_path)
     check_code(replace(reference, code=None), tmp_path)  # as a gate's arm has it
+
+
+def test_a_file_that_was_imported_by_a_computed_name_is_described_even_if_it_is_gone_by_now(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    reference = sweep.cells[0].workload
+    late = tmp_path / "late.py"
+    late.write_text("WIDTH = 32\n", encoding="utf-8")
+    importing.import_module("late")
+    (digest,) = describe_dynamic_files(reference).values()
+    assert digest == hashlib.sha256(late.read_bytes()).hexdigest()
+    late.unlink()
+    assert describe_dynamic_files(reference) == {"late.py": MISSING}
 
 
 def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> None:

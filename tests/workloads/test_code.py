@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,13 @@ IMPORTED = {
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
+def tree(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     importing.make_importable(tmp_path)
-    yield tmp_path
-    importing.forget(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("uses", ["spiral.py:Spiral", "spiral:Spiral"])
