@@ -1,7 +1,7 @@
 """What it costs to run trials side by side: their speed, and how often equal cells are told apart.
 
     python -m tests.perf.side_by_side                        8 rounds of 4 pairs of cells, some 15 minutes
-    python -m tests.perf.side_by_side --rounds 1 --steps 300 a try
+    python -m tests.perf.side_by_side --rounds 1 --steps 300  a try
 
 The cells of a pair differ in the learning rate, by thousandths, which takes no time: every verdict on
 their speed other than `same` and `inconclusive` is a false alarm. Each round runs all cells alone, then side by side.
@@ -129,7 +129,7 @@ def main() -> None:
     """Run the rounds, and print what is known after each."""
     parser = argparse.ArgumentParser(description="Equal cells, alone and side by side.")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=3000, help="of each trial")
+    parser.add_argument("--steps", type=int, default=800, help="of each trial")
     options = parser.parse_args()
     console = Console()
     hardware = describe_hardware()
