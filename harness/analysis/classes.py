@@ -76,12 +76,16 @@ def join_confusions(records: Sequence[Record]) -> Confusions | None:
     for part in parts:
         for label, predicted, count in part.mistakes:
             counts[label, predicted] += count
+    mistakes = [(label, predicted, count) for (label, predicted), count in counts.most_common()]
+    support = _sums([part.support for part in parts])
+    predictions = _sums([part.predicted for part in parts])
+    correct = _sums([part.correct for part in parts])
     return Confusions(
         classes=parts[0].classes,
-        support=_sums([part.support for part in parts]),
-        predicted=_sums([part.predicted for part in parts]),
-        correct=_sums([part.correct for part in parts]),
-        mistakes=[(label, predicted, count) for (label, predicted), count in counts.most_common()],
+        support=support,
+        predicted=predictions,
+        correct=correct,
+        mistakes=mistakes,
         omitted=sum(part.omitted for part in parts),
     )
 

@@ -244,6 +244,10 @@ def _trial_result(record: Record) -> TrialResult:
     assert record.summary is not None
     assert record.rank0 is not None
     error, batch_seconds = _step_trace(record)
+    relative_error = None if error is None else rounded(error)
+    company, lanes = ALONE, 1
+    if record.company is not None:
+        company, lanes = record.company.description, record.company.lane.count
     return TrialResult(
         sweep=record.sweep,
         seed=record.trial.seed,
@@ -251,7 +255,7 @@ def _trial_result(record: Record) -> TrialResult:
         started=record.started,
         ended=record.ended,
         throughput=record.summary.throughput,
-        relative_error=None if error is None else rounded(error),
+        relative_error=relative_error,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
         batch_seconds=[rounded(mean) for mean in batch_seconds],
@@ -259,8 +263,8 @@ def _trial_result(record: Record) -> TrialResult:
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
         improvements=_improvements(record.rank0),
-        company=ALONE if record.company is None else record.company.description,
-        lanes=1 if record.company is None else record.company.lane.count,
+        company=company,
+        lanes=lanes,
     )
 
 

@@ -164,18 +164,21 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
 def cell_fields(cell: Cell) -> dict[str, Value]:
     """Return all that a cell hashes into its id, as a flat table, with every axis."""
     identity = cell.workload.identity
+    stop = asdict(cell.stop) if cell.stop else None
+    stack = asdict(cell.stack) if cell.stack else None
+    code = asdict(cell.workload.code) if cell.workload.code else None
     content: dict[str, Any] = {
         "workload": identity.get("uses"),
         "options": identity.get("options"),
         "data": {**(identity.get("data") or {}), "digest": identity.get("files")},
         "length": str(cell.length),
         "evaluate": str(cell.evaluate),
-        "stop": asdict(cell.stop) if cell.stop else None,
+        "stop": stop,
         "warmup": cell.warmup,
         "axes": asdict(cell.axes),
-        "stack": asdict(cell.stack) if cell.stack else None,
+        "stack": stack,
         "env": cell.variables_set,
-        "code": asdict(cell.workload.code) if cell.workload.code else None,
+        "code": code,
     }
     return _without_unknown(flatten(content))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from statistics import fmean
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
@@ -540,15 +541,18 @@ def _compiled(results: Sequence[RankResult]) -> Compiled | None:
     compiled = [result.compiled for result in results if result.compiled is not None]
     if not compiled:
         return None
+    return reduce(_most_compiled, compiled)
+
+
+def _most_compiled(a: Compiled, b: Compiled) -> Compiled:
+    """Return the larger of each number of two ranks."""
     return Compiled(
-        graphs=max(rank.graphs for rank in compiled),
-        graph_breaks=max(
-            (rank.graph_breaks for rank in compiled), key=lambda breaks: sum(breaks.values())
-        ),
-        recompiles=max(rank.recompiles for rank in compiled),
-        seconds=max(rank.seconds for rank in compiled),
-        cache_hits=max(rank.cache_hits for rank in compiled),
-        cache_misses=max(rank.cache_misses for rank in compiled),
+        graphs=max(a.graphs, b.graphs),
+        graph_breaks=max(a.graph_breaks, b.graph_breaks, key=lambda breaks: sum(breaks.values())),
+        recompiles=max(a.recompiles, b.recompiles),
+        seconds=max(a.seconds, b.seconds),
+        cache_hits=max(a.cache_hits, b.cache_hits),
+        cache_misses=max(a.cache_misses, b.cache_misses),
     )
 
 
@@ -580,12 +584,14 @@ def _telemetry(results: Sequence[RankResult]) -> TelemetryAcross | None:
     throttled = _of_every(ranks, lambda rank: rank.throttled)
     processes = _of_every(ranks, lambda rank: rank.foreign_processes)
     joules = _of_every(ranks, _joules_per_step)
+    most_processes = None if processes is None else max(map(len, processes))
+    total_joules = None if joules is None else sum(joules)
     return TelemetryAcross(
         readings=_mean_readings(ranks),
         shares=_means([rank.shares for rank in ranks]),
         throttled=_largest(throttled or []),
-        foreign_processes=None if processes is None else max(map(len, processes)),
-        joules_per_step=None if joules is None else sum(joules),
+        foreign_processes=most_processes,
+        joules_per_step=total_joules,
     )
 
 

@@ -34,10 +34,9 @@ def as_json(table: TrialTable) -> str:
 
 def as_markdown(table: TrialTable) -> str:
     """Return the table as a Markdown table whose numbers are rounded and aligned to the right."""
-    lines = [
-        _markdown_line([column.name for column in table.columns]),
-        _markdown_line(["---:" if _is_number(column) else "---" for column in table.columns]),
-    ]
+    names = [column.name for column in table.columns]
+    alignments = ["---:" if _is_number(column) else "---" for column in table.columns]
+    lines = [_markdown_line(names), _markdown_line(alignments)]
     for row in table.rows:
         lines.append(_markdown_line([_text(row.get(col.name), col) for col in table.columns]))
     return "".join(lines)

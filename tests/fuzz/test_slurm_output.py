@@ -63,7 +63,9 @@ def test_sinfo_with_changed_bytes(seed: int) -> None:
 @given(seed=SEEDS)
 def test_reports_of_nodes_with_changed_bytes(seed: int) -> None:
     text = changed_bytes(REPORTS.encode(), seed).decode(errors="replace")
-    parse_reports(text.splitlines(), ["n1", "n2"])
+    reports, words = parse_reports(text.splitlines(), ["n1", "n2"])
+    assert len(reports) <= 2
+    assert set(words) <= {"n1", "n2"}
 
 
 @given(length=st.integers(0, len(SQUEUE)))

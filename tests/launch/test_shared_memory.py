@@ -48,3 +48,4 @@ def test_a_block_that_was_just_created_is_left(tmp_path: Path) -> None:
 
 def test_a_machine_without_such_a_folder(tmp_path: Path) -> None:
     remove_abandoned_blocks(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -88,10 +88,10 @@ def test_a_function_is_evaluated_for_what_it_reads(
     ],
 )
 def test_no_way_to_read_a_rules_values_escapes(copy: Callable[[dict[str, Any]], Any]) -> None:
-    count_calls(lambda point: copy(point.axes.values))
+    assert count_calls(lambda point: copy(point.axes.values)) <= len(EXPANSION)
 
 
 def test_all_of_the_axes_at_once() -> None:
-    count_calls(lambda point: vars(point.axes).copy())
-    count_calls(lambda point: hash(replace(point.axes, lr=None)))
-    count_calls(lambda point: point.axes.changed)
+    assert count_calls(lambda point: vars(point.axes).copy()) <= len(EXPANSION)
+    assert count_calls(lambda point: hash(replace(point.axes, lr=None))) <= len(EXPANSION)
+    assert count_calls(lambda point: point.axes.changed) <= len(EXPANSION)

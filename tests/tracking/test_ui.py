@@ -124,7 +124,8 @@ def test_all_that_is_guarded_ends_with_a_starter_that_is_killed() -> None:
         wait_until(lambda: len(helpers_of(starter.pid)) == 4)
         members = helpers_of(starter.pid)
         starter.kill()
-    wait_until(lambda: not any(member.is_running() for member in members), 30)
+    _, running = psutil.wait_procs(members, timeout=30)
+    assert not running
 
 
 def helpers_of(process_id: int) -> list[psutil.Process]:
