@@ -26,11 +26,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
     "fine": {"axes": TWO},
 }
-# Those that depend on what has started the ranks: it sees how a rank ends that leaves nothing. A
-# full disk takes the result and the way to report it from a rank, whatever has started it.
-# Under torchrun, each rank loads torch for itself.
-OF_LAUNCHER = ("killed", "exits")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,23 +37,6 @@ def records(folder: Path) -> dict[str, Record]:
     """Run each variant in forked ranks."""
     sweep = line_sweep(folder, VARIANTS, length={"steps": 40})
     return by_label(run(sweep))
-
-
-@pytest.fixture(scope="module")
-def torchrun_records(folder: Path) -> dict[str, Record]:
-    """Run the variants that depend on the launcher by torchrun."""
-    below = folder / "torchrun"
-    below.mkdir()
-    variants = {label: VARIANTS[label] for label in OF_LAUNCHER}
-    return by_label(run(line_sweep(below, variants, length={"steps": 40}), forkserver=False))
-
-
-@pytest.fixture(params=["forked", "torchrun"])
-def launched(request: pytest.FixtureRequest) -> dict[str, Record]:
-    """Return the records of either launcher."""
-    name = "torchrun_records" if request.param == "torchrun" else "records"
-    by_launcher: dict[str, Record] = request.getfixturevalue(name)
-    return by_launcher
 
 
 def failure(records: dict[str, Record], label: str) -> Any:
@@ -96,8 +74,8 @@ def test_what_was_seen_before_the_failure_is_kept(records: dict[str, Record]) ->
     assert rank.loss.count >= 17
 
 
-def test_a_killed_rank_is_named_with_its_signal(launched: dict[str, Record]) -> None:
-    cause = failure(launched, "killed")
+def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> None:
+    cause = failure(records, "killed")
     assert (cause.kind, cause.rank) == ("Killed", 1)
     assert "SIGKILL" in cause.message
 
@@ -111,9 +89,9 @@ def test_a_rank_whose_disk_is_full_is_named_with_the_file_and_what_is_free(
 
 
 def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
-    launched: dict[str, Record],
+    records: dict[str, Record],
 ) -> None:
-    cause = failure(launched, "exits")
+    cause = failure(records, "exits")
     assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "logs/rank1.log")
     assert cause.message.startswith("with code 7; the last words of its log: ")
 
@@ -140,8 +118,8 @@ def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Re
     assert "compiled no graph" in cause.message
 
 
-def test_no_process_is_left_behind(launched: dict[str, Record], folder: Path) -> None:
-    assert set(launched) >= set(OF_LAUNCHER)
+@pytest.mark.usefixtures("records")
+def test_no_process_is_left_behind(folder: Path) -> None:
     assert processes_below(folder) == []
 
 

@@ -70,9 +70,6 @@ def assert_same_bits(record: Record, other: Record) -> None:
     assert record.order_digest == other.order_digest
     metrics = [evaluation.all_metrics for evaluation in record.rank0.evaluations]
     assert metrics == [evaluation.all_metrics for evaluation in other.rank0.evaluations]
-    assert record.rank0.stop is not None
-    assert record.rank0.stop == other.rank0.stop
-    assert (record.rank0.stop.reason, record.rank0.stop.step) == ("patience", 24)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -88,6 +85,11 @@ def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: s
     assert kinds == ["Interrupted"] * interruptions
     assert resumed.previous_failures[0].message == f"SIGUSR2 after step 1 of {STEPS}"
     assert_same_bits(resumed, whole)
+    assert resumed.rank0 is not None
+    assert resumed.rank0.stop is not None
+    assert (resumed.rank0.stop.reason, resumed.rank0.stop.step) == ("patience", 24)
+    assert whole.rank0 is not None
+    assert whole.rank0.stop == resumed.rank0.stop
     steps = [interruption.step for interruption in resumed.ranks[0].interruptions]
     for rank in resumed.ranks:
         assert [interruption.step for interruption in rank.interruptions] == steps
@@ -112,25 +114,36 @@ def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(
     assert resumed.loss == whole.loss
 
 
-@pytest.mark.parametrize("forkserver", [True, False], ids=["forked", "torchrun"])
-def test_a_trial_saves_on_ctrl_c_and_resumes_with_the_next_run(
-    tmp_path: Path, forkserver: bool
+def test_a_trial_of_torchrun_saves_on_ctrl_c_and_ends_with_the_bits_of_forked_ranks(
+    tmp_path: Path,
 ) -> None:
-    entry = {"options": {"step_seconds": 0.1}, "axes": {"strategy": "ddp", "world_size": 2}}
-    path = line_sweep(tmp_path, {"line": entry}, length={"steps": STEPS})
+    """A forked rank inherits its number of threads, its generators and its caches.
+
+    Both launchers evaluate before the interruption, and forked ranks finish what torchrun began.
+    """
+    options = {"dropout": 0.3, "noise": 0.1, "step_seconds": 0.1}
+    axes = {"strategy": "fsdp2", "world_size": 2, "num_workers": 2, "num_threads": 2}
+    keys: dict[str, Any] = {"length": {"steps": STEPS}, "evaluate": {"steps": 5}}
+    paths = []
+    for name in ("forked", "torchrun"):
+        (tmp_path / name).mkdir()
+        entry = {"options": options, "axes": axes}
+        paths.append(line_sweep(tmp_path / name, {"line": entry}, **keys))
     listener = InterruptAfter(steps=8)
     with pytest.raises(KeyboardInterrupt):
-        run(path, forkserver=forkserver, listener=listener)
+        run(paths[1], forkserver=False, listener=listener)
     (interrupted,) = listener.records
     assert interrupted.status == "interrupted"
     assert interrupted.failure is not None
     assert interrupted.failure.message.startswith("Ctrl-C: SIGUSR2 after step ")
     assert len(listener.messages) == 1
-    (record,) = run(path)
-    assert (record.status, record.attempt) == ("done", 2)
-    (interruption,) = record.ranks[0].interruptions
-    assert interruption.step >= 8
     assert processes_below(tmp_path) == []
+    (resumed,) = run(paths[1])
+    assert (resumed.status, resumed.attempt) == ("done", 2)
+    (interruption,) = resumed.ranks[0].interruptions
+    assert interruption.step >= 8
+    (forked,) = run(paths[0])
+    assert_same_bits(resumed, forked)
 
 
 class InterruptAfter(RecordCollector):

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from harness.core.paths import Results, TrialFolder
+from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
 from harness.launch.runner import read_progress
 from harness.records.files import read_record
@@ -84,20 +85,18 @@ def failure_kinds(sweep: Path) -> list[str | None]:
 
 
 def forked_by() -> tuple[psutil.Process, psutil.Process]:
-    """Return the forkserver of the running trial, and its child that has forked the ranks."""
-    pairs: list[tuple[psutil.Process, psutil.Process]] = []
-    for child in psutil.Process().children():
-        if any("forkserver_process" in argument for argument in child.cmdline()):
-            pairs += [(child, agent) for agent in child.children()]
-    (pair,) = pairs
-    return pair
+    """Return this process's forkserver of the running trial, and its child that has forked the ranks."""
+    servers = [server for server in forkserver._servers.values() if not server.has_ended]
+    (server,) = [server for server in servers if not server.is_idle()]
+    (agent,) = server._running
+    return psutil.Process(server.process.pid), psutil.Process(agent)
 
 
 class Killer(RecordCollector):
     """A listener that kills something in each trial, once it has reached a step.
 
-    `victims` names one for each trial: "rank", "agent" (what has forked the ranks), "forkserver" or
-    "torchrun". Without one, a trial is left alone; then `hold` is removed.
+    `victims` names one for each trial: "rank", "agent" (what has forked the ranks) or "forkserver".
+    Without one, a trial is left alone; then `hold` is removed.
     """
 
     def __init__(self, *victims: str, step: int = 1, hold: Path | None = None) -> None:
@@ -121,14 +120,10 @@ class Killer(RecordCollector):
 
 def _victim(name: str) -> psutil.Process:
     """Return the process of the running trial that a name stands for."""
-    if name == "torchrun":
-        children = psutil.Process().children()
-        (launcher,) = [child for child in children if "harness.launch.agent" in child.cmdline()]
-        return launcher
-    forkserver, agent = forked_by()
+    server, agent = forked_by()
     if name == "rank":
         return agent.children()[-1]
-    return {"agent": agent, "forkserver": forkserver}[name]
+    return {"agent": agent, "forkserver": server}[name]
 
 
 def heed_interrupts() -> None:
@@ -207,15 +202,6 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 4
     assert sorted(trials_in_mlflow(sweep)) == sorted(record.trial.id for record in records)
     assert processes_below(tmp_path) == []
-
-
-def test_a_torchrun_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    sweep = held_sweep(tmp_path, hold)
-    run(sweep, forkserver=False, listener=Killer("torchrun"))
-    assert failure_kinds(sweep) == ["Lost"]
-    wait_until(lambda: processes_below(tmp_path) == [], 15)
 
 
 def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(

@@ -180,22 +180,3 @@ def test_ranks_take_the_same_turns_as_one_process(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             unpack(trained[label].loss), unpack(trained[reference].loss), rtol=1e-4, atol=1e-6
         )
-
-
-def test_torchrun_and_a_fork_give_the_same_bits(tmp_path: Path) -> None:
-    """A forked rank inherits its number of threads, its generators and its caches."""
-    axes = {"strategy": "fsdp2", "world_size": 2, "num_workers": 2, "num_threads": 2}
-    by_launcher = {}
-    for forkserver in (True, False):
-        folder = tmp_path / str(forkserver)
-        folder.mkdir()
-        entry = {"axes": axes, "options": {"dropout": 0.3, "noise": 0.1}}
-        path = line_sweep(folder, {"line": entry}, length={"steps": 50}, evaluate={"steps": 25})
-        (by_launcher[forkserver],) = run(path, forkserver=forkserver)
-    forked, launched = by_launcher[True], by_launcher[False]
-    assert forked.status == launched.status == "done"
-    assert_same_bits(forked, launched)
-    assert forked.rank0 is not None
-    assert launched.rank0 is not None
-    metrics = [evaluation.metrics for evaluation in forked.rank0.evaluations]
-    assert metrics == [evaluation.metrics for evaluation in launched.rank0.evaluations]

@@ -74,7 +74,10 @@ def run(
     validity: ValidityRules | None = None,
     parallel: Parallel = 1,
 ) -> list[Record]:
-    """Run the pending trials of a sweep on this machine and return the records of all its trials."""
+    """Run the pending trials of a sweep on this machine and return the records of all its trials.
+
+    Ranks are forked from what all processes of a run of pytest share: each would load torch for itself.
+    """
     sweep = spec.load_sweep(path)
     folder = Results(path.parent / "results").sweep_folder(sweep.name)
     profile = Profile(
@@ -82,7 +85,6 @@ def run(
         device="cpu",
         environment=dict(environment),
         forkserver=forkserver,
-        keep_forkserver=0,  # so that it is a child of this process, where tests look for it
         validity=validity or ValidityRules(**NO_VALIDITY_LIMITS),
         parallel=parallel,
     )
