@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fine": {"axes": TWO},
 }
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("failures")
