@@ -7,6 +7,7 @@ controller is asked again until it answers.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -26,6 +27,7 @@ PATIENCE_SECONDS = 900.0  # for which a silent controller is asked again
 CALL_SECONDS = 60.0  # that one call may take; clients themselves give up after MessageTimeout
 FIRST_PAUSE = 1.0  # seconds between the first two calls; every pause is twice as long as the last
 MAX_PAUSE = 30.0
+STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
 # Exit codes of a client without an answer of its own, as shells and `timeout` have them.
 NO_ANSWER = 124
 NOT_INSTALLED = 127
@@ -87,3 +89,16 @@ def run_client(
     except OSError as error:
         message = f"{command[0]}: {error.strerror}"
         return subprocess.CompletedProcess(command, NOT_INSTALLED, "", message)
+
+
+def cancel_step(name: str) -> None:
+    """Kill the steps of this job that have a name: their tasks outlive an srun that was killed."""
+    job_id = os.environ["SLURM_JOB_ID"]
+    listed = call(
+        ["squeue", "--steps", f"--jobs={job_id}", "--noheader", "--format=%i|%j"],
+        patience=STEP_PATIENCE,
+    )
+    for line in listed.stdout.splitlines():
+        step_id, _, step_name = line.strip().partition("|")
+        if step_name == name:
+            call(["scancel", "--signal=KILL", step_id], patience=STEP_PATIENCE)

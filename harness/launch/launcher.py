@@ -103,8 +103,8 @@ class Launcher(Protocol):
         `output` is what the command printed.
         """
 
-    def end_remains(self, folder: TrialFolder) -> None:
-        """End what is left of a command whose process group had to be ended.
+    def end(self, process: Process, folder: TrialFolder) -> None:
+        """End a command that was started, and what it has left: all ranks are gone then.
 
-        Those are ranks on other machines.
+        `folder` is that of the trial.
         """

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
-from harness.core.processes import Process, end_process_group
+from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, one_by_one
@@ -285,10 +285,7 @@ class Runner:
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
-            is_hanging = process.poll() is None
-            end_process_group(process)
-            if is_hanging:
-                launcher.end_remains(folder)
+            launcher.end(process, folder)
             occupancy.leave(trial.id, time.time())
         record = self._assemble(
             folder,

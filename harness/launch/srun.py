@@ -1,6 +1,7 @@
 """The launcher inside a Slurm job: the ranks of each trial are the tasks of one step.
 
-Slurm itself starts, binds, signals and ends them on every node, so no torchrun stands between.
+Slurm itself starts, binds, signals and ends them on every node, so no torchrun stands between. Where
+a job has several trials that need the same step, the tasks of one fork the ranks (`warm_step`).
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, start_session
+from harness.core.processes import Process, end_process_group, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import assign, exit_failure, rank_variables
 from harness.launch.stack import ReadyStack
+from harness.launch.warm_step import TASK_MODULE, StepTrial, WarmSteps, task_arguments
 from harness.records.record import Failure
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
@@ -38,7 +40,6 @@ NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S
 OUT_OF_MEMORY = re.compile(
     r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
 )
-STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
 # Seconds that a step waits for what it asks for, which the step before it in the lane may still hold.
 START_PATIENCE = 60.0
 EXITED = "Exited with "
@@ -62,6 +63,7 @@ class Srun:
     address: str  # of rank 0's node, as the other nodes resolve it
     free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
     stack: ReadyStack | None = None  # None: ranks run under the interpreter of the profile
+    warm_steps: WarmSteps = field(default_factory=WarmSteps)  # which serve no trial before `plan`
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, without the profile's container."""
@@ -73,10 +75,36 @@ class Srun:
         """Return the command of a step whose every task runs `module` with `folder` and `more`.
 
         Nodes are filled one after the other, from the first node of the job on, which is the one
-        that `address` names.
+        that `address` names. The command of a trial in a warm step ends with what each task is to
+        run, which `start` hands over: srun does not see it.
         """
+        rank_arguments = [str(folder.path), *more]
+        if self._is_warm(folder):
+            task = self._module_command(TASK_MODULE)
+            # Lines of tasks stay whole: --unbuffered would mix those of several.
+            warm_step = ["srun", *self._step_options(ranks), "--input=all", *task]
+            return [*warm_step, *task_arguments(module, ranks, rank_arguments)]
         return [
             "srun",
+            *self._step_options(ranks),
+            "--unbuffered",
+            "--input=none",
+            f"--job-name={folder.path.name}",
+            *self._module_command(module),
+            *rank_arguments,
+        ]
+
+    def _is_warm(self, folder: TrialFolder) -> bool:
+        """Return whether the ranks of a trial are forked by the tasks of a step that stays.
+
+        Not what runs in a container: between a task and its ranks there would be another process.
+        """
+        prefix = self.prefix if self.stack is None else self.stack.prefix
+        return not prefix and self.warm_steps.serve(folder.path.name)
+
+    def _step_options(self, ranks: int) -> list[str]:
+        """Return the options of any step of so many ranks."""
+        return [
             f"--nodes={math.ceil(ranks / self.ranks_per_node)}",
             f"--ntasks={ranks}",
             f"--ntasks-per-node={min(ranks, self.ranks_per_node)}",
@@ -88,15 +116,9 @@ class Srun:
             "--mpi=none",
             "--export=ALL",
             "--kill-on-bad-exit=1",
-            "--unbuffered",
-            "--input=none",
-            f"--job-name={folder.path.name}",
-            *self._worker_command(module),
-            str(folder.path),
-            *more,
         ]
 
-    def _worker_command(self, module: str) -> list[str]:
+    def _module_command(self, module: str) -> list[str]:
         """Return the command of a task, without the module's arguments."""
         if self.stack is not None:
             return self.stack.module_command(module)
@@ -148,7 +170,12 @@ class Srun:
         *,
         preload: Sequence[str] = (),
     ) -> Process:
-        """Start srun, with its output added to `log`; each task imports what it needs by itself."""
+        """Start srun with its output added to `log`, or the trial in a warm step that waits for it.
+
+        The tasks of a warm step load the modules `preload`; any other task imports by itself.
+        """
+        if TASK_MODULE in arguments:
+            return self.warm_steps.start(arguments, variables, log, preload)
         return start_session(arguments, variables, log)
 
     def interrupt(self, process: Process) -> None:
@@ -160,17 +187,16 @@ class Srun:
         failures = parse_failures(output, time.time())
         return [_explain_exit(failure, folder) for failure in failures]
 
-    def end_remains(self, folder: TrialFolder) -> None:
-        """Cancel the trial's step, whose ranks outlive an srun that was killed."""
-        job_id = os.environ["SLURM_JOB_ID"]
-        listed = controller.call(
-            ["squeue", "--steps", f"--jobs={job_id}", "--noheader", "--format=%i|%j"],
-            patience=STEP_PATIENCE,
-        )
-        for line in listed.stdout.splitlines():
-            step_id, _, name = line.strip().partition("|")
-            if name == folder.path.name:
-                controller.call(["scancel", "--signal=KILL", step_id], patience=STEP_PATIENCE)
+    def end(self, process: Process, folder: TrialFolder) -> None:
+        """End the step, and its ranks on all nodes; a warm one whose ranks ended well stays."""
+        is_hanging = process.poll() is None
+        if isinstance(process, StepTrial):
+            if process.poll() != 0:
+                self.warm_steps.end(process.step)
+            return
+        end_process_group(process)
+        if is_hanging:
+            controller.cancel_step(folder.path.name)
 
 
 def parse_failures(output: str, at: float) -> list[Failure]:

@@ -20,7 +20,12 @@ from harness.core.errors import BadFile
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
 from harness.core.ports import LOOPBACK
-from harness.core.processes import Process, parent_variables, start_session
+from harness.core.processes import (
+    Process,
+    end_process_group,
+    parent_variables,
+    start_session,
+)
 from harness.launch import forkserver
 from harness.launch.launcher import RENDEZVOUS, assign, exit_failure
 from harness.launch.stack import ReadyStack, bound_command
@@ -147,8 +152,9 @@ class Torchrun:
                 failures.append(replace(_failure(ended, rank, folder), at=ended.at))
         return failures
 
-    def end_remains(self, folder: TrialFolder) -> None:
-        """Do nothing: all ranks are in the process group, or end with it."""
+    def end(self, process: Process, folder: TrialFolder) -> None:
+        """End the command and all ranks, which are in its process group or end with it."""
+        end_process_group(process)
 
 
 def _is_rank(command: Sequence[str]) -> bool:

@@ -54,7 +54,7 @@ class Profile(Strict):
     # auto: as many as there is room for. Verdicts are for those that have had the same company.
     parallel: Parallel = 1
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
-    # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
+    # Whether ranks on CPUs are forked from a process that has torch loaded, in jobs too.
     forkserver: bool = True
     # Seconds that this process stays for the next command; 0: it ends with the command.
     keep_forkserver: Annotated[float, Between(0, MAX_KEEP_SECONDS)] = 300.0

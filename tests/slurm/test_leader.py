@@ -17,6 +17,7 @@ from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
 from harness.launch.runner import Runner, StopRequest
+from harness.launch.warm_step import WarmSteps
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import Failure, RankResult, Record
@@ -59,7 +60,8 @@ def runner(tmp_path: Path, listener: JobListener) -> Runner:
     first_attempts[sweep.trials()[4].id] = 2
     submitted = make_submission(sweep, first_attempts)
     folder, stop = SweepFolder(tmp_path / "sweep"), StopRequest(listener.stop_reason)
-    return leader.runner_of(folder, submitted, submitted.arrays[0], sweep.trials(), listener, stop)
+    array, trials = submitted.arrays[0], sweep.trials()
+    return leader.runner_of(folder, submitted, array, trials, listener, stop, WarmSteps())
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:

@@ -48,9 +48,9 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
     """Two strategies and two seeds: two blocks, each a job on both nodes, in a folder with a hostile
-    name. The third strategy runs in test_interruptions.py.
+    name. Both trials of a job run in one step. The third strategy runs in test_interruptions.py.
     """
-    sweep = random_sweep(tmp_path, strategies=("single", "ddp"))
+    sweep = random_sweep(tmp_path, strategies=("ddp", "fsdp2"))
     results = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
     profile = slurm_profile(tmp_path)
     submission = ["submit", str(sweep), "--cluster", str(profile), "--results", str(results)]
@@ -73,10 +73,9 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
     assert "4 are done" in harness(*submission).out
     for record in records.values():
         assert record.attempt == 1
-        is_single = record.trial.cell.axes.strategy == "single"
         variables = slurm_variables(record)
-        assert variables["SLURM_JOB_NODELIST"] == "n[1-2]"
-        assert variables["SLURM_STEP_NODELIST"] == ("n1" if is_single else "n[1-2]")
+        assert variables["SLURM_STEP_NODELIST"] == "n[1-2]"
+        assert variables["SLURM_STEP_ID"] == "0"
 
     for key, outcome in outcomes(records).items():
         assert outcome == undisturbed[key]
@@ -85,10 +84,15 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
 
 
 def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path: Path) -> None:
-    """The trial that hangs until its time is over does so in a job beside that of the others."""
+    """The trial that hangs until its time is over does so in a job beside that of the others.
+
+    Of those, the ones with two ranks share a step until a rank of the second one fails. The third one
+    starts another.
+    """
     failing: dict[str, dict[str, Any]] = {
-        "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
+        "well": {"axes": DDP},
         "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": DDP},
+        "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
         "fine": {},
     }
     hanging = {"hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP}}
@@ -105,7 +109,13 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
         for record in read_records(results, name).values():
             records[record.trial.cell.workload.label] = record
 
-    assert records["fine"].status == "done"
+    assert [records[name].status for name in ("well", "fine")] == ["done", "done"]
+    # Of a rank that was killed, no record has the variables. It was in the step of the first trial.
+    steps = [slurm_variables(records[name])["SLURM_STEP_ID"] for name in ("well", "fine")]
+    assert steps == ["0", "2"], "the one in between is that of the trial that raises"
+    fine = slurm_variables(records["fine"])
+    assert fine["SLURM_JOB_NODELIST"] == "n[1-2]"
+    assert fine["SLURM_STEP_NODELIST"] == "n1"
     raised = records["raises"].failure
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
     killed = records["killed"].failure
