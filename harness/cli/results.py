@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -407,36 +408,38 @@ def verify(
 ) -> None:
     """Check that recorded numbers are as they were written.
 
-    Other commands read the headers of records, whose seals they check. This reads their columns too,
-    computes each figure again that follows from them, and checks the files of fingerprints.
+    Other commands check the seal of each file that they read, and of records only the headers. This
+    reads the columns of records too, computes each figure again that follows from them, and checks
+    what commands leave beside them: fingerprints, checkpoints, exported models, parity, the results
+    of check and find-lr. Without SWEEP, also measured peaks, certificates and baselines.
 
     Exit code 2 if anything is damaged, which is named.
     """
     from harness.core.paths import Results
     from harness.core.text import counted
+    from harness.housekeeping.verify import verify_machines, verify_sweep
     from harness.records.store import read_recorded_spec, recorded_sweep_names
-    from harness.records.verify import verify_sweep
 
     results_folder = Results(results)
     names = sweeps or recorded_sweep_names(results_folder)
-    folders = []
-    for name in names:
-        if sweeps:
-            read_recorded_spec(results_folder, name)  # which says what there is if there is none
-        folders.append(results_folder.sweep_folder(name))
-    records = ranks = problems = 0
-    for folder in folders:
-        for verified in verify_sweep(folder):
-            records += 1
-            ranks += verified.ranks
-            if verified.problem is not None:
-                problems += 1
-                print(verified.problem, file=sys.stderr)
+    for name in sweeps:
+        read_recorded_spec(results_folder, name)  # which says what there is if there is none
+    parts = [verify_sweep(results_folder, name) for name in names]
+    if not sweeps:
+        parts.append(verify_machines(results_folder))
+    files = records = ranks = problems = 0
+    for verified in chain.from_iterable(parts):
+        files += 1
+        records += verified.is_record
+        ranks += verified.ranks
+        if verified.problem is not None:
+            problems += 1
+            print(verified.problem, file=sys.stderr)
     if problems:
-        raise BadInput(f"found {counted(problems, 'damaged file')} of {records}")
+        raise BadInput(f"found {counted(problems, 'damaged file')} of {files}")
     print(
-        f"{counted(records, 'record')} of {counted(len(folders), 'sweep')} are whole, with the series"
-        f" of {counted(ranks, 'rank')}"
+        f"{counted(records, 'record')} of {counted(len(names), 'sweep')} are whole, with the series"
+        f" of {counted(ranks, 'rank')}; so are {counted(files - records, 'other file')}"
     )
 
 

@@ -182,6 +182,10 @@ class SweepFolder:
         """Return how the user's repository differed from its commit, in the file of that SHA-256."""
         return self.path / "environments" / f"{digest}.diff"
 
+    def environment_paths(self) -> list[Path]:
+        """Return the files that `packages_path` and `diff_path` name by their SHA-256."""
+        return [*self.path.glob("environments/*.txt"), *self.path.glob("environments/*.diff")]
+
     def trial_folder(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial, which need not exist."""
         return TrialFolder(self.path / trial_id)

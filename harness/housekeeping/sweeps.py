@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.parity import PARITY_FORMAT
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
-from harness.records.decode import FileFormat, read_json
+from harness.preflight.rates import SEARCH_FORMAT
+from harness.preflight.report import REPORT_FORMAT
+from harness.records.decode import FileFormat, read_json, unsealed
 from harness.records.seal import sealed_text
 from harness.records.store import (
+    SWEEP_FORMAT,
     is_locked,
     lock,
     read_recorded_sweep,
@@ -24,8 +28,6 @@ from harness.records.store import (
 )
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.text import problem_of_name
-
-NAMED_FILE = FileFormat(name="file of a sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +123,28 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
     if problem is not None:
         raise BadInput(f"new name: {problem}")
     before, after = results.sweep_folder(old), results.sweep_folder(new)
+    preflight_path = results.preflight_path(old)
     is_cut_off = not before.path.exists() and _name_in(after) == old
     if not is_cut_off:
         before = recorded_folder(results, old)
         if after.path.exists():
             raise BadInput(f"{new}: {after.path} exists; allowed: a name that no sweep has")
+        # A file that was changed is refused before anything is renamed, as it can't be sealed anew.
+        _read_sealed(before.parity_path, PARITY_FORMAT)
+        _read_sealed(before.rates_path, SEARCH_FORMAT)
+        _read_sealed(preflight_path, REPORT_FORMAT)
         with held(before):
             before.path.rename(after.path)
             fsync_folder(results.runs)
-    _replace_value(after.parity_path, "sweep", new)
-    checked = results.preflight_path(old)
-    if checked.exists():
-        checked.rename(results.preflight_path(new))
-        _replace_value(results.preflight_path(new), "sweep", new)
+    _replace_value(after.parity_path, PARITY_FORMAT, "sweep", new)
+    if before.rates_path.exists():
+        before.rates_path.rename(after.rates_path)
+    _replace_value(after.rates_path, SEARCH_FORMAT, "sweep", new)
+    if preflight_path.exists():
+        preflight_path.rename(results.preflight_path(new))
+    _replace_value(results.preflight_path(new), REPORT_FORMAT, "sweep", new)
     # Last: it is by this file that a renaming which was cut off is known.
-    _replace_value(after.spec_path, "name", new)
+    _replace_value(after.spec_path, SWEEP_FORMAT, "name", new)
     return after
 
 
@@ -147,11 +156,22 @@ def _name_in(folder: SweepFolder) -> str | None:
     return name
 
 
-def _replace_value(path: Path, key: str, value: str) -> None:
-    """Replace a value in a sealed file; a file that is not there stays so."""
+def _read_sealed(path: Path, file_format: FileFormat) -> Any:
+    """Return the content of a sealed file, None where there is none.
+
+    Raises BadFile for one that was changed after it was written.
+    """
     if not path.exists():
-        return
-    content = read_json(path, NAMED_FILE)
+        return None
+    return unsealed(read_json(path, file_format), str(path), file_format)
+
+
+def _replace_value(path: Path, file_format: FileFormat, key: str, value: str) -> None:
+    """Replace a value in a sealed file; a file that is not there stays so.
+
+    Raises BadFile as `_read_sealed` does: a new seal would hide the change.
+    """
+    content = _read_sealed(path, file_format)
     if isinstance(content, dict):
         write_atomically(path, sealed_text({**content, key: value}))
 

@@ -26,6 +26,8 @@ INK = "#222222"  # text, and lines that stand for no series
 PALE = "#DDDDDD"  # grid lines
 SPINE = "#888888"
 DPI = 150
+WHITE = 255  # a color channel
+STRONGEST_SHADE = 0.6  # the share of a color in its strongest shade, on which dark text reads well
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -72,3 +74,13 @@ def plain_formatter() -> FuncFormatter:
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def tint(color: str, strength: float) -> str:
+    """Return a color mixed with white: white at strength 0, at 1 the strongest that text allows."""
+    share = strength * STRONGEST_SHADE
+    digits = []
+    for start in (1, 3, 5):  # of `#rrggbb`
+        channel = int(color[start : start + 2], 16)
+        digits.append(f"{round(WHITE + (channel - WHITE) * share):02x}")
+    return "#" + "".join(digits)

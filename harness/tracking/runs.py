@@ -13,22 +13,25 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.classes import join_confusions
 from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
 from harness.analysis.scalars import metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder
 from harness.core.redaction import redact_text, secret_values
+from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.render.chart import save_png
+from harness.render.confusions import draw_confusions
 from harness.render.rates import draw_rates
 from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
@@ -58,6 +61,9 @@ BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 BOARD_TAG = "harness.board"  # on a sweep's run: the digest of its leader boards
+CONFUSIONS_TAG = (
+    "harness.confusions"  # on a cell's run: the digest of the trials that its picture has
+)
 RATES_TAG = "harness.rates"  # on a cell's run: when the search was made that its picture shows
 TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
 TABLE_FILE = "trials.csv"
@@ -230,6 +236,7 @@ class SweepRuns:
                     self._update_export(outline.trial)
         if result is not None:
             self._update_boards(result, sweep_run)
+            self._update_confusions(result, by_cell)
             self._update_table(outlines, sweep_run)
         return sweep_run.id, written
 
@@ -264,6 +271,39 @@ class SweepRuns:
             save_png(draw_rates(rates, 6.0, 4.0), path)
             self._store_file(run, path, "figures")
         self._set_tag(run, RATES_TAG, str(search.at))
+
+    def _update_confusions(
+        self, result: SweepResult, by_cell: Mapping[str, Sequence[TrialOutline]]
+    ) -> None:
+        """Attach the confusion matrix of each workload's most accurate cell to the cell's run.
+
+        All of its trials are counted together, as in the report. A cell that was the most accurate
+        before keeps its picture, which is brought up to date.
+        """
+        most_accurate = [result.most_accurate(label) for label in result.workloads]
+        shown = {cell_result.cell.id for cell_result in most_accurate if cell_result is not None}
+        for cell_id, outlines in by_cell.items():
+            (run,) = self.existing["cell", cell_id]
+            if cell_id not in shown and CONFUSIONS_TAG not in run.tags:
+                continue
+            done = [outline for outline in outlines if outline.status == "done"]
+            digest = _digest("\0".join(outline.digest for outline in done))
+            if run.tags.get(CONFUSIONS_TAG) != digest and self._draw_confusions(done, run):
+                self._set_tag(run, CONFUSIONS_TAG, digest)
+
+    def _draw_confusions(self, outlines: Sequence[TrialOutline], run: KnownRun) -> bool:
+        """Attach the confusion matrix of some trials to a run; return whether they are a classifier's."""
+        paths = [self.folder.trial_folder(outline.trial).record_path for outline in outlines]
+        confusions = join_confusions([read_record(path) for path in paths])
+        if confusions is None:
+            return False
+        names = [self._clean(name) for name in confusions.classes]
+        title = f"{self._clean(outlines[0].cell.label)}, {counted(len(outlines), 'trial')}"
+        with staging(self.folder.delivery_folder) as aside:
+            path = aside / "confusions.png"
+            save_png(draw_confusions(replace(confusions, classes=names), title), path)
+            self._store_file(run, path, "figures")
+        return True
 
     def _update_export(self, trial: str) -> None:
         """Bring a trial's exports to its run, unless that shows them already."""

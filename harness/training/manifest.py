@@ -9,7 +9,6 @@ results that are neither's.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,12 +19,13 @@ from harness.core.variables import chooses_kernels
 from harness.records.code import training_digest
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import describe_settings, describe_software, relevant_variables
+from harness.records.seal import sealed_text
 
 WEIGHTS_FILE = "model.safetensors"
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA = "1.1"
-MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA)
+MANIFEST_SCHEMA = "1.2"  # 1.2 is sealed
+MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, sealed_since=2)
 # Packages that have no part in what ranks compute.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")
 SHOWN_DIGITS = 12  # of a digest, in errors
@@ -92,8 +92,7 @@ def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> 
     """Write the manifest of a checkpoint whose files are all in `folder`."""
     files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(step=step, origin=origin, files=files, not_resumable=not_resumable)
-    text = json.dumps(asdict(manifest), indent=1) + "\n"
-    (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+    (folder / MANIFEST_FILE).write_text(sealed_text(asdict(manifest)), encoding="utf-8")
 
 
 def find_fault(checkpoint: Path, origin: Origin) -> str | None:

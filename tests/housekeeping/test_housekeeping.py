@@ -17,6 +17,8 @@ import pytest
 from harness.core.paths import Results
 from harness.housekeeping import archive, sweeps
 from harness.housekeeping.merge import merge
+from harness.preflight.rates import RateSearch, read_search, write_search
+from harness.preflight.report import Preflight, read_preflight, write_preflight
 from harness.records.record import Record
 from harness.records.settings import run_settings
 from harness.records.store import lock, read_recorded_sweep, write_spec
@@ -125,6 +127,23 @@ def test_a_renaming_that_was_cut_off_is_completed(
             sweeps.rename(results, "nightly", "weekly")
     run("rename", "nightly", "weekly")
     assert len(read_recorded_sweep(results, "weekly").records) == 1
+
+
+def test_what_is_kept_of_a_sweep_elsewhere_is_renamed_too(results: Results) -> None:
+    record_sweep(results, "nightly")
+    write_search(results.sweep_folder("nightly"), RateSearch(sweep="nightly", at=1.0, cells=[]))
+    preflight = Preflight(sweep="nightly", at=1.0, workloads=[])
+    write_preflight(results.preflight_path("nightly"), preflight)
+    run("rename", "nightly", "weekly")
+    search = read_search(results.sweep_folder("weekly"))
+    assert search is not None
+    assert search.sweep == "weekly"
+    assert read_preflight(results.preflight_path("weekly")) == replace(preflight, sweep="weekly")
+    # A new seal would hide that a file was changed, so nothing is renamed.
+    path = results.sweep_folder("weekly").rates_path
+    path.write_text(path.read_text(encoding="utf-8").replace("1.0", "2.0"), encoding="utf-8")
+    assert f"{path}: seal: found " in refused("rename", "weekly", "monthly")
+    assert results.sweep_folder("weekly").path.exists()
 
 
 def test_a_sweep_that_is_running_is_left_alone(results: Results) -> None:

@@ -161,6 +161,9 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert slow["tags"]["harness.verdict"] == "reference"
     assert "mlp eager bf16 single" in shown["demo"]["tags"]["mlflow.note.content"]
     assert "figures/mlp.png" in shown["demo"]["artifacts"]
+    # Both are equally accurate, and the picture is of the first.
+    assert "figures/confusions.png" in slow["artifacts"]
+    assert "figures/confusions.png" not in fast["artifacts"]
     for cell in (fast, slow):
         assert "figures/mlp.png" not in cell["artifacts"]
         assert (
@@ -303,6 +306,8 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     monkeypatch.setattr(tracker_module, "transaction", lambda client: nullcontext(Transaction()))
     # Matplotlib takes longer than all writes together.
     monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
+    monkeypatch.setattr(runs, "draw_confusions", lambda confusions, title: None)
+    monkeypatch.setattr(runs, "save_png", lambda figure, path: path.write_bytes(b"PNG"))
     records = [make_record()]
     reference = None
     for at in range(100):

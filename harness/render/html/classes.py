@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
 
 from harness.analysis.classes import (
     ClassScore,
     Mistake,
     class_scores,
     join_confusions,
-    matrix,
     mistakes,
 )
+from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.records.record import Confusions
 from harness.render import format as fmt
-from harness.render.chart import COLORS
+from harness.render.confusions import draw_confusions
+from harness.render.html.plots import svg
 from harness.render.html.report import Report, ReportCell
-from harness.render.html.rows import tint
 
-MOST_CLASSES = 20  # whose matrix is shown, and that are listed: of more, those with the lowest F1
-MOST_MISTAKES = 20  # that are listed where there is no matrix
+MOST_CLASSES = 20  # that are listed: of more, those with the lowest F1
+MOST_MISTAKES = 20  # that are listed where there are more classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +38,14 @@ class ClassRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixRow:
-    """The samples of one class, by what they were taken for."""
-
-    name: str
-    fields: Sequence[tuple[str, str]]  # a count, empty for none, and its color
-
-
-@dataclass(frozen=True, kw_only=True)
 class Classes:
     """The classes of one workload, at the cell with the best target metric."""
 
     title: str
     note: str
+    matrix: Markup
     rows: Sequence[ClassRow]
-    matrix: Sequence[MatrixRow]  # empty for many classes
-    mistakes: Sequence[Mistake]  # empty where there is a matrix
+    mistakes: Sequence[Mistake]  # empty for few classes, whose matrix has them all
 
 
 def classes(report: Report) -> list[Classes]:
@@ -73,17 +67,27 @@ def _classes(workload: str, cell: ReportCell, confusions: Confusions) -> Classes
     count = len(confusions.classes)
     note = f"{cell.name}, {counted(len(cell.done), 'trial')} together"
     scores = class_scores(confusions)
-    has_matrix = count <= MOST_CLASSES
-    if not has_matrix:
+    worst: Sequence[Mistake] = ()
+    if count > MOST_CLASSES:
         scores = sorted(scores, key=_lowest_f1_first)[:MOST_CLASSES]
-        note += f"; the {MOST_CLASSES} of {count} classes with the lowest F1, and the most frequent mistakes"
-    rows = [_row(score) for score in scores]
-    if has_matrix:
-        return Classes(
-            title=workload, note=note, rows=rows, matrix=_matrix(confusions), mistakes=()
-        )
-    worst = mistakes(confusions)[:MOST_MISTAKES]
-    return Classes(title=workload, note=note, rows=rows, matrix=(), mistakes=worst)
+        worst = mistakes(confusions)[:MOST_MISTAKES]
+        note += f"; below the matrix the {MOST_CLASSES} of {count} classes with the lowest F1, and the most"
+        note += " frequent mistakes"
+    drawing = draw_confusions(_without_secrets(confusions))
+    return Classes(
+        title=workload,
+        note=note,
+        matrix=svg(drawing, f"confusion matrix of {workload}"),
+        rows=[_row(score) for score in scores],
+        mistakes=worst,
+    )
+
+
+def _without_secrets(confusions: Confusions) -> Confusions:
+    """Return counts whose names of classes hold no secret: a name that is cut would hide it."""
+    secrets = secret_values()
+    names = [redact_text(name, secrets) for name in confusions.classes]
+    return replace(confusions, classes=names)
 
 
 def _lowest_f1_first(score: ClassScore) -> float:
@@ -100,16 +104,3 @@ def _row(score: ClassScore) -> ClassRow:
         f1=fmt.share(score.f1),
         support=f"{score.support:,}",
     )
-
-
-def _matrix(confusions: Confusions) -> list[MatrixRow]:
-    """Return the confusion matrix, each count shaded by its share of the row's class."""
-    rows = []
-    for index, counts in enumerate(matrix(confusions)):
-        total = max(1, sum(counts))
-        fields = []
-        for column, count in enumerate(counts):
-            color = COLORS[0] if column == index else COLORS[1]
-            fields.append((f"{count:,}" if count else "", tint(color, count / total)))
-        rows.append(MatrixRow(name=confusions.classes[index], fields=fields))
-    return rows

@@ -307,9 +307,9 @@ SECTIONS = (
         title="Classes",
         kind="classes",
         build=classes.classes,
-        about="of the cell with the best target metric, on the test set. Precision is of what was taken"
-        " for a class, recall of what is one. Rows of the matrix are labels, columns what they were"
-        " taken for.",
+        about="of the cell with the best target metric, on the test set. In the matrix, what is right is"
+        " blue and a mistake orange; the darker, the larger its share of the row. Precision is of what"
+        " was taken for a class, recall of what is one.",
         needs="a classifier that was evaluated",
     ),
     Section(

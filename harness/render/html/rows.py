@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.render.chart import COLORS
+from harness.render.chart import COLORS, tint
 
 Bounds = tuple[float, float]  # the low and the high end of an interval
 
@@ -23,8 +23,6 @@ MIN_TICK_DISTANCE = 100 / MAX_TICKS / 2  # percent between the ticks of a scale 
 LINEAR_MIN_WIDTH = 1e-3  # of a scale of values that are all alike
 LOG_MIN_WIDTH = 0.02  # the same of ratios, in natural logarithms: 2%
 PADDING = 0.05  # of a scale beyond its outermost values, as a share of its width
-WHITE = 255  # a color channel
-STRONGEST_SHADE = 0.6  # the share of a color in its strongest shade, on which dark text reads well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +233,3 @@ def shade(ratio: float, strongest_ratio: float) -> str:
     """
     strength = abs(math.log(ratio)) / max(math.log(strongest_ratio), 1e-9)
     return tint(COLORS[0] if ratio > 1 else COLORS[1], min(1.0, strength))
-
-
-def tint(color: str, strength: float) -> str:
-    """Return a color mixed with white: white at strength 0, at 1 the strongest that text allows."""
-    share = strength * STRONGEST_SHADE
-    digits = []
-    for start in (1, 3, 5):  # of `#rrggbb`
-        channel = int(color[start : start + 2], 16)
-        digits.append(f"{round(WHITE + (channel - WHITE) * share):02x}")
-    return "#" + "".join(digits)

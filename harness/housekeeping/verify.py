@@ -1,0 +1,127 @@
+"""Checks all that files on disk promise: seals, digests, columns, every figure against its series.
+
+Commands check the seal of each file that they read. This reads all files that hold figures: records
+with their columns, and what commands leave beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from harness.analysis import baseline
+from harness.analysis.parity import read_parity
+from harness.core.errors import BadInput
+from harness.core.paths import Results, TrialFolder
+from harness.hardware import certificate, machine
+from harness.preflight.rates import read_search
+from harness.preflight.report import read_preflight
+from harness.records.files import read_record
+from harness.records.store import read_spec_content
+from harness.serving.exporting import check_files
+from harness.serving.record import read_export
+from harness.training.manifest import read_manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was found out about one file."""
+
+    path: Path
+    is_record: bool = False
+    ranks: int = 0  # whose series were checked, of a record
+    problem: str | None = None  # a line; None for a file that is whole
+
+
+def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
+    """Yield what each file of a sweep came to.
+
+    Records of invalid attempts that were replaced are checked too.
+    """
+    folder = results.sweep_folder(name)
+    yield _verify(folder.spec_path, partial(read_spec_content, folder.spec_path))
+    for path in folder.record_paths():
+        yield verify_record(path)
+        for invalid in sorted(path.parent.glob("invalid-*.json")):
+            yield verify_record(invalid)
+        yield from _verify_results_of(TrialFolder(path.parent))
+    for path in sorted(folder.environment_paths()):
+        yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
+    preflight_path = results.preflight_path(name)
+    yield from _verify_present(folder.parity_path, partial(read_parity, folder))
+    yield from _verify_present(folder.rates_path, partial(read_search, folder))
+    yield from _verify_present(preflight_path, partial(read_preflight, preflight_path))
+
+
+def verify_machines(results: Results) -> Iterator[Verified]:
+    """Yield what each file came to that sweeps share: measured peaks, certificates and baselines."""
+    for path in sorted(results.peaks.glob("*.json")):
+        yield _verify(path, partial(machine.read, path))
+    for path in sorted(results.certificates.glob("*.json")):
+        yield _verify(path, partial(certificate.read, results, path.stem))
+    for path in baseline.files(results):
+        yield _verify(path, partial(baseline.read, path))
+
+
+def verify_record(path: Path) -> Verified:
+    """Return whether a record is whole, with its columns and the files of its fingerprints."""
+    try:
+        record = read_record(path)
+        if record.loss is not None:
+            record.loss.unpack()
+        ranks = list(record.ranks)
+        for result in ranks:
+            if result.fingerprints is not None:
+                _check_digest(
+                    path.parent / result.fingerprints.file,
+                    result.fingerprints.file_digest,
+                    "its record",
+                )
+    except BadInput as error:
+        return Verified(path=path, is_record=True, problem=str(error))
+    return Verified(path=path, is_record=True, ranks=len(ranks))
+
+
+def _verify_results_of(folder: TrialFolder) -> Iterator[Verified]:
+    """Yield what the checkpoints and the exported models of a trial came to."""
+    for checkpoint in sorted(folder.best_checkpoints.glob("step-*")):
+        yield _verify(checkpoint, partial(read_manifest, checkpoint, folder.path.name))
+    yield from _verify_present(folder.export_path, partial(_check_export, folder))
+
+
+def _check_export(folder: TrialFolder) -> None:
+    """Raise BadInput unless exports and the files of their models are as they were written."""
+    export = read_export(folder)
+    assert export is not None  # its file is there
+    check_files(folder, export)
+
+
+def _verify_present(path: Path, read: Callable[[], object]) -> Iterator[Verified]:
+    """Yield what a file came to, nothing if there is no such file."""
+    if path.exists():
+        yield _verify(path, read)
+
+
+def _verify(path: Path, read: Callable[[], object]) -> Verified:
+    """Return what a file came to; `read` raises BadInput for one that is damaged."""
+    try:
+        read()
+    except BadInput as error:
+        return Verified(path=path, problem=str(error))
+    return Verified(path=path)
+
+
+def _check_digest(path: Path, expected: str, source: str) -> None:
+    """Raise BadInput for a file that is missing or has another SHA-256 than `source` says."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read: {error.strerror}; {source} names it") from None
+    if digest != expected:
+        raise BadInput(
+            f"{path}: found the SHA-256 {digest[:12]}…; allowed: {expected[:12]}…, as of {source}: it"
+            " was changed after it was written"
+        )

@@ -1,0 +1,163 @@
+"""Everything that records promise is checked by one command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.parity import write_parity
+from harness.core.paths import Results, SweepFolder
+from harness.hardware import machine
+from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
+from harness.preflight.rates import RateSearch, write_search
+from harness.preflight.report import Preflight, write_preflight
+from harness.records.files import remove_unused_columns, write_record
+from harness.records.record import RankFingerprints, Ranks, Record
+from harness.records.seal import sealed_text
+from harness.serving.exporting import digest_files
+from harness.serving.record import ExportedModel, Parity, TrialExport, write_export
+from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, Origin, seal
+from tests.factories import make_machine, make_record, write_sweep
+from tests.support.parity import make_parity
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    """A sweep of two trials, the first of which has fingerprints."""
+    folder = Results(tmp_path).sweep_folder("demo")
+    write_sweep(folder, [make_record(seed=seed) for seed in range(2)])
+    first = make_record(seed=0)
+    trial_folder = folder.trial_folder(first.trial.id)
+    path = trial_folder.fingerprint_path(0)
+    path.parent.mkdir()
+    path.write_text("marks", encoding="utf-8")
+    digest = hashlib.sha256(b"marks").hexdigest()
+    fingerprints = RankFingerprints(steps=[], file="fingerprints/rank0.jsonl", file_digest=digest)
+    ranks = Ranks.of([replace(first.ranks[0], fingerprints=fingerprints)])
+    write_record(trial_folder.record_path, replace(first, ranks=ranks))
+    remove_unused_columns(trial_folder.path)
+    return folder
+
+
+def verify(folder: SweepFolder) -> list[Verified]:
+    results = Results(folder.path.parent.parent)
+    return [*verify_sweep(results, "demo"), *verify_machines(results)]
+
+
+def problems(folder: SweepFolder) -> list[str]:
+    return [verified.problem for verified in verify(folder) if verified.problem]
+
+
+def test_whole_sweep_has_no_problem(folder: SweepFolder) -> None:
+    assert [verified.ranks for verified in verify(folder) if verified.is_record] == [1, 1]
+    assert problems(folder) == []
+
+
+def test_figure_that_was_sealed_after_a_change_is_found(folder: SweepFolder) -> None:
+    """The seal is right, so that only the columns contradict it."""
+    path = folder.record_paths()[1]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["summary"]["throughput"] *= 2
+    path.write_text(sealed_text(content), encoding="utf-8")
+    (problem,) = problems(folder)
+    assert problem.startswith(f"{path}: not a valid record: summary.throughput: found ")
+
+
+@pytest.mark.parametrize("name", ["record-*.npz", "fingerprints/rank0.jsonl"])
+def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder, name: str) -> None:
+    (path,) = folder.record_paths()[0].parent.glob(name)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    assert [str(path) in problem for problem in problems(folder)] == [True]
+    path.unlink()
+    assert [str(path) in problem for problem in problems(folder)] == [True]
+
+
+def test_sweep_that_was_changed_is_named(folder: SweepFolder) -> None:
+    content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
+    folder.spec_path.write_text(json.dumps(content | {"repeats": 9}), encoding="utf-8")
+    assert [str(folder.spec_path) in problem for problem in problems(folder)] == [True]
+
+
+def write_files_beside(folder: SweepFolder) -> None:
+    """Leave what commands leave beside records: a checkpoint, an exported model, and so on."""
+    results = Results(folder.path.parent.parent)
+    record = make_record(seed=0)
+    trial_folder = folder.trial_folder(record.trial.id)
+    checkpoint = trial_folder.best_checkpoints / "step-000000012"
+    checkpoint.mkdir(parents=True)
+    for name in (WEIGHTS_FILE, STATE_FILE):
+        (checkpoint / name).write_text("1", encoding="utf-8")
+    seal(checkpoint, Origin(trial=record.trial.id, code="", software={}), 12, None)
+    model_folder = trial_folder.exported_model("onnx")
+    model_folder.mkdir(parents=True)
+    (model_folder / "model.onnx").write_text("1", encoding="utf-8")
+    write_export(trial_folder, make_export(record, digest_files(model_folder)))
+    pins = "torch==2.13.0\n"
+    path = folder.packages_path(hashlib.sha256(pins.encode()).hexdigest())
+    path.parent.mkdir()
+    path.write_text(pins, encoding="utf-8")
+    write_parity(folder, make_parity())
+    write_search(folder, RateSearch(sweep="demo", at=1.0, cells=[]))
+    write_preflight(results.preflight_path("demo"), Preflight(sweep="demo", at=1.0, workloads=[]))
+    machine.write(results.peaks, make_machine())
+
+
+def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
+    """Return what is recorded of a model that was exported to ONNX."""
+    assert record.rank0 is not None
+    parity = Parity(
+        samples=60,
+        metrics={"accuracy": 0.9},
+        exported_metrics={"accuracy": 0.9},
+        largest_difference=1e-6,
+        rounding_error=1e-6,
+        tolerance=1e-5,
+        disagreeing=0,
+    )
+    model = ExportedModel(format="onnx", bytes=1, files=files, seconds=1.0, parity=parity)
+    return TrialExport(
+        trial=record.trial.id,
+        at=1.0,
+        step=12,
+        weights="",
+        recorded_metrics={"accuracy": 0.9},
+        target="accuracy",
+        device="cpu",
+        hardware=record.rank0.environment.hardware,
+        packages={},
+        models=[model],
+    )
+
+
+BESIDE = (
+    ("runs/demo/*-s0-r0/best/*/manifest.json", "12", "13"),
+    ("runs/demo/*-s0-r0/best/*/model.safetensors", "1", "2"),
+    ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
+    ("runs/demo/*-s0-r0/export/onnx/model.onnx", "1", "2"),
+    ("runs/demo/environments/*.txt", "2.13", "2.14"),
+    ("runs/demo/parity.json", "demo", "Demo"),
+    ("rates/demo.json", "1.0", "2.0"),
+    ("preflight/demo.json", "1.0", "2.0"),
+    ("peaks/*.json", "Test", "Fast"),
+)
+
+
+@pytest.mark.parametrize(("pattern", "before", "after"), BESIDE)
+def test_file_beside_a_record_that_was_edited_is_named(
+    folder: SweepFolder, pattern: str, before: str, after: str
+) -> None:
+    write_files_beside(folder)
+    assert problems(folder) == []
+    (path,) = folder.path.parent.parent.glob(pattern)
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    (problem,) = problems(folder)
+    assert str(path.parent) in problem
+    assert "\n" not in problem
