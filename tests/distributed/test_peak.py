@@ -14,7 +14,9 @@ from harness.core.errors import HarnessError
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine, machine_key
+from harness.hardware.measured_peaks import REQUEST_FORMAT, Request
 from harness.launch.probe import measure
+from harness.records.decode import decode_file
 from harness.records.environment import describe_hardware
 from harness.render.format import byte_size
 from tests.support.commands import CommandResult, harness
@@ -44,7 +46,6 @@ def ended(results: Results, cpu: str) -> CommandResult:
     return harness(
         "peak",
         "--quick",
-        "--plot",
         "--ranks",
         "2",
         "--cluster",
@@ -154,10 +155,14 @@ def test_a_rank_that_fails_is_named_with_its_log(
             Profile(device="cuda", environment={"CUDA_VISIBLE_DEVICES": ""}),
             ranks=1,
             quick=True,
+            fine=True,
             on_progress=lambda now: None,
         )
     assert list(results.peaks.glob("*.json")) == []
     assert list(results.peaks.glob("running-*/logs/launch.log"))
+    (request_path,) = results.peaks.glob("running-*/trial.json")
+    request = decode_file(Request, request_path, REQUEST_FORMAT)
+    assert request == Request(device="cuda", quick=True, fine=True)
 
 
 def test_a_broken_record_is_one_line(tmp_path: Path) -> None:

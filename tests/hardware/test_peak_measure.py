@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from harness.hardware import measured_peaks as peak
-from harness.hardware.machine import AllReduce, Copy, Matmul, Timing
+from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.hardware.measured_peaks import (
     Extent,
     Request,
@@ -20,11 +20,13 @@ from harness.hardware.measured_peaks import (
     products,
 )
 from harness.hardware.repeat import MIN_REPEATS, repeat, runner
+from harness.launch import probe
 from harness.records.environment import Gpu, Hardware
 from harness.render import chart
 from harness.render.format import byte_size, rate
 from harness.render.terminal.peak import draw, plot_lines, tables
 from tests.factories import make_machine
+from tests.support.commands import harness
 
 MIB = 2**20
 
@@ -216,3 +218,20 @@ def test_fine_sizes_lie_between_the_others() -> None:
         coarse = Extent.of(request, torch.device("cpu"))
         fine = Extent.of(replace(request, fine=True), torch.device("cpu"))
         assert set(coarse.matmul_sizes) < set(fine.matmul_sizes)
+
+
+@pytest.mark.parametrize("plot", [False, True])
+def test_only_a_plot_needs_the_sizes_between(
+    plot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[bool] = []
+
+    def measure(*_: object, fine: bool, **__: object) -> tuple[Path, Machine]:
+        requested.append(fine)
+        return tmp_path / "here.json", make_machine()
+
+    monkeypatch.setattr(probe, "measure", measure)
+    ended = harness("peak", *(["--plot"] if plot else []), "--results", str(tmp_path))
+    assert (ended.code, requested) == (0, [plot]), ended.err
+    assert (plot_lines(make_machine())[-1] in ended.out) == plot
+    assert (tmp_path / "here.png").is_file()
