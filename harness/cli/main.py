@@ -15,10 +15,12 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import typer.main
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 import harness
@@ -88,6 +90,17 @@ def options(
     """Benchmark and reproduce distributed training in PyTorch."""
 
 
+@cache
+def command_tree() -> TyperGroup:
+    """Return all commands with their options, as they are parsed.
+
+    To call `app` would make them anew each time, which takes 50 ms.
+    """
+    tree = typer.main.get_command(app)
+    assert isinstance(tree, TyperGroup)  # as there is more than one command
+    return tree
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process.
 
@@ -105,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is
         # the code of a `typer.Exit`, None where a command returned.
-        code = app(args=arguments_or_help, prog_name="harness", standalone_mode=False)
+        code = command_tree()(args=arguments_or_help, prog_name="harness", standalone_mode=False)
         sys.stdout.flush()  # here, where it is noticed if the disk is full
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)

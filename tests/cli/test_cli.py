@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 import harness as package
 from harness.cli import main as cli
@@ -30,7 +29,7 @@ def commands(group: Any, *parents: str) -> list[tuple[str, ...]]:
     return typed
 
 
-COMMANDS = commands(typer.main.get_command(cli.app))
+COMMANDS = commands(cli.command_tree())
 
 
 def test_help_lists_every_command_and_where_to_start() -> None:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer.main
 import yaml
 from typer.exceptions import TyperException
 
-from harness.cli.main import app
+from harness.cli.main import command_tree
 from harness.gate.limits import read_gate
 from harness.spec import cluster, sweep
 from tests.support.tree import TOP
@@ -126,7 +125,7 @@ def harness_calls(command: str) -> list[list[str]]:
 
 def parse_problem(arguments: list[str]) -> str | None:
     """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     remaining = [token for token in arguments if token not in TOP_OPTIONS]
     while hasattr(command, "commands"):
         if not remaining or remaining[0] == "--help":
