@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from harness.core.errors import HarnessError
 from harness.core.paths import Results
 from harness.records.files import read_record
@@ -223,7 +221,10 @@ def _unowned_shared_memory() -> frozenset[str]:
     names = {str(path) for path in SHARED_MEMORY.rglob("*") if path.is_file()}
     if not names:
         return frozenset()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            names -= {region.path for region in process.memory_maps()}
+    # Not psutil, which reads `smaps`: the kernel counts every page for that, and a process that has
+    # torch loaded has millions.
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            mapped = path.read_text(encoding="utf-8", errors="replace")
+            names = {name for name in names if f"{name}\n" not in mapped}
     return frozenset(names)
