@@ -124,14 +124,26 @@ def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None
     assert list(results.iterdir()) == []
 
 
-def test_a_folder_that_a_node_does_not_see(broken_cluster: BrokenCluster, tmp_path: Path) -> None:
+def test_a_folder_that_a_node_does_not_see_and_a_harness_that_differs_there(
+    broken_cluster: BrokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node n2 has a tree of its own, with one more file in it."""
+    monkeypatch.chdir(tmp_path)  # `python -m` looks first in the folder in which a job starts
+    other_tree = tmp_path / "other"
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for package in ("harness", "workloads", "clusters"):
+        shutil.copytree(TOP / package, other_tree / package, ignore=without_caches)
+    (other_tree / "harness" / "newer.py").touch()
+    choose_tree = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other_tree}'
+    python = write_python(tmp_path / "python", choose_tree)
     results = broken_cluster.private / "results"
-    diagnosis = doctor(tmp_path, results=results, options={"nodelist": "n1,n2"})
+    diagnosis = doctor(tmp_path, results=results, python=python, options={"nodelist": "n1,n2"})
     assert diagnosis.code == 1
-    assert list(diagnosis.problems) == ["folder"]
-    detail = diagnosis.problems["folder"]
-    assert detail.startswith(f"n2: {results}/doctor-")
-    assert detail.endswith(": No such file or directory; is it shared with this node?")
+    assert sorted(diagnosis.problems) == ["folder", "harness"]
+    folder = diagnosis.problems["folder"]
+    assert folder.startswith(f"n2: {results}/doctor-")
+    assert folder.endswith(": No such file or directory; is it shared with this node?")
+    assert diagnosis.problems["harness"].startswith("n2 has 0.1.0 (")
 
 
 def test_a_folder_that_the_first_node_does_not_see(
@@ -164,24 +176,6 @@ def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
     assert "/no/such/python: No such file or directory; log: " in diagnosis.problems["job"]
 
 
-def test_a_harness_that_differs_on_a_node(
-    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Node n2 has a tree of its own, with one more file in it."""
-    monkeypatch.chdir(tmp_path)  # `python -m` looks first in the folder in which a job starts
-    other_tree = tmp_path / "other"
-    without_caches = shutil.ignore_patterns("__pycache__")
-    for package in ("harness", "workloads", "clusters"):
-        shutil.copytree(TOP / package, other_tree / package, ignore=without_caches)
-    (other_tree / "harness" / "newer.py").touch()
-    choose_tree = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other_tree}'
-    python = write_python(tmp_path / "python", choose_tree)
-    diagnosis = doctor(tmp_path, python=python)
-    assert diagnosis.code == 1
-    assert list(diagnosis.problems) == ["harness"]
-    assert diagnosis.problems["harness"].startswith("n2 has 0.1.0 (")
-
-
 def test_a_node_whose_name_can_not_be_looked_up(
     broken_cluster: BrokenCluster, tmp_path: Path
 ) -> None:
@@ -198,19 +192,15 @@ def test_an_interface_that_does_not_exist(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
-    """The job goes on after them, and the other checks pass."""
+    """The job goes on after them, one that spans several lines succeeds, and the other checks pass."""
     setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
+    setup += ["if true; then", "export A=b", "fi"]
     diagnosis = doctor(tmp_path, nodes=1, setup=setup)
     assert diagnosis.code == 1
     assert diagnosis.problems == {
         "setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"
     }
     assert "all-reduce" in diagnosis.passed
-
-
-def test_a_setup_that_spans_several_lines(slurm: Slurm, tmp_path: Path) -> None:
-    diagnosis = doctor(tmp_path, nodes=1, setup=["if true; then", "export A=b", "fi"])
-    assert diagnosis.passed["setup"] == "every line succeeded"
 
 
 def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Names of sweeps, paths and values of a profile reach Slurm and the ranks unchanged, and no shell
-expands them.
+expands them. Variables of the submitter's shell change neither a job nor its steps.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ from tests.support.running import line_sweep, wait_until
 pytestmark = pytest.mark.slurm
 
 HOSTILE = """it's; $(touch made) `touch made` "é" #SBATCH & | > made *"""
+SHELL = {
+    "SBATCH_PARTITION": "no-such-partition",
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_NO_REQUEUE": "1",
+    "SLURM_MEM_PER_CPU": "1",
+    "SLURM_NTASKS": "17",
+    "SLURM_DISTRIBUTION": "arbitrary",
+    "SLURM_HINT": "compute_bound",
+    "SRUN_CPUS_PER_TASK": "64",
+}
 
 
 def test_values_that_a_shell_would_expand(
@@ -43,11 +55,16 @@ def test_values_that_a_shell_would_expand(
 
 
 @pytest.mark.distributed
-def test_a_sweep_whose_names_are_all_hostile(
+def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_own(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of the sweep, its workload and its folder, an account, an environment variable."""
+    """Names of the sweep, its workload and its folder, an account, an environment variable.
+
+    The job also writes records as the user's umask has it, although its own files are private.
+    """
     monkeypatch.chdir(tmp_path)
+    for variable, value in SHELL.items():
+        monkeypatch.setenv(variable, value)
     folder = tmp_path / HOSTILE
     folder.mkdir()
     name = f"{HOSTILE} $(touch made)"
@@ -59,22 +76,36 @@ def test_a_sweep_whose_names_are_all_hostile(
         "environment": {"CUDA_CACHE_PATH": HOSTILE},
         "slurm": {
             "account": HOSTILE,
-            "setup": ["# it's"],
+            "setup": ["# it's", "scontrol show job $SLURM_JOB_ID"],
+            "time": "10",
             "prefix": ["env", f"A={HOSTILE}"],
             "exclusive": False,
         },
     }
     profile.write_text(yaml.safe_dump(content), encoding="utf-8")
     results = folder / "results"
-    ended = harness("submit", str(sweep), "--cluster", str(profile), "--results", str(results))
+    submission = ["submit", str(sweep), "--cluster", str(profile), "--results", str(results)]
+    previous_umask = os.umask(0o027)
+    try:
+        ended = harness(*submission)
+    finally:
+        os.umask(previous_umask)
     assert (ended.code, ended.err) == (0, "")
     # Slurm spells accounts in lower case.
     assert slurm.run("squeue", "--noheader", "--format=%a") == HOSTILE.lower()
     wait_until(lambda: trial_rows(results, name)[0]["state"] not in ("queued", "running"))
-    (record,) = read_records(results, name).values()
+    ((trial_id, record),) = read_records(results, name).items()
     assert (record.status, record.sweep) == ("done", name)
     assert record.rank0 is not None
-    assert record.rank0.environment.variables["CUDA_CACHE_PATH"] == HOSTILE
+    variables = record.rank0.environment.variables
+    assert variables["CUDA_CACHE_PATH"] == HOSTILE
+    assert SHELL.keys() & variables.keys() <= {"SLURM_NTASKS", "SLURM_DISTRIBUTION"}
+    (job_log,) = results.glob("runs/*/jobs/*/*.log")
+    job = job_log.read_text(encoding="utf-8")
+    assert "TimeLimit=00:10:00" in job
+    assert "Requeue=1" in job
+    (trial_logs,) = results.glob(f"runs/*/{trial_id}/logs")
+    assert stat.S_IMODE(trial_logs.stat().st_mode) == 0o750
     logs = harness("logs", record.trial.id, "--rank", "0", "--results", str(results))
     assert logs.code == 0
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
