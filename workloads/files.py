@@ -139,6 +139,8 @@ def _labeled_rows(
 ) -> list[tuple[str, str]]:
     """Return the (text, label) pairs of a CSV reader; rows are counted from 1, without the header."""
     header = next(reader, [])
+    if not any(header):
+        raise ValueError(f"{path}: found no header; allowed: a header and at least one row")
     text_index = _column_index(path, header, "text", text_column)
     label_index = _column_index(path, header, "label", label_column)
     pairs: list[tuple[str, str]] = []
@@ -164,7 +166,12 @@ def _labeled_rows(
 def _column_index(path: Path, header: list[str], key: str, column: str) -> int:
     """Return the position of a column; `key` is the setting that names it."""
     if header.count(column) != 1:
-        columns = ", ".join(header) or "a header line with the names of columns"
+        columns = ", ".join(header)
+        if len(header) == 1 and (";" in columns or "\t" in columns):
+            raise ValueError(
+                f"{path}: found the header {columns!r}, a single column; allowed: columns that are"
+                " separated by commas"
+            )
         raise UnknownColumn(
             f"{path}: found no single column {column!r} ({key}); allowed: one of {columns}", key
         )

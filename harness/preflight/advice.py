@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+import sysconfig
+import traceback
+from pathlib import Path
 
+import torch
+
+import harness
 from harness.core.errors import one_line
 
 MESSAGE_LENGTH = 200  # characters of an error that are shown
+HARNESS = Path(harness.__file__).parent
+TORCH = Path(torch.__file__).parent
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 USE_FLOAT_INPUTS = (
     "convert the inputs to float32 where the samples are made; pixels of 0 to 255 are to be"
@@ -16,6 +25,10 @@ USE_LONG_LABELS = "cross_entropy takes classes as int64: labels.long()"
 USE_LABELS_IN_RANGE = (
     "labels count from 0 to the number of classes less one: renumber them, or give the last layer"
     " as many outputs as there are classes"
+)
+READ_SEVERAL_CLASSES = (
+    "look at how labels are read, and at what was filtered out: a model that always gives the same"
+    " answer would be right"
 )
 USE_INDICES = "an embedding takes token numbers: int64, and smaller than its number of rows"
 USE_RESHAPE = (
@@ -34,7 +47,7 @@ USE_DEVICE_OF_INPUTS = (
 ADVICE = (
     (r"on the same device|is not on the expected device", USE_DEVICE_OF_INPUTS),
     (r"target dtype to be Long|expected scalar type Long", USE_LONG_LABELS),
-    (r"Target -?\d+ is out of bounds", USE_LABELS_IN_RANGE),
+    (r"Target -?\d+ is out of bounds|found label -?\d+; allowed: 0 to", USE_LABELS_IN_RANGE),
     (r"argument #1 'indices'|index out of range in self", USE_INDICES),
     (r"must have the same dtype|should be the same|expected scalar type", USE_FLOAT_INPUTS),
     (r"view size is not compatible", USE_RESHAPE),
@@ -44,8 +57,21 @@ LOOK_AT_SHAPES = "compare the shape of a batch with what the model's layers expe
 
 
 def describe(error: Exception) -> str:
-    """Return an error's type and message in one line."""
-    return one_line(f"{type(error).__name__}: {error}", MESSAGE_LENGTH)
+    """Return an error's type and message in one line, and the line of the workload that led to it."""
+    message = one_line(f"{type(error).__name__}: {error}", MESSAGE_LENGTH)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_of_workload(frame.filename):
+            return f"{message} ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})"
+    return message
+
+
+def _is_of_workload(filename: str) -> bool:
+    """Return whether a file is neither Python's, torch's nor the harness's, but may be a user's."""
+    path = Path(filename)
+    if path.is_relative_to(HARNESS) or path.is_relative_to(TORCH):
+        return False
+    is_installed = "site-packages" in path.parts
+    return path.exists() and (is_installed or not path.is_relative_to(STANDARD_LIBRARY))
 
 
 def advise(error: Exception) -> str:
@@ -56,4 +82,4 @@ def advise(error: Exception) -> str:
             return advice
     if "shape" in message or "size" in message:
         return LOOK_AT_SHAPES
-    return "the traceback is in the log that -v names"
+    return "call what is on that line by itself, with one batch of the training set"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from harness.preflight.advice import USE_LABELS_IN_RANGE
+from harness.preflight.advice import READ_SEVERAL_CLASSES, USE_LABELS_IN_RANGE
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, batches_of, row_digests
 from harness.training.ranks import seed_everything
@@ -85,22 +85,31 @@ def _count_not_finite(batch: Batch) -> int:
 
 
 def check_labels(probe: Probe) -> Outcome:
-    """Check that all labels of a classifier are numbers of classes."""
+    """Check that all labels of a classifier are numbers of classes, and of more than one class."""
     if not isinstance(probe.workload, Classifier) or not probe.calls:
         return skipped("the workload is no Classifier")
     classes = probe.calls[-1].classes
     count = 0
     outside: Counter[int] = Counter()
+    trained: Counter[float] = Counter()
     for samples in _all_sets(probe):
         for batch in _within_time(samples):
             labels = batch[-1]
             count += len(labels)
             outside.update(_labels_outside(labels, classes))
+            if samples is probe.splits.train and labels.ndim == 1:
+                trained.update(labels.tolist())
     if outside:
         examples = ", ".join(str(label) for label in sorted(outside)[:3])
         return problem(
             f"{outside.total():,} of {count:,} labels are not within 0 to {classes - 1}: {examples}",
             USE_LABELS_IN_RANGE,
+        )
+    # Of a large training set, which may be sorted by class, only the first samples were looked at.
+    if len(trained) == 1 and trained.total() == len(probe.splits.train) > 1:
+        (label,) = trained
+        return problem(
+            f"all {trained.total():,} labels of the training set are {label}", READ_SEVERAL_CLASSES
         )
     return passed(f"{count:,} labels are within 0 to {classes - 1}")
 

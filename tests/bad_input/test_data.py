@@ -115,7 +115,7 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
     ("texts", "problem"),
     [
         (None, "found No such file or directory; allowed: a readable file"),
-        (b"", "found no single column 'text' (text); allowed: "),
+        (b"", "found no header; allowed: a header and at least one row"),
         (b"text,label\n", "found no rows; allowed: a header and at least one row"),
         (
             b"text,category\nhi,a\n",

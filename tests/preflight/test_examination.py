@@ -115,6 +115,34 @@ class RareLabelOutOfRange(Sound):
         return inputs, labels
 
 
+class OneClass(Sound):
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        return inputs, torch.full_like(labels, 3)
+
+
+class UnreadableSamples(Sound):
+    """As a source does that looks at a label when it is read."""
+
+    def splits(self) -> Splits:
+        splits = super().splits()
+        return replace(splits, train=Unreadable())
+
+
+class Unreadable:
+    def __len__(self) -> int:
+        return 240
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        raise ValueError("classes: found label 5; allowed: 0 to 4")
+
+
+class LossThatRaises(Sound):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        batches = {"train": batch}
+        return super().loss(model, batches["batch"])
+
+
 class WholeNumbersAsInputs(Sound):
     def samples(self) -> tuple[Tensor, Tensor]:
         inputs, labels = make_samples()
@@ -306,6 +334,8 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "train and test coincide": (SameTestSet, "split", "240 of 240 test samples"),
     "labels from 1": (LabelsFromOne, "loss", "out of bounds"),
     "a rare label out of range": (RareLabelOutOfRange, "labels", "1 of 320 labels"),
+    "one class": (OneClass, "labels", "all 240 labels of the training set are 3"),
+    "an exception": (LossThatRaises, "loss", "KeyError: 'batch' (test_examination.py:"),
     "integer inputs": (WholeNumbersAsInputs, "loss", "must have the same dtype"),
     "int32 labels": (ShortLabels, "loss", "Long"),
     "a list of layers": (with_model(HiddenLayers), "layers", "blocks"),
@@ -347,6 +377,12 @@ def test_a_planted_mistake_is_named(mistake: str) -> None:
     assert check in problems
     assert text in problems[check].measured
     assert problems[check].advice
+
+
+def test_samples_that_cannot_be_read_are_one_mistake() -> None:
+    (only,) = examine_class(UnreadableSamples).findings
+    assert "found label 5" in only.measured
+    assert only.advice.startswith("labels count from 0")
 
 
 def test_every_check_is_seen_to_find_a_mistake() -> None:

@@ -106,7 +106,8 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no single column 'text'"),
+        (b"", "found no header; allowed: a header and at least one row"),
+        (b"text;label\na;b\n", "found the header 'text;label', a single column; allowed: columns"),
         (b"text,label\n", "found no rows"),
         (b"text,tag\na,b\n", "no single column 'label' (label); allowed: one of text, tag"),
         (b"text,label,label\na,b,c\n", "no single column 'label'"),
